@@ -1,0 +1,1 @@
+"""Carries out cluster decisions on Kubernetes."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API: pydantic models of TrainingJob and ClusterPolicy."""

@@ -1,0 +1,1 @@
+"""Every decision of Ballast, as pure functions of values."""

@@ -1,0 +1,57 @@
+"""The contract between the cluster loop (operator) and the job loop (trainer).
+
+Operator to trainer: a :class:`Plan`, the ``plan.json`` of the ConfigMap ``<job>-plan``.
+Trainer to operator: the Lease ``<job>``, which rank 0 renews, with a :class:`Report`,
+a :class:`Proposal` and an :class:`Ack` in its annotations.  Without Kubernetes the same four
+values are files in a directory.
+
+All of them are frozen stdlib dataclasses with one JSON form; ``tests/contract/golden`` holds
+the bytes that both sides are tested against.
+"""
+
+from ballast_policies.contract.exits import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract.messages import Ack, Proposal, Report
+from ballast_policies.contract.names import (
+    ACK_ANNOTATION,
+    EMULATED_SLOWDOWN_ENV,
+    FINISHED_ANNOTATION,
+    JOB_LABEL,
+    LAUNCH_LABEL,
+    PLAN_KEY,
+    PROPOSAL_ANNOTATION,
+    RANK_LABEL,
+    RENDEZVOUS_PORT,
+    REPORT_ANNOTATION,
+    lease_name,
+    plan_config_map_name,
+    pod_name,
+)
+from ballast_policies.contract.plan import Directive, Plan, Rank, Stage
+from ballast_policies.contract.wire import ContractError
+
+__all__ = [
+    "ACK_ANNOTATION",
+    "EMULATED_SLOWDOWN_ENV",
+    "FINISHED_ANNOTATION",
+    "JOB_LABEL",
+    "LAUNCH_LABEL",
+    "PLAN_KEY",
+    "PROPOSAL_ANNOTATION",
+    "RANK_LABEL",
+    "RENDEZVOUS_PORT",
+    "REPORT_ANNOTATION",
+    "Ack",
+    "ContractError",
+    "Directive",
+    "ExitCode",
+    "ExitReason",
+    "Plan",
+    "Proposal",
+    "Rank",
+    "Report",
+    "Stage",
+    "TerminationMessage",
+    "lease_name",
+    "plan_config_map_name",
+    "pod_name",
+]

@@ -1,0 +1,41 @@
+"""How a trainer process ends, as its exit code and its termination message say it."""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.wire import Wire
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of ``ballast-train`` in a pod."""
+
+    OK = 0
+    """All steps are done, or the rank was released by a shrink."""
+    ERROR = 1
+    """The user's model, data or configuration failed: counts toward ``backoffLimit``."""
+    USAGE = 2
+    """Wrong arguments or configuration: counts toward ``backoffLimit``."""
+    STOPPED = 75
+    """Stopped with a checkpoint, by directive or SIGTERM: the job goes on later."""
+    PEER_LOST = 76
+    """Another rank died or hung: this one is healthy, the gang restarts from the checkpoint."""
+
+
+class ExitReason(enum.StrEnum):
+    """Why the process ended; the ``reason`` of the termination message."""
+
+    FINISHED = "Finished"
+    RELEASED = "Released"
+    STOPPED = "CheckpointedAndStopped"
+    PEER_LOST = "PeerLost"
+    CONFIGURATION = "ConfigurationError"
+    FAILED = "TrainingFailed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TerminationMessage(Wire):
+    """JSON in ``/dev/termination-log``, shown by ``kubectl describe pod`` and read by the operator."""
+
+    reason: ExitReason
+    message: str
+    step: int | None = None

@@ -1,0 +1,98 @@
+"""What the trainer tells the operator: reports, proposals and acknowledgements."""
+
+import dataclasses
+
+from ballast_policies.contract.plan import Stage
+from ballast_policies.contract.wire import Wire
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Wire):
+    """Rank 0's view of the running job, written about once a second and on every event.
+
+    Attributes:
+        epoch: the plan epoch that the ranks train with.
+        step: optimizer steps finished since the job began (restarts do not reset it).
+        loss: training loss of that step.
+        steps_per_second: over the last reporting window, pauses included.
+        layer_seconds: seconds per step of each layer (forward, backward and optimizer), as measured.
+        layer_bytes: bytes of each layer (parameters, gradients and optimizer state).
+        stages: the partition in force.
+        imbalance: max over ranks of the load / mean load - 1.
+        bubble: idle fraction of the ranks' time, 0 to 1.
+        rebalances: how often layers moved between ranks without a change of ranks.
+        last_rebalance_step: step at which layers moved last; None: not yet.
+        imbalance_before, imbalance_after: around the last rebalance; ``after`` is measured, not predicted.
+        rebalance_pause_ms: how long training stood still for the last rebalance.
+        checkpoint_step: step of the newest complete checkpoint; None: none yet.
+        resumed_from_step: step of the checkpoint this launch started from; None: from scratch.
+        emulated: the slow-down factor that emulates GPU speed; None: real speed.
+    """
+
+    epoch: int
+    step: int
+    loss: float | None
+    steps_per_second: float | None
+    layer_seconds: tuple[float, ...] = ()
+    layer_bytes: tuple[int, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    imbalance: float | None = None
+    bubble: float | None = None
+    rebalances: int = 0
+    last_rebalance_step: int | None = None
+    imbalance_before: float | None = None
+    imbalance_after: float | None = None
+    rebalance_pause_ms: float | None = None
+    checkpoint_step: int | None = None
+    resumed_from_step: int | None = None
+    emulated: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal(Wire):
+    """A repack that the trainer offers: fewer ranks, at nearly the same speed.
+
+    The operator answers with a plan of epoch ``epoch + 1`` and directive ``shrink``, or not at all.
+
+    Attributes:
+        epoch: the epoch the proposal was made in; stale if the plan has moved on.
+        step: the step it was made at.
+        kept_pods: pods that stay, in the order of their new ranks; the first is today's rank 0.
+        released_pods: pods whose GPUs come free.
+        stages: the partition over the kept ranks (``rank`` counts in the new numbering).
+        step_seconds_before, step_seconds_after: predicted seconds per step, today and repacked.
+        reason: why, in words.
+    """
+
+    epoch: int
+    step: int
+    kept_pods: tuple[str, ...]
+    released_pods: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    step_seconds_before: float
+    step_seconds_after: float
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.kept_pods or not self.released_pods:
+            raise ValueError("a repack keeps at least one pod and releases at least one")
+        both = set(self.kept_pods) & set(self.released_pods)
+        if both:
+            raise ValueError(f"pods {sorted(both)} are both kept and released")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ack(Wire):
+    """Rank 0 says that all ranks of the plan have reached ``epoch`` and train (or have stopped) as it wants.
+
+    Attributes:
+        epoch: the epoch reached.
+        step: the first step that runs, or would run, under it.
+        pause_ms: how long training stood still for the change; None for a launch.
+        checkpoint_step: for ``checkpointAndStop``: the step that was saved.
+    """
+
+    epoch: int
+    step: int
+    pause_ms: float | None = None
+    checkpoint_step: int | None = None

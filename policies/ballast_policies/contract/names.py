@@ -1,0 +1,50 @@
+"""Names and keys that the operator and the trainer share.
+
+Each constant says who writes it, who reads it and what a missing one means.
+"""
+
+PLAN_KEY = "plan.json"
+"""Key in the ConfigMap ``<job>-plan``. Written by the operator, read by every rank. Missing: wait."""
+
+REPORT_ANNOTATION = "ballast.dev/report"
+"""On the Lease ``<job>``: a Report. Written by rank 0, read by the operator. Missing: no step yet."""
+
+PROPOSAL_ANNOTATION = "ballast.dev/proposal"
+"""On the Lease: a Proposal. Written by rank 0, read by the operator. Missing: nothing proposed."""
+
+ACK_ANNOTATION = "ballast.dev/ack"
+"""On the Lease: an Ack. Written by rank 0, read by the operator. Missing: no epoch reached yet."""
+
+FINISHED_ANNOTATION = "ballast.dev/finished-step"
+"""On the Lease: the last step, a decimal. Written by rank 0 after its last checkpoint. Missing: not finished."""
+
+JOB_LABEL = "ballast.dev/job"
+"""On pods, ConfigMaps, Leases: the TrainingJob's name. Written and read by the operator."""
+
+LAUNCH_LABEL = "ballast.dev/launch"
+"""On pods: which launch of the job they belong to, a decimal from 1. Written and read by the operator."""
+
+RANK_LABEL = "ballast.dev/rank"
+"""On pods: the rank at launch, a decimal from 0. Written and read by the operator."""
+
+EMULATED_SLOWDOWN_ENV = "BALLAST_EMULATED_SLOWDOWN"
+"""In a pod's environment: JSON {model family or "default": factor >= 1}. Written by the process node,
+read by the trainer, which pads its layers' compute time by the factor. Missing: nothing is emulated."""
+
+RENDEZVOUS_PORT = 29400
+"""TCP port on rank 0's pod address where ranks meet."""
+
+
+def plan_config_map_name(job: str) -> str:
+    """Name of the ConfigMap that holds the job's plan."""
+    return f"{job}-plan"
+
+
+def lease_name(job: str) -> str:
+    """Name of the Lease that rank 0 renews."""
+    return job
+
+
+def pod_name(job: str, launch: int, rank: int) -> str:
+    """Name of the pod that starts as ``rank`` of the job's ``launch``; the same inputs give the same name."""
+    return f"{job}-{launch}-{rank}"

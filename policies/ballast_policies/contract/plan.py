@@ -1,0 +1,106 @@
+"""The plan: what the operator wants a job's ranks to be and to do.
+
+A plan has an epoch; a larger epoch replaces a smaller one.  ``stages`` assigns layers to stages
+and stages to ranks; an empty ``stages`` leaves the partition to the trainer, which knows its
+layers' cost.  While it runs, the trainer may move layers between the plan's ranks on its own
+(that is rebalancing, reported and not asked for); only a new epoch changes the ranks.
+"""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.wire import Wire
+
+
+class Directive(enum.StrEnum):
+    """What the ranks are to do on reaching the plan's epoch."""
+
+    RUN = "run"
+    """Train with these ranks (a launch, or going on after one)."""
+    CHECKPOINT_AND_STOP = "checkpointAndStop"
+    """Save the state and exit with ``ExitCode.STOPPED``; the job goes on later, maybe elsewhere."""
+    SHRINK = "shrink"
+    """The plan's ranks are a subset of the last epoch's: move layers onto them, the others leave."""
+    GROW = "grow"
+    """The plan's ranks are a superset of the last epoch's: the new ones join, layers move onto them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process of the gang.
+
+    Attributes:
+        rank: position in the process group, 0-based; rank 0 hosts the rendezvous and reports.
+        pod: name of the pod that runs it. A pod keeps its name over epochs, its rank may change.
+        address: IP address of the pod.
+        gpu_type: the pool's GPU type, e.g. ``v100``.
+    """
+
+    rank: int
+    pod: str
+    address: str
+    gpu_type: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive layers ``first_layer`` (inclusive) to ``end_layer`` (exclusive) on one rank."""
+
+    rank: int
+    first_layer: int
+    end_layer: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_layer < self.end_layer:
+            raise ValueError(
+                f"stage on rank {self.rank} has layers [{self.first_layer}, {self.end_layer}): "
+                "a stage needs at least one layer"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Wire):
+    """``plan.json``: the ranks of a job, its stages, and what to do.
+
+    Attributes:
+        job: name of the TrainingJob.
+        epoch: version of the plan, from 1, growing for the life of the job (restarts included).
+        launch: which launch of the job these pods belong to, from 1.
+        directive: what to do on reaching the epoch.
+        ranks: by rank, without gaps.
+        stages: by layer, without gaps; empty leaves the partition to the trainer.
+        reason: why the plan is as it is, in words, for logs.
+
+    Raises:
+        ValueError: ranks or stages have gaps, or a stage names a rank that is not in the plan.
+    """
+
+    job: str
+    epoch: int
+    launch: int
+    directive: Directive
+    ranks: tuple[Rank, ...]
+    stages: tuple[Stage, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.epoch < 1 or self.launch < 1:
+            raise ValueError(f"epoch {self.epoch} and launch {self.launch} count from 1")
+        if [r.rank for r in self.ranks] != list(range(len(self.ranks))) or not self.ranks:
+            raise ValueError(f"ranks must be 0..n-1 in order, got {[r.rank for r in self.ranks]}")
+        if len({r.pod for r in self.ranks}) != len(self.ranks):
+            raise ValueError(f"two ranks name the same pod: {[r.pod for r in self.ranks]}")
+        next_layer = 0
+        for stage in self.stages:
+            if stage.first_layer != next_layer:
+                raise ValueError(
+                    f"stage on rank {stage.rank} starts at layer {stage.first_layer}, expected {next_layer}: "
+                    "stages cover the layers in order, without gaps"
+                )
+            if not 0 <= stage.rank < len(self.ranks):
+                raise ValueError(f"a stage is on rank {stage.rank}, but the plan has {len(self.ranks)} ranks")
+            next_layer = stage.end_layer
+
+    def rank_of(self, pod: str) -> int | None:
+        """The rank that ``pod`` has in this plan, or None where it is not part of it."""
+        return next((r.rank for r in self.ranks if r.pod == pod), None)

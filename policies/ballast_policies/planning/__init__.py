@@ -1,0 +1,1 @@
+"""Which layers on which stage, which stage on which rank."""

@@ -1,0 +1,1 @@
+"""Both loops, over a trace."""

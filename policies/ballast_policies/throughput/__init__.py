@@ -1,0 +1,1 @@
+"""What runs how fast where."""

@@ -1,0 +1,1 @@
+"""Carries out job decisions on GPUs."""
