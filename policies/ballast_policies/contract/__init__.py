@@ -13,6 +13,7 @@ from ballast_policies.contract.exits import ExitCode, ExitReason, TerminationMes
 from ballast_policies.contract.messages import Ack, Proposal, Report
 from ballast_policies.contract.names import (
     ACK_ANNOTATION,
+    CONFIG_KEY,
     EMULATED_SLOWDOWN_ENV,
     FINISHED_ANNOTATION,
     JOB_LABEL,
@@ -31,6 +32,7 @@ from ballast_policies.contract.wire import ContractError
 
 __all__ = [
     "ACK_ANNOTATION",
+    "CONFIG_KEY",
     "EMULATED_SLOWDOWN_ENV",
     "FINISHED_ANNOTATION",
     "JOB_LABEL",

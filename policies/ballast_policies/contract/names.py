@@ -6,6 +6,11 @@ Each constant says who writes it, who reads it and what a missing one means.
 PLAN_KEY = "plan.json"
 """Key in the ConfigMap ``<job>-plan``. Written by the operator, read by every rank. Missing: wait."""
 
+CONFIG_KEY = "config.json"
+"""Key in the same ConfigMap: the fields of ``TrainingJob.spec`` that the trainer acts on, defaults filled in
+(totalSteps, model, pipeline, dynamics, rebalance, repack, checkpoint). Written by the operator at a launch,
+read by every rank. Missing: wait."""
+
 REPORT_ANNOTATION = "ballast.dev/report"
 """On the Lease ``<job>``: a Report. Written by rank 0, read by the operator. Missing: no step yet."""
 
@@ -16,7 +21,7 @@ ACK_ANNOTATION = "ballast.dev/ack"
 """On the Lease: an Ack. Written by rank 0, read by the operator. Missing: no epoch reached yet."""
 
 FINISHED_ANNOTATION = "ballast.dev/finished-step"
-"""On the Lease: the last step, a decimal. Written by rank 0 after its last checkpoint. Missing: not finished."""
+"""On the Lease: the last step, a decimal. Written by rank 0 after the last checkpoint. Missing: training."""
 
 JOB_LABEL = "ballast.dev/job"
 """On pods, ConfigMaps, Leases: the TrainingJob's name. Written and read by the operator."""
