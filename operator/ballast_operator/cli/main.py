@@ -1,0 +1,53 @@
+"""The ``ballast`` program (also ``kubectl ballast``): a table of commands, each imported when it is used."""
+
+import importlib
+from importlib.metadata import version
+
+import click
+
+COMMANDS = {
+    "allocate": ("ballast_operator.cli.allocate:allocate", "Solve one allocation from a file of jobs."),
+    "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
+    "demo": ("ballast_operator.cli.demo:demo", "Run the whole story on a local cluster."),
+    "down": ("ballast_operator.cli.down:down", "Stop a local cluster."),
+    "explain": ("ballast_operator.cli.explain:explain", "Say why a job runs where it runs, or waits."),
+    "operator": ("ballast_operator.cli.operator:operator", "Run the operator (what the image does)."),
+    "plan": ("ballast_operator.cli.plan:plan", "Plan a pipeline: layers to stages to ranks."),
+    "simulate": ("ballast_operator.cli.simulate:simulate", "Replay a trace of jobs on a cluster of values."),
+    "top": ("ballast_operator.cli.top:top", "Watch pools and jobs of a live cluster."),
+    "up": ("ballast_operator.cli.up:up", "Start a local cluster."),
+    "whatif": ("ballast_operator.cli.whatif:whatif", "Try another policy on a live cluster's snapshot."),
+}
+"""Command name -> (module:attribute, one line for ``ballast --help``)."""
+
+
+class _LazyGroup(click.Group):
+    """Lists commands without importing them, so that ``ballast --help`` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("ballast_"):
+                raise
+            raise click.ClickException(
+                f"`ballast {cmd_name}` needs the Python package {error.name!r}. "
+                "To fix: pip install 'ballast-operator[operator]'"
+            ) from error
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("ballast-operator"), prog_name="ballast")
+def main() -> None:
+    """Train on mixed GPUs under Kubernetes: allocate, plan, simulate, run."""
