@@ -1,0 +1,58 @@
+# Ballast: the commands a user and a contributor need.  `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ballast-setup
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup demo test test-unit test-api test-e2e check format generate bench clean
+
+help: ## list the commands
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## install the locked Python packages into .venv and build the local control plane (once)
+	@$(BIN)/python -m ballast_localcluster.setup
+
+$(STAMP): pyproject.toml uv.lock scripts/setup-python
+	@scripts/setup-python "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+demo: setup ## run the whole story on a local cluster (ARGS="--output json")
+	@$(BIN)/ballast demo $(ARGS)
+
+test: setup ## run every test
+	@$(PYTEST) $(ARGS)
+
+test-unit: $(STAMP) ## run the tests that need no cluster and no trainer processes
+	@$(PYTEST) -m "not api and not processes and not e2e" $(ARGS)
+
+test-api: setup ## run the tests on a real API server
+	@$(PYTEST) -m api $(ARGS)
+
+test-e2e: setup ## run the product's promises on a local cluster with process nodes
+	@$(PYTEST) -m e2e $(ARGS)
+
+check: $(STAMP) ## format, lint, types, import contracts, generated files
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory generate
+	@git diff --exit-code -- crds charts docs || { echo "generated files differ: commit the result of 'make generate'"; exit 1; }
+
+format: $(STAMP) ## format and mend what can be mended
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+generate: $(STAMP) ## write the custom resource definitions and what else is generated
+	@$(BIN)/ballast crds --output-dir crds
+
+clean: ## remove the environment (the control plane stays in the user's cache)
+	rm -rf $(VENV)
