@@ -1,0 +1,159 @@
+"""What happened on the cluster, in the order in which the API server said it.
+
+The recorder feeds it watch events; the live view and the summary read it.  It knows nothing of
+how the operator works: whoever wrote another operator for the same API would be told the same way.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ballast_policies.contract import REPORT_ANNOTATION, ContractError, Report
+
+GPU_RESOURCE = "nvidia.com/gpu"
+TERMINAL_PHASES = ("Succeeded", "Failed")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodSeen:
+    """One pod at one moment."""
+
+    name: str
+    uid: str
+    job: str
+    node: str | None
+    gpus: int
+    phase: str
+    container_restarts: int
+    created: float
+    deleted: float | None = None
+
+    @property
+    def holds_gpus(self) -> bool:
+        """Bound to a node, neither finished nor gone: kube-scheduler counts its GPUs as taken."""
+        return self.node is not None and self.phase not in TERMINAL_PHASES and self.deleted is None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSeen:
+    """A trainer's report and when it was seen, in seconds since the story began."""
+
+    at: float
+    report: Report
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Story:
+    """Everything seen so far; times are seconds since the story began.
+
+    Attributes:
+        node_gpus: node name -> allocatable GPUs.
+        node_pools: node name -> pool label, for the view.
+        pods: pod UID -> its last state (deleted ones stay, with the time).
+        job_objects: job name -> the last TrainingJob object.
+        job_states: job name -> [(time, state)], one entry for each change.
+        reports: job name -> reports in order.
+        narration: (time, text) of what a reader would want to hear.
+        max_gpus_over_capacity: over all nodes and moments, GPUs held less GPUs that exist.
+    """
+
+    node_gpus: dict[str, int] = dataclasses.field(default_factory=dict)
+    node_pools: dict[str, str] = dataclasses.field(default_factory=dict)
+    pods: dict[str, PodSeen] = dataclasses.field(default_factory=dict)
+    job_objects: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    job_states: dict[str, list[tuple[float, str]]] = dataclasses.field(default_factory=dict)
+    reports: dict[str, list[ReportSeen]] = dataclasses.field(default_factory=dict)
+    narration: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+    max_gpus_over_capacity: int | None = None
+
+    def see_node(self, node: Mapping[str, Any], pool_label: str) -> None:
+        """Take in a Node object."""
+        name = node["metadata"]["name"]
+        allocatable = (node.get("status") or {}).get("allocatable") or {}
+        self.node_gpus[name] = int(allocatable.get(GPU_RESOURCE, 0))
+        self.node_pools[name] = (node["metadata"].get("labels") or {}).get(pool_label, "")
+
+    def see_pod(self, at: float, pod: Mapping[str, Any], *, deleted: bool, job_label: str) -> None:
+        """Take in a Pod object as a watch event gave it."""
+        metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+        before = self.pods.get(metadata["uid"])
+        containers = status.get("containerStatuses") or []
+        self.pods[metadata["uid"]] = PodSeen(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            job=(metadata.get("labels") or {}).get(job_label, ""),
+            node=spec.get("nodeName"),
+            gpus=sum(_gpus(container) for container in spec["containers"]),
+            phase=status.get("phase", "Pending"),
+            container_restarts=sum(int(c.get("restartCount", 0)) for c in containers),
+            created=before.created if before else at,
+            deleted=at if deleted else None,
+        )
+        self._count_gpus()
+
+    def see_job(self, at: float, job: Mapping[str, Any]) -> None:
+        """Take in a TrainingJob object; changes of its state become narration."""
+        name = job["metadata"]["name"]
+        self.job_objects[name] = job
+        state = (job.get("status") or {}).get("state") or "New"
+        states = self.job_states.setdefault(name, [])
+        if not states or states[-1][1] != state:
+            states.append((at, state))
+            self.narration.append((at, f"{name}: {state}{_why(job)}"))
+
+    def see_lease(self, at: float, lease: Mapping[str, Any]) -> None:
+        """Take in the Lease that a job's rank 0 renews."""
+        name = lease["metadata"]["name"]
+        text = (lease["metadata"].get("annotations") or {}).get(REPORT_ANNOTATION)
+        if text is None:
+            return
+        try:
+            report = Report.from_json(text)
+        except ContractError as error:
+            self.narration.append((at, f"{name}: unreadable report: {error}"))
+            return
+        seen = self.reports.setdefault(name, [])
+        if seen and seen[-1].report == report:
+            return
+        previous = seen[-1].report.rebalances if seen else 0
+        seen.append(ReportSeen(at=at, report=report))
+        if report.rebalances > previous:
+            self.narration.append((at, f"{name}: {_rebalance_words(report)}"))
+
+    def pods_of(self, job: str) -> list[PodSeen]:
+        """All pods that the job ever had, oldest first."""
+        return sorted((p for p in self.pods.values() if p.job == job), key=lambda p: (p.created, p.name))
+
+    def gpus_held(self) -> dict[str, int]:
+        """Node name -> GPUs held now."""
+        held = dict.fromkeys(self.node_gpus, 0)
+        for pod in self.pods.values():
+            if pod.holds_gpus and pod.node is not None:
+                held[pod.node] = held.get(pod.node, 0) + pod.gpus
+        return held
+
+    def _count_gpus(self) -> None:
+        over = max(
+            (held - self.node_gpus.get(node, 0) for node, held in self.gpus_held().items()), default=None
+        )
+        if over is not None and (self.max_gpus_over_capacity is None or over > self.max_gpus_over_capacity):
+            self.max_gpus_over_capacity = over
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    resources = container.get("resources") or {}
+    return int({**(resources.get("requests") or {}), **(resources.get("limits") or {})}.get(GPU_RESOURCE, 0))
+
+
+def _why(job: Mapping[str, Any]) -> str:
+    decision = (job.get("status") or {}).get("lastDecision") or {}
+    return f" ({decision['why']})" if decision.get("why") else ""
+
+
+def _rebalance_words(report: Report) -> str:
+    words = "moved layers between ranks while training"
+    if report.imbalance_before is not None and report.imbalance_after is not None:
+        words += f": imbalance {report.imbalance_before:.0%} -> {report.imbalance_after:.0%}"
+    if report.rebalance_pause_ms is not None:
+        words += f", training stood still for {report.rebalance_pause_ms:.0f} ms"
+    return words
