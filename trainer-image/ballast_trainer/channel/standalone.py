@@ -1,0 +1,48 @@
+"""The channel of a run without an operator: repacks are granted at once, inside the process."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ballast_policies.contract import Ack, Directive, Plan, Proposal, Report
+
+
+class StandaloneChannel:
+    """Grants every proposal of the current epoch; see :class:`~ballast_trainer.channel.base.Channel`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def read_plan(self) -> Plan | None:
+        """The launch's plan, or the last granted one."""
+        return self._plan
+
+    def read_config(self) -> Mapping[str, Any] | None:
+        """None: the configuration comes from the command line."""
+        return None
+
+    def write(
+        self,
+        *,
+        report: Report | None = None,
+        proposal: Proposal | None = None,
+        ack: Ack | None = None,
+        finished_step: int | None = None,
+    ) -> None:
+        """Answer a proposal with the plan it asks for."""
+        if proposal is not None and proposal.epoch == self._plan.epoch:
+            self._plan = shrunk(self._plan, proposal)
+
+
+def shrunk(plan: Plan, proposal: Proposal) -> Plan:
+    """The plan that grants a proposal: its kept pods, in its order, with its stages."""
+    by_pod = {rank.pod: rank for rank in plan.ranks}
+    kept = [dataclasses.replace(by_pod[pod], rank=rank) for rank, pod in enumerate(proposal.kept_pods)]
+    return dataclasses.replace(
+        plan,
+        epoch=plan.epoch + 1,
+        directive=Directive.SHRINK,
+        ranks=tuple(kept),
+        stages=proposal.stages,
+        reason=proposal.reason,
+    )

@@ -1,0 +1,1 @@
+"""Commands of ``ballast-train``, one file each."""

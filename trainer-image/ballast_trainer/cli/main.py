@@ -1,0 +1,35 @@
+"""``ballast-train``: the trainer, in a pod, under torchrun or alone."""
+
+import importlib
+from typing import Any
+
+import click
+
+LAZY = {
+    "run": "ballast_trainer.cli.run:run",
+    "pod": "ballast_trainer.cli.pod:pod",
+}
+"""Command -> where it lives; importing torch takes seconds, so a command is loaded when it is called."""
+
+
+class LazyGroup(click.Group):
+    """Loads a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands' names."""
+        return sorted(LAZY)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a command."""
+        if cmd_name not in LAZY:
+            return None
+        module, _, attribute = LAZY[cmd_name].partition(":")
+        command: Any = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(package_name="ballast-operator")
+def main() -> None:
+    """Train a pipeline that reshapes itself while it runs."""

@@ -1,0 +1,131 @@
+"""``ballast-train pod``: one rank of a TrainingJob, driven by its plan."""
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitReason, Plan
+
+from ballast_trainer.channel.base import Channel, ChannelError
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.errors import ConfigurationError, Stopped
+from ballast_trainer.runtime.stopping import StopSignal
+
+logger = logging.getLogger("ballast_trainer.pod")
+
+PLAN_POLL_SECONDS = 0.2
+STORE_WAIT_SECONDS = 120.0
+"""How long ranks wait for rank 0's store: pods of a gang need not start together."""
+TERMINATION_LOG = Path("/dev/termination-log")
+
+
+def _required(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigurationError(name, "not set. To fix: the operator sets it; outside of a pod use `run`")
+    return value
+
+
+def _open_channel(job: str, pod: str) -> Channel:
+    folder = os.environ.get("BALLAST_CHANNEL")
+    if folder:
+        return DirectoryChannel(Path(folder))
+    api = ApiServer.from_environment(os.environ)
+    return KubernetesChannel(api, namespace=_required("BALLAST_NAMESPACE"), job=job, pod=pod)
+
+
+def wait_for_plan(channel: Channel, pod: str, stop: StopSignal) -> tuple[Plan, Mapping[str, Any]]:
+    """The first plan that names this pod and lets it train, and the job's configuration.
+
+    Raises:
+        Stopped: SIGTERM, or a plan that says stop.
+    """
+    complaint = ""
+    while True:
+        if stop.received:
+            raise Stopped("told to stop before the first step; nothing to save")
+        try:
+            plan = channel.read_plan()
+            if plan is not None and plan.rank_of(pod) is not None:
+                if plan.directive is Directive.CHECKPOINT_AND_STOP:
+                    raise Stopped(f"plan {plan.epoch} says stop before the first step; nothing to save")
+                config = channel.read_config()
+                if config is not None:
+                    return plan, config
+        except ChannelError as error:
+            if str(error) != complaint:
+                complaint = str(error)
+                logger.warning("channel: %s; trying again", complaint)
+        time.sleep(PLAN_POLL_SECONDS)
+
+
+def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
+    channel = _open_channel(job_name, pod)
+    # Torch takes seconds to import: do it while the plan is on its way.
+    preload = threading.Thread(target=importlib.import_module, args=("ballast_trainer.preload",), daemon=True)
+    preload.start()
+    plan, value = wait_for_plan(channel, pod, stop)
+    preload.join()
+    from ballast_trainer.launch import Job, train
+    from ballast_trainer.reporting.console import JsonReporter
+    from ballast_trainer.runtime.process_group import reach_store, serve_store
+
+    value = dict(value)
+    if os.environ.get("BALLAST_CHECKPOINT_PATH"):
+        value["checkpoint"] = {
+            **(value.get("checkpoint") or {}),
+            "path": os.environ["BALLAST_CHECKPOINT_PATH"],
+        }
+    job = Job.from_mapping(value)
+    rank = plan.rank_of(pod)
+    host = plan.ranks[0].address
+    open_store = serve_store if rank == 0 else reach_store
+    store = open_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
+    joining = plan.directive is Directive.GROW
+    outcome = train(
+        job,
+        plan=plan,
+        pod=pod,
+        store=store,
+        channel=channel,
+        reporter=JsonReporter(),
+        stop=stop,
+        joining=joining,
+    )
+    return end(outcome.reason, outcome.message, step=outcome.step, log=log)
+
+
+@click.command()
+def pod() -> None:
+    """Run one rank of a TrainingJob in its pod.
+
+    The operator sets BALLAST_JOB, BALLAST_NAMESPACE, BALLAST_POD_NAME, BALLAST_POD_IP and
+    BALLAST_CHECKPOINT_PATH. With BALLAST_CHANNEL the plan is read from files in that directory
+    in place of the Kubernetes API.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    log = Path(os.environ.get("BALLAST_TERMINATION_LOG", os.fspath(TERMINATION_LOG)))
+    log_or_none = log if log.exists() else None
+    stop = StopSignal()
+    stop.install()
+    try:
+        code = _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), stop, log_or_none)
+    except Exception as error:
+        reason = ExitReason.STOPPED if stop.received else reason_of(error)
+        if reason is ExitReason.FAILED:
+            logger.exception("training failed")
+        code = end(reason, describe(error), log=log_or_none)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
+    os._exit(code)

@@ -1,0 +1,183 @@
+"""``ballast-train run``: train from a configuration file; alone, with local ranks, or under torchrun."""
+
+import datetime
+import logging
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Rank
+
+from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.errors import ConfigurationError
+
+logger = logging.getLogger("ballast_trainer.run")
+
+STORE_WAIT_SECONDS = 120.0
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
+    """The configuration of a YAML or JSON file, with ``key.key=value`` assignments made.
+
+    Raises:
+        ConfigurationError: the file or an assignment cannot be read.
+    """
+    try:
+        value = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError("--config", f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError("--config", f"{path} is not a mapping")
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigurationError("--set", f"{assignment!r} is not key=value")
+        *parents, last = [_camel(part) for part in key.split(".")]
+        target = value
+        for parent in parents:
+            if target.get(parent) is None:
+                target[parent] = {}
+            target = target[parent]
+            if not isinstance(target, dict):
+                raise ConfigurationError("--set", f"{key!r}: {parent!r} is not an object")
+        target[last] = yaml.safe_load(text)
+    return value
+
+
+def _local_plan(ranks: int) -> Plan:
+    members = tuple(
+        Rank(rank=rank, pod=f"rank-{rank}", address="127.0.0.1", gpu_type="local") for rank in range(ranks)
+    )
+    return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
+
+
+def _spawn(ranks: int) -> int:
+    """Run this same command in ``ranks`` local processes; the exit code of the first that fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "ballast_trainer", *sys.argv[1:]]
+    children = [
+        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [child.wait() for child in children]
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+    return next((code for code in codes if code not in (0, ExitCode.PEER_LOST)), max(codes))
+
+
+def _open_store(rank: int) -> tuple[Any, str]:
+    """The store under torchrun (the agent's) or of local ranks (rank 0's), and the attempt's prefix."""
+    import torch.distributed as dist
+
+    from ballast_trainer.runtime.process_group import peer_failures, reach_store, serve_store
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        with peer_failures():
+            store = dist.TCPStore(
+                host,
+                port,
+                is_master=False,
+                timeout=datetime.timedelta(seconds=STORE_WAIT_SECONDS),
+                wait_for_workers=False,
+            )
+    else:
+        store = (serve_store if rank == 0 else reach_store)(host, port, STORE_WAIT_SECONDS)
+    # A restarted attempt must not read the addresses that the last one left in the agent's store.
+    return dist.PrefixStore(f"attempt-{attempt}", store), attempt
+
+
+def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_folder: Path | None) -> int:
+    import torch
+
+    from ballast_trainer.channel.base import Channel
+    from ballast_trainer.channel.directory import DirectoryChannel
+    from ballast_trainer.channel.standalone import StandaloneChannel
+    from ballast_trainer.launch import Job, train
+    from ballast_trainer.reporting.console import JsonReporter, TextReporter
+    from ballast_trainer.runtime.stopping import StopSignal
+
+    stop = StopSignal()
+    stop.install()
+    job = Job.from_mapping(config)
+    ranks = 1 if single_process else int(os.environ.get("WORLD_SIZE", "1"))
+    rank = 0 if single_process else int(os.environ.get("RANK", "0"))
+    if ranks > 1:
+        # Ranks on one machine share its cores.
+        torch.set_num_threads(1)
+    plan = _local_plan(ranks)
+    channel: Channel = StandaloneChannel(plan)
+    if channel_folder is not None:
+        folder = DirectoryChannel(channel_folder)
+        if rank == 0:
+            folder.publish(plan)
+        channel = folder
+    store = _open_store(rank)[0] if ranks > 1 else None
+    outcome = train(
+        job,
+        plan=plan,
+        pod=f"rank-{rank}",
+        store=store,
+        channel=channel,
+        reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
+        stop=stop,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
+    return end(outcome.reason, outcome.message, step=outcome.step)
+
+
+@click.command()
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="YAML or JSON file."
+)
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field, e.g. totalSteps=20."
+)
+@click.option("--log", type=click.Choice(["text", "json"]), default="text", help="What rank 0 prints.")
+@click.option("--single-process", is_flag=True, help="Run unpartitioned in this process, for comparison.")
+@click.option(
+    "--ranks", type=click.IntRange(1), default=None, help="Start this many local ranks; not under torchrun."
+)
+@click.option(
+    "--channel", "channel_folder", type=click.Path(path_type=Path), default=None, help="Directory for plans."
+)
+def run(  # noqa: PLR0917 - click passes by name
+    config_path: Path,
+    assignments: tuple[str, ...],
+    log: str,
+    single_process: bool,
+    ranks: int | None,
+    channel_folder: Path | None,
+) -> None:
+    """Train from a configuration file: alone, with --ranks, or as a rank of torchrun."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    try:
+        config = read_config(config_path, assignments)
+        if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
+            sys.exit(_spawn(ranks))
+        code = _run(config, log=log, single_process=single_process, channel_folder=channel_folder)
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is ExitReason.FAILED:
+            logger.exception("training failed")
+        code = end(reason, describe(error))
+    sys.stdout.flush()
+    # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
+    os._exit(code)

@@ -1,0 +1,224 @@
+"""What a training job is, as the trainer reads it: ``config.json`` of the plan, or the file given to ``run``.
+
+Keys are camelCase, as in ``TrainingJob.spec``.  Unknown keys are refused, a null means the default.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Self
+
+from ballast_trainer.errors import ConfigurationError
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+def _require(condition: bool, field: str, reason: str) -> None:
+    if not condition:
+        raise ConfigurationError(field, reason)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What to train."""
+
+    name: str
+    """A registered name (``gpt``, ``recurrent``) or ``module:callable``."""
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Passed to the model's builder."""
+    layers: int | None = None
+    """Layers that the pipeline is cut from; None: what the builder makes of ``args``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """How a step's batch goes through the stages."""
+
+    min_stages: int = 1
+    max_stages: int | None = None
+    microbatches: int = 8
+    global_batch_size: int = 16
+    """Sequences per optimizer step; a multiple of ``microbatches``."""
+    schedule: str = "1F1B"
+
+    def __post_init__(self) -> None:
+        _require(self.min_stages >= 1, "pipeline.minStages", f"{self.min_stages} is below 1")
+        if self.max_stages is not None and self.max_stages < self.min_stages:
+            raise ConfigurationError(
+                "pipeline.maxStages", f"{self.max_stages} is below minStages {self.min_stages}"
+            )
+        _require(self.microbatches >= 1, "pipeline.microbatches", f"{self.microbatches} is below 1")
+        if self.global_batch_size < 1 or self.global_batch_size % self.microbatches:
+            raise ConfigurationError(
+                "pipeline.globalBatchSize",
+                f"{self.global_batch_size} is not a multiple of {self.microbatches} microbatches",
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicConfig:
+    """One kind of change while training."""
+
+    kind: str
+    start_step: int = 0
+    end_step: int
+    every_steps: int = 1
+    target: float
+    """What is reached at ``endStep``: final sparsity, fraction of layers frozen, ... in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        where = f"dynamics[{self.kind}]"
+        _require(self.start_step >= 0, f"{where}.startStep", f"{self.start_step} is below 0")
+        _require(
+            self.end_step >= self.start_step,
+            f"{where}.endStep",
+            f"{self.end_step} is before startStep {self.start_step}",
+        )
+        _require(self.every_steps >= 1, f"{where}.everySteps", f"{self.every_steps} is below 1")
+        _require(0 <= self.target <= 1, f"{where}.target", f"{self.target} is outside [0, 1]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceConfig:
+    """When layers move between the ranks of a job."""
+
+    enabled: bool = True
+    every_steps: int = 20
+    min_gain: float = 0.05
+    """Move only where the predicted step time falls by at least this fraction."""
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 1, "rebalance.everySteps", f"{self.every_steps} is below 1")
+        _require(self.min_gain >= 0, "rebalance.minGain", f"{self.min_gain} is below 0")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RepackConfig:
+    """When the job offers ranks back."""
+
+    enabled: bool = False
+    min_stages: int = 1
+    every_steps: int = 20
+    max_slowdown: float = 0.1
+    """Offer where the predicted step time after is at most before x (1 + maxSlowdown)."""
+
+    def __post_init__(self) -> None:
+        _require(self.min_stages >= 1, "repack.minStages", f"{self.min_stages} is below 1")
+        _require(self.every_steps >= 1, "repack.everySteps", f"{self.every_steps} is below 1")
+        _require(self.max_slowdown >= 0, "repack.maxSlowdown", f"{self.max_slowdown} is below 0")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Where and how often the state is saved."""
+
+    path: str | None = None
+    """A directory that all ranks share; None: no checkpoints."""
+    every_steps: int = 100
+    keep: int = 2
+    """Complete checkpoints kept; older ones are removed."""
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 1, "checkpoint.everySteps", f"{self.every_steps} is below 1")
+        _require(self.keep >= 1, "checkpoint.keep", f"{self.keep} is below 1")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """How the weights are learnt."""
+
+    seed: int = 0
+    """Initial weights, data order and dropout follow from it."""
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 0
+    """Steps of linear warm-up of the learning rate."""
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None: no clipping."""
+    optimizer: str = "adamw"
+    """``adamw``, ``sgd``, or ``module:callable`` that is given parameters and a learning rate."""
+
+    def __post_init__(self) -> None:
+        _require(
+            math.isfinite(self.learning_rate) and self.learning_rate >= 0,
+            "training.learningRate",
+            f"{self.learning_rate} is not a rate",
+        )
+        if self.clip_norm is not None:
+            _require(self.clip_norm > 0, "training.clipNorm", f"{self.clip_norm} is not above 0")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """The whole of it."""
+
+    total_steps: int
+    model: ModelConfig
+    pipeline: PipelineConfig = dataclasses.field(default_factory=PipelineConfig)
+    dynamics: tuple[DynamicConfig, ...] = ()
+    rebalance: RebalanceConfig = dataclasses.field(default_factory=RebalanceConfig)
+    repack: RepackConfig = dataclasses.field(default_factory=RepackConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.total_steps >= 1, "totalSteps", f"{self.total_steps} is below 1")
+        kinds = [dynamic.kind for dynamic in self.dynamics]
+        for kind in kinds:
+            _require(kinds.count(kind) == 1, "dynamics", f"{kind!r} is given twice")
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> Self:
+        """Read a configuration.
+
+        Raises:
+            ConfigurationError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        read: Self = _read(cls, value, "")
+        return read
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        (kind,) = [argument for argument in arguments if argument is not type(None)]
+        return None if value is None else _read(kind, value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigurationError(where, f"expected a list, got {value!r}")
+        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if dataclasses.is_dataclass(kind):
+        return _read_object(kind, value, where)
+    if origin is not None:
+        kind = origin
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ConfigurationError(where, f"expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _read_object(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(where or "configuration", f"expected an object, got {value!r}")
+    prefix = f"{where}." if where else ""
+    hints = typing.get_type_hints(kind)
+    fields = {_camel(field.name): field for field in dataclasses.fields(kind)}
+    for key in value:
+        if key not in fields:
+            raise ConfigurationError.unknown(f"{prefix}{key}", str(key), fields)
+    arguments = {}
+    for key, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if value.get(key) is not None:
+            arguments[field.name] = _read(hints[field.name], value[key], f"{prefix}{key}")
+        elif required:
+            raise ConfigurationError(f"{prefix}{key}", "missing")
+        elif key in value and field.default is not None and type(None) in typing.get_args(hints[field.name]):
+            arguments[field.name] = None
+    return kind(**arguments)

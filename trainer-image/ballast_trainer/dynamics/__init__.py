@@ -1,0 +1,1 @@
+"""Kinds of change while training; each changes what layers cost."""

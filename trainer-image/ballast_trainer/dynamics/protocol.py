@@ -1,0 +1,28 @@
+"""What a kind of change while training must say: three functions.
+
+A change is a pure function of the step, so that it is the same under every partition and after
+every restart; what it needs beyond the step travels as buffers of the layer.
+"""
+
+from typing import Protocol
+
+from torch import nn
+
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import World
+
+
+class Dynamic(Protocol):
+    """One kind of change."""
+
+    def prepare(self, index: int, module: nn.Module) -> nn.Module:
+        """Make a newly built layer able to change; returns the module to use."""
+
+    def conform(self, step: int, layers: LayerSet) -> None:
+        """Bring layers that were built, received or loaded to what holds before ``step``."""
+
+    def apply(self, step: int, layers: LayerSet, world: World) -> bool:
+        """Carry out what is due before ``step``; collective. Returns whether layers' costs changed."""
+
+    def after_optimizer(self, layers: LayerSet) -> None:
+        """Called after each optimizer step, before the next forward."""

@@ -1,0 +1,38 @@
+"""When a change happens, and how far it has come."""
+
+import dataclasses
+
+from ballast_trainer.config import DynamicConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeSteps:
+    """The steps at which a change acts: start, start + every, ..., end."""
+
+    start: int
+    end: int
+    every: int
+
+    @classmethod
+    def of(cls, config: DynamicConfig) -> "ChangeSteps":
+        """From the configuration."""
+        return cls(start=config.start_step, end=config.end_step, every=config.every_steps)
+
+    def acts_at(self, step: int) -> bool:
+        """Whether the change acts before ``step`` runs."""
+        return self.start <= step <= self.end and ((step - self.start) % self.every == 0 or step == self.end)
+
+    def last_at(self, step: int) -> int | None:
+        """The newest acting step at or before ``step``; None before the first."""
+        if step < self.start:
+            return None
+        if step >= self.end:
+            return self.end
+        return step - (step - self.start) % self.every
+
+    def progress(self, step: int) -> float:
+        """Fraction of the way from start to end at ``step``, as of the newest acting step."""
+        last = self.last_at(step)
+        if last is None:
+            return 0.0
+        return 1.0 if self.end == self.start else (last - self.start) / (self.end - self.start)

@@ -1,0 +1,58 @@
+"""How the process ends: exit code, termination message, and what a person reads."""
+
+import sys
+from pathlib import Path
+
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+
+from ballast_trainer.errors import CheckpointError, ConfigurationError, PeerLost, Stopped
+
+_CODES = {
+    ExitReason.FINISHED: ExitCode.OK,
+    ExitReason.RELEASED: ExitCode.OK,
+    ExitReason.STOPPED: ExitCode.STOPPED,
+    ExitReason.PEER_LOST: ExitCode.PEER_LOST,
+    ExitReason.CONFIGURATION: ExitCode.USAGE,
+    ExitReason.FAILED: ExitCode.ERROR,
+}
+_MESSAGE_CHARACTERS = 2000
+"""Kubernetes keeps 4096 bytes of a termination message."""
+
+
+def reason_of(error: BaseException) -> ExitReason:
+    """Why a process that raised ``error`` ends."""
+    if isinstance(error, ConfigurationError):
+        return ExitReason.CONFIGURATION
+    if isinstance(error, PeerLost):
+        return ExitReason.PEER_LOST
+    if isinstance(error, Stopped):
+        return ExitReason.STOPPED
+    return ExitReason.FAILED
+
+
+def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path | None = None) -> ExitCode:
+    """Write the termination message, tell the person, and return the exit code.
+
+    Args:
+        reason: why the process ends.
+        message: in words.
+        step: optimizer steps done, where known.
+        log: the pod's termination log; None outside of pods.
+    """
+    if log is not None:
+        termination = TerminationMessage(reason=reason, message=message[:_MESSAGE_CHARACTERS], step=step)
+        try:
+            log.write_text(termination.to_json())
+        except OSError as error:
+            print(f"cannot write {log}: {error}", file=sys.stderr)  # noqa: T201 - the process is ending
+    code = _CODES[reason]
+    if code is not ExitCode.OK:
+        print(f"ballast-train: {reason}: {message}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def describe(error: BaseException) -> str:
+    """The error in words; the class name where the text alone would not say what happened."""
+    if isinstance(error, ConfigurationError | PeerLost | Stopped | CheckpointError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

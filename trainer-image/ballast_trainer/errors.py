@@ -1,0 +1,49 @@
+"""What can go wrong in the trainer, and how the process then ends.
+
+::
+
+    TrainerError
+    +-- ConfigurationError   a field of the configuration is wrong: exit code USAGE
+    +-- PeerLost             another rank died or hung: exit code PEER_LOST
+    +-- Stopped              told to stop before the first step: exit code STOPPED
+    +-- CheckpointError      a checkpoint cannot be written or read: exit code ERROR
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TrainerError(Exception):
+    """Base of the trainer's own errors."""
+
+
+class ConfigurationError(TrainerError):
+    """A field of the configuration has a value that cannot work.
+
+    Attributes:
+        field: dotted path of the field, as the user wrote it, e.g. ``pipeline.microbatches``.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+
+    @classmethod
+    def unknown(cls, field: str, name: str, known: Iterable[str]) -> "ConfigurationError":
+        """``name`` is none of the ``known`` words of ``field``; suggests the nearest."""
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
+        return cls(field, f"unknown {name!r}. To fix: {hint}")
+
+
+class PeerLost(TrainerError):  # noqa: N818 - the field's word, and the exit reason's name
+    """Another rank died or hung; this one is healthy and the gang restarts from its checkpoint."""
+
+
+class Stopped(TrainerError):  # noqa: N818
+    """SIGTERM, or a stop directive, before training began: there is nothing to save."""
+
+
+class CheckpointError(TrainerError):
+    """A checkpoint cannot be written, or none of those on disk can be used."""

@@ -1,0 +1,143 @@
+"""From a configuration and a plan to a running session: what ``run`` and ``pod`` share."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from ballast_policies.contract import Plan
+
+from ballast_trainer.channel.base import Channel
+from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.dynamics.registry import build_dynamics
+from ballast_trainer.emulation import emulated_speed
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.reporting.console import Reporter, SilentReporter
+from ballast_trainer.runtime.decide import even_stages, usable_stages
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import join
+from ballast_trainer.runtime.profile import Meter, Profile
+from ballast_trainer.runtime.session import Outcome, Session
+from ballast_trainer.runtime.stages import check_schedule, preload
+from ballast_trainer.runtime.state import Training
+from ballast_trainer.runtime.stopping import StopSignal
+
+PEER_TIMEOUT_SECONDS = 60.0
+"""How long a rank waits for another one before it counts as hung."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A configuration that has been checked against the model it names."""
+
+    config: TrainerConfig
+    model: Model
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> "Job":
+        """Read and check.
+
+        Raises:
+            ConfigurationError: a field cannot work.
+        """
+        config = TrainerConfig.from_mapping(value)
+        check_schedule(config.pipeline.schedule)
+        model = build_model(config.model)
+        build_dynamics(config.dynamics, model.layer_count)
+        return cls(config=config, model=model)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Refuse more ranks than layers.
+
+        Raises:
+            ConfigurationError: some rank would have no layer.
+        """
+        if ranks > self.model.layer_count:
+            reason = (
+                f"{ranks} stages need as many layers; {self.config.model.name!r} has {self.model.layer_count}"
+            )
+            raise ConfigurationError("pipeline.maxStages", reason)
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """A GPU of this process where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def train(
+    job: Job,
+    *,
+    plan: Plan,
+    pod: str,
+    store: Any,
+    channel: Channel,
+    reporter: Reporter,
+    stop: StopSignal,
+    local_rank: int = 0,
+    joining: bool = False,
+) -> Outcome:
+    """Join the plan's ranks as ``pod`` and train to the end.
+
+    Raises:
+        ConfigurationError: the plan has more ranks than the model has layers.
+        PeerLost: another rank died, hung or never came.
+        CheckpointError: a checkpoint cannot be written or fits another job.
+    """
+    rank = plan.rank_of(pod)
+    if rank is None:
+        raise ConfigurationError("plan.ranks", f"plan {plan.epoch} does not name {pod!r}")
+    ranks = len(plan.ranks)
+    job.check_ranks(ranks)
+    config, model = job.config, job.model
+    speed = emulated_speed(os.environ, model.family)
+    device = choose_device(local_rank)
+    if speed is not None:
+        # The emulation counts one thread's CPU seconds.
+        torch.set_num_threads(1)
+    if ranks > 1:
+        preload()
+    world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=PEER_TIMEOUT_SECONDS)
+    dynamics = build_dynamics(config.dynamics, model.layer_count)
+
+    def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
+        for dynamic in dynamics:
+            module = dynamic.prepare(index, module)
+        return module
+
+    stages = usable_stages(plan.stages, ranks, model.layer_count) or even_stages(
+        None, ranks, model.layer_count
+    )
+    training = Training(
+        config=config,
+        model=model,
+        device=device,
+        speed=speed,
+        dynamics=dynamics,
+        layers=LayerSet(model, config.training, device, prepare),
+        meter=Meter(model.layer_count, device, speed),
+        profile=Profile(model.layer_count),
+        world=world,
+        plan=plan,
+        stages=stages,
+    )
+    liaison = Liaison(channel, plan) if rank == 0 else None
+    session = Session(
+        training,
+        liaison=liaison,
+        reporter=reporter if rank == 0 else SilentReporter(),
+        stop=stop,
+        peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+    )
+    try:
+        return session.run(joining=joining)
+    finally:
+        if liaison is not None:
+            liaison.close()

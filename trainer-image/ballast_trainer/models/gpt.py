@@ -1,0 +1,127 @@
+"""A GPT-like decoder over bytes: pre-norm blocks of causal attention and a four times wider MLP.
+
+Layer 0 embeds, the last layer is norm and head, those between are the blocks.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ballast_trainer.data.corpus import VOCABULARY, text_batch
+from ballast_trainer.models.protocol import Model
+
+
+class Embedding(nn.Module):
+    """Tokens [B, S] -> hidden [B, S, D], with learnt positions."""
+
+    def __init__(self, dim: int, context: int, dropout: float) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, dim)
+        self.position = nn.Embedding(context, dim)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.token.weight, std=0.02)
+        nn.init.normal_(self.position.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[B, S] int64 -> [B, S, D]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden: torch.Tensor = self.dropout(self.token(tokens) + self.position(positions))
+        return hidden
+
+
+class Attention(nn.Module):
+    """Causal self-attention [B, S, D] -> [B, S, D]."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        size, length, dim = hidden.shape
+        q, k, v = self.qkv(hidden).view(size, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        projected: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(size, length, dim))
+        return projected
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block [B, S, D] -> [B, S, D]."""
+
+    def __init__(self, dim: int, heads: int, dropout: float, depth: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, dropout)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 4 * dim)
+        self.down = nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+        # Residual branches start small, so that deep models start as shallow ones do (GPT-2).
+        for weight in (self.attention.out.weight, self.down.weight):
+            nn.init.normal_(weight, std=0.02 / math.sqrt(2 * depth))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
+        wide = functional.gelu(self.up(self.mlp_norm(hidden)))
+        mixed: torch.Tensor = hidden + self.dropout(self.down(wide))
+        return mixed
+
+
+class Head(nn.Module):
+    """Hidden [B, S, D] -> logits [B, S, V]."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.out = nn.Linear(dim, VOCABULARY, bias=False)
+        nn.init.normal_(self.out.weight, std=0.02)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S, D] -> [B, S, V]."""
+        logits: torch.Tensor = self.out(self.norm(hidden))
+        return logits
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy in nats per byte; logits [B, S, V], targets [B, S]."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build_gpt(
+    *,
+    layers: int = 10,
+    dim: int = 128,
+    heads: int = 4,
+    context: int = 32,
+    dropout: float = 0.1,
+) -> Model:
+    """A byte-level GPT of ``layers`` layers, two of which are the embedding and the head.
+
+    Raises:
+        ValueError: fewer than 3 layers, or ``dim`` is no multiple of ``heads``.
+    """
+    if layers < 3:
+        raise ValueError(f"{layers} layers: embedding, head and at least one block make 3")
+    if dim % heads:
+        raise ValueError(f"dim {dim} is not a multiple of {heads} heads")
+
+    def build_layer(index: int) -> nn.Module:
+        if index == 0:
+            return Embedding(dim, context, dropout)
+        return Head(dim) if index == layers - 1 else Block(dim, heads, dropout, layers - 2)
+
+    return Model(
+        family="transformer",
+        layer_count=layers,
+        build_layer=build_layer,
+        loss=cross_entropy,
+        batch=lambda seed, step, size: text_batch(seed, step, size, context),
+    )

@@ -1,0 +1,181 @@
+"""Checkpoints that survive a different number of ranks: torch's DCP, made atomic and verified.
+
+A checkpoint is a directory ``step-00000040`` of DCP files and a ``manifest.json`` with the
+checksum of each file.  It is written under a temporary name and renamed when complete, so a
+directory with its final name is whole; what was damaged later is found by its checksums and
+skipped.  A tensor's key names its layer, so any number of ranks can load it.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ballast_trainer.errors import CheckpointError
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import World
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+_PREFIX = "step-"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+        step: optimizer steps done; the next step to run, and the position in the data.
+        layer_count: layers of the model.
+        seed: the seed of weights, data order and dropout.
+        files: CRC-32 of each file.
+    """
+
+    step: int
+    layer_count: int
+    seed: int
+    files: dict[str, int]
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _layer_key(index: int, name: str) -> str:
+    return f"layers.{index}.{name}"
+
+
+class Checkpoints:
+    """The checkpoints of a job in a directory that all of its ranks share."""
+
+    def __init__(self, path: str, *, keep: int, layer_count: int, seed: int) -> None:
+        self._path = Path(path)
+        self._keep = keep
+        self._layer_count = layer_count
+        self._seed = seed
+
+    def save(self, world: World, layers: LayerSet, step: int) -> None:
+        """Save the state after ``step`` steps; collective over the world.
+
+        Raises:
+            CheckpointError: the directory cannot be written.
+        """
+        final = self._path / f"{_PREFIX}{step:08d}"
+        temporary = self._path / f".{final.name}.partial"
+        if world.from_rank_0(final.exists()):
+            return
+        failure = None
+        if world.rank == 0:
+            try:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            except OSError as error:
+                failure = f"cannot write a checkpoint to {temporary}: {error}. To fix: checkpoint.path"
+        failure = world.from_rank_0(failure)
+        if failure is not None:
+            raise CheckpointError(failure)
+        state = {
+            _layer_key(layer.index, name): value for layer in layers for name, value in layer.state().items()
+        }
+        _dcp_save(world, state, temporary)
+        if world.rank == 0:
+            files = {path.name: _checksum(path) for path in temporary.iterdir()}
+            manifest = Manifest(step=step, layer_count=self._layer_count, seed=self._seed, files=files)
+            _write_durably(temporary / MANIFEST, json.dumps(dataclasses.asdict(manifest)))
+            temporary.rename(final)
+            self._prune()
+        world.from_rank_0(None)
+
+    def newest(self, world: World) -> Manifest | None:
+        """The newest checkpoint that is whole, as rank 0 sees it; collective over the world.
+
+        Raises:
+            CheckpointError: it is of another model or seed.
+        """
+        manifest: Manifest | None = world.from_rank_0(self._newest() if world.rank == 0 else None)
+        if manifest is not None and manifest.layer_count != self._layer_count:
+            raise CheckpointError(
+                f"{self._path} has a checkpoint of {manifest.layer_count} layers, the model has "
+                f"{self._layer_count}. To fix: give the job a checkpoint.path of its own"
+            )
+        if manifest is not None and manifest.seed != self._seed:
+            raise CheckpointError(
+                f"{self._path} has a checkpoint of seed {manifest.seed}, the job has {self._seed}. "
+                "To fix: give the job a checkpoint.path of its own"
+            )
+        return manifest
+
+    def load(self, world: World, layers: LayerSet, manifest: Manifest) -> None:
+        """Load the tensors of the layers held; collective over the world."""
+        path = self._path / f"{_PREFIX}{manifest.step:08d}"
+        from torch.distributed.checkpoint import FileSystemReader
+
+        metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+        held = {f"layers.{index}." for index in layers.indices()}
+        state: dict[str, Any] = {}
+        for key, description in metadata.items():
+            if any(key.startswith(prefix) for prefix in held):
+                properties: Any = description
+                state[key] = torch.empty(properties.size, dtype=properties.properties.dtype)
+        _dcp_load(world, state, path)
+        for layer in layers:
+            prefix = _layer_key(layer.index, "")
+            layer.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+
+    def _complete(self) -> list[Path]:
+        return sorted(self._path.glob(f"{_PREFIX}*"), reverse=True)
+
+    def _newest(self) -> Manifest | None:
+        for path in self._complete():
+            reason = None
+            try:
+                manifest = Manifest(**json.loads((path / MANIFEST).read_text()))
+                wrong = [name for name, crc in manifest.files.items() if _checksum(path / name) != crc]
+                if wrong:
+                    reason = f"{', '.join(wrong)} changed since it was written"
+            except (OSError, ValueError, TypeError) as error:
+                reason = str(error)
+            if reason is None:
+                return manifest
+            logger.warning("skipping the corrupt checkpoint %s: %s", path, reason)
+        return None
+
+    def _prune(self) -> None:
+        for path in self._complete()[self._keep :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _dcp_save(world: World, state: dict[str, torch.Tensor], path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    with warnings.catch_warnings():
+        # DCP says that it assumes one process where there is one.
+        warnings.simplefilter("ignore")
+        checkpoint.save(state, checkpoint_id=path, no_dist=world.size == 1)
+
+
+def _dcp_load(world: World, state: dict[str, Any], path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(state, checkpoint_id=path, no_dist=world.size == 1)

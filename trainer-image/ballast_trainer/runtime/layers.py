@@ -1,0 +1,168 @@
+"""The layers a rank holds: modules, their optimizers, and the stack that a stage runs.
+
+Each layer has an optimizer of its own, so that a layer's whole state is one dictionary of tensors
+that can be moved, saved and loaded without looking at other layers.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import nn
+
+from ballast_trainer.config import TrainingConfig
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import load_callable
+from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.runtime.seeding import seed_build, seed_layer
+
+MODULE, OPTIMIZER = "module.", "optimizer."
+"""Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
+
+
+def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=config.learning_rate, momentum=0.9, weight_decay=config.weight_decay
+        )
+    maker = load_callable("training.optimizer", config.optimizer)
+    optimizer: torch.optim.Optimizer = maker(parameters, config.learning_rate)
+    return optimizer
+
+
+class Layer:
+    """One layer with its optimizer; None for a layer without parameters."""
+
+    def __init__(self, index: int, module: nn.Module, config: TrainingConfig) -> None:
+        self.index = index
+        self.module = module
+        self._names = [name for name, _ in module.named_parameters()]
+        parameters = list(module.parameters())
+        self.optimizer = _make_optimizer(parameters, config) if parameters else None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All tensors of the layer; module tensors are the live ones, not copies."""
+        tensors = {MODULE + name: value for name, value in self.module.state_dict().items()}
+        if self.optimizer is not None:
+            parameters = dict(self.module.named_parameters())
+            for name in self._names:
+                for key, value in self.optimizer.state.get(parameters[name], {}).items():
+                    if isinstance(value, torch.Tensor):
+                        tensors[f"{OPTIMIZER}{name}.{key}"] = value
+        return tensors
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take over the tensors of another rank's layer, or of a checkpoint.
+
+        Raises:
+            RuntimeError: names or shapes of the module's tensors differ.
+        """
+        module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
+        self.module.load_state_dict(module)
+        if self.optimizer is None:
+            return
+        parameters = dict(self.module.named_parameters())
+        self.optimizer.state.clear()
+        for name, value in tensors.items():
+            if name.startswith(OPTIMIZER):
+                parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
+                # AdamW counts its steps on the CPU; moments live with their parameter.
+                device = value.device if value.dim() == 0 else parameters[parameter].device
+                self.optimizer.state[parameters[parameter]][key] = value.to(device, copy=True)
+
+    def byte_count(self) -> int:
+        """Bytes of parameters, gradients and optimizer state."""
+        state = sum(tensor.nbytes for tensor in self.state().values())
+        return state + sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
+
+
+class LayerSet:
+    """The layers that this rank holds, by index."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: TrainingConfig,
+        device: torch.device,
+        prepare: Callable[[int, nn.Module], nn.Module],
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._device = device
+        self._prepare = prepare
+        self._held: dict[int, Layer] = {}
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter([self._held[index] for index in sorted(self._held)])
+
+    def __getitem__(self, index: int) -> Layer:
+        return self._held[index]
+
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the layers held, ascending."""
+        return tuple(sorted(self._held))
+
+    def make(self, index: int) -> Layer:
+        """Build layer ``index`` with its initial weights, without holding it."""
+        state = torch.default_generator.get_state()
+        seed_build(seed=self._config.seed, layer=index)
+        module = self._prepare(index, self._model.build_layer(index)).to(self._device)
+        torch.default_generator.set_state(state)
+        return Layer(index, module, self._config)
+
+    def hold(self, layers: Iterable[Layer]) -> None:
+        """Hold these layers too."""
+        self._held.update({layer.index: layer for layer in layers})
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Let go of layers."""
+        for index in indices:
+            del self._held[index]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters held."""
+        return [parameter for layer in self for parameter in layer.module.parameters()]
+
+
+class LayerStack(nn.Module):
+    """Consecutive layers as the module of one stage; seeds and meters each layer."""
+
+    def __init__(self, layers: list[Layer], meter: Meter, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self.indices = [layer.index for layer in layers]
+        self.stack = nn.ModuleList(layer.module for layer in layers)
+        self._meter = meter
+        self._seed = seed
+        self._device = device
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
+        meter = self._meter
+        microbatch = meter.microbatch
+        if value.requires_grad:
+            # gloo sends contiguous tensors only, and a layer's backward need not return one.
+            value.register_hook(torch.Tensor.contiguous)
+        for index, layer in zip(self.indices, self.stack, strict=True):
+            if microbatch is not None:
+                meter.enter(index)
+            seed_layer(
+                self._device, seed=self._seed, step=meter.step, microbatch=microbatch or 0, layer=index
+            )
+            value = layer(value)
+            if microbatch is not None and value.requires_grad:
+                # Runs when the gradient of this output is known: layer index's backward begins.
+                value.register_hook(functools.partial(_enter_backward, meter, index))
+        return value
+
+
+def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:
+    meter.enter(index)
+
+
+def describe(tensors: dict[str, torch.Tensor]) -> bytes:
+    """Names, types and shapes of tensors as JSON, so that another rank can unpack their bytes."""
+    rows = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+    return json.dumps(rows).encode()

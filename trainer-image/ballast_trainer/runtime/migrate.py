@@ -1,0 +1,128 @@
+"""Live migration: layers move between ranks with parameters, optimizer state and masks.
+
+Only the layers that change ranks travel, point to point, each as one message.  Nothing is let go
+before every rank has received and unpacked all that it is to hold; if any rank fails to, all of
+them keep the layers they had.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from ballast_policies.contract import Stage
+
+from ballast_trainer.runtime.layers import Layer, LayerSet, describe
+from ballast_trainer.runtime.process_group import World
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Layer ``layer`` goes from rank ``source`` to rank ``target``."""
+
+    layer: int
+    source: int
+    target: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """What was moved, over all ranks.
+
+    Attributes:
+        moves: the layers that changed ranks.
+        byte_count: bytes sent, over all ranks.
+    """
+
+    moves: tuple[Move, ...]
+    byte_count: int
+
+
+class MigrationFailed(RuntimeError):  # noqa: N818
+    """A layer could not be unpacked on some rank; every rank has kept the layers it had."""
+
+
+def owners(stages: Sequence[Stage]) -> dict[int, int]:
+    """Layer -> rank."""
+    return {layer: stage.rank for stage in stages for layer in range(stage.first_layer, stage.end_layer)}
+
+
+def plan_moves(old: Sequence[Stage], new: Sequence[Stage]) -> tuple[Move, ...]:
+    """The layers whose rank changes, by layer; both partitions count ranks in the same numbering."""
+    before, after = owners(old), owners(new)
+    return tuple(
+        Move(layer=layer, source=before[layer], target=after[layer])
+        for layer in sorted(after)
+        if before[layer] != after[layer]
+    )
+
+
+def _pack(layer: Layer) -> torch.Tensor:
+    """A layer's state as bytes: length of the description, description, tensors."""
+    tensors = {name: value.detach().contiguous() for name, value in layer.state().items()}
+    header = describe(tensors)
+    parts = [
+        torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8),
+        torch.frombuffer(bytearray(header), dtype=torch.uint8),
+        *[value.reshape(-1).view(torch.uint8).cpu() for value in tensors.values() if value.numel()],
+    ]
+    return torch.cat(parts)
+
+
+def _unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
+    length = int(data[:8].clone().view(torch.int64))
+    rows = json.loads(bytes(data[8 : 8 + length].tolist()))
+    offset = 8 + length
+    tensors = {}
+    for name, dtype_name, shape in rows:
+        dtype = getattr(torch, dtype_name)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        tensors[name] = data[offset : offset + size].clone().view(dtype).reshape(shape)
+        offset += size
+    return tensors
+
+
+def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
+    """Carry out the moves; collective over the world.
+
+    Raises:
+        MigrationFailed: some rank could not unpack a layer; all ranks keep what they had.
+        PeerLost: through the caller's :func:`peer_failures`.
+    """
+    device = world.device
+    outgoing = [move for move in moves if move.source == world.rank]
+    incoming = [move for move in moves if move.target == world.rank]
+    packed = [_pack(layers[move.layer]).to(device) for move in outgoing]
+    sizes = [torch.zeros(len(moves), dtype=torch.int64, device=device)]
+    for move, data in zip(outgoing, packed, strict=True):
+        sizes[0][moves.index(move)] = data.numel()
+    world.sum_tensor(sizes[0])
+    total = int(sizes[0].sum())
+    works = []
+    received = []
+    for position, move in enumerate(moves):
+        if move.target == world.rank:
+            buffer = torch.empty(int(sizes[0][position]), dtype=torch.uint8, device=device)
+            received.append(buffer)
+            works.append(dist.irecv(buffer, src=move.source, tag=move.layer))
+        elif move.source == world.rank:
+            works.append(dist.isend(packed[outgoing.index(move)], dst=move.target, tag=move.layer))
+    for work in works:
+        if work is not None:
+            work.wait()
+
+    arrived: list[Layer] = []
+    failure: Exception | None = None
+    try:
+        for move, buffer in zip(incoming, received, strict=True):
+            layer = layers.make(move.layer)
+            layer.load({name: value.to(device) for name, value in _unpack(buffer.cpu()).items()})
+            arrived.append(layer)
+    except (RuntimeError, ValueError, KeyError) as error:
+        failure = error
+    if world.sum([float(failure is not None)])[0] > 0:
+        raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
+    layers.drop(move.layer for move in outgoing)
+    layers.hold(arrived)
+    return Migration(moves=tuple(moves), byte_count=total)

@@ -1,0 +1,177 @@
+"""The ranks of an epoch as one process group, and the store they meet at.
+
+Every epoch of a plan has a process group of its own under its own prefix of the store, so that
+ranks that leave or join never touch the others' connections.  The store lives on rank 0's pod for
+the life of a launch.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ballast_policies.contract import Plan
+
+from ballast_trainer.errors import PeerLost
+
+_PEER_FAILURES = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Timed out waiting",
+    "timed out",
+    "failed to recv, got 0 bytes",
+    "NCCL",
+)
+"""What gloo, the store and NCCL say when another rank is gone; they have no exception type for it."""
+
+
+@contextlib.contextmanager
+def peer_failures() -> Iterator[None]:
+    """Turn the communication errors of torch into :class:`PeerLost`."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError) as error:
+        text = str(error)
+        if isinstance(error, dist.DistError | ConnectionError) or any(
+            word in text for word in _PEER_FAILURES
+        ):
+            raise PeerLost(f"another rank is gone: {text.strip().splitlines()[-1]}") from error
+        raise
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """This process among the ranks of an epoch.
+
+    Attributes:
+        epoch: the plan's epoch.
+        rank, size: position and number of ranks.
+        pods: names of all ranks' pods, by rank.
+        device: where tensors live.
+        store: where ranks meet; None for a process alone.
+    """
+
+    epoch: int
+    rank: int
+    size: int
+    pods: tuple[str, ...]
+    device: torch.device
+    store: Any = None
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sum over the ranks; the same floats on each."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        summed: list[float] = tensor.tolist()
+        return summed
+
+    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def from_rank_0(self, value: Any) -> Any:
+        """``value`` of rank 0, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def leave(self) -> None:
+        """End the process group."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def serve_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStore:
+    """Rank 0's store, listening on ``address`` alone: several jobs share a machine and its ports.
+
+    Raises:
+        OSError: the address is not this machine's, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(128)
+    return dist.TCPStore(
+        address,
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=datetime.timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def reach_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStore:
+    """The store of rank 0, from another rank; waits until it is there.
+
+    Raises:
+        PeerLost: rank 0 does not answer in time.
+    """
+    with peer_failures():
+        return dist.TCPStore(
+            address,
+            port,
+            is_master=False,
+            timeout=datetime.timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+        )
+
+
+def join(
+    *,
+    store: Any,
+    plan: Plan,
+    rank: int,
+    device: torch.device,
+    timeout_seconds: float,
+) -> World:
+    """Enter the process group of the plan's epoch; returns when all ranks are in it.
+
+    Raises:
+        PeerLost: a rank does not come in time.
+    """
+    size = len(plan.ranks)
+    if size > 1:
+        address = plan.ranks[rank].address
+        if address.startswith("127."):
+            # Gloo binds what the host name resolves to, which need not be a loopback address.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with peer_failures():
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=dist.PrefixStore(f"launch-{plan.launch}/epoch-{plan.epoch}", store),
+                rank=rank,
+                world_size=size,
+                timeout=datetime.timedelta(seconds=timeout_seconds),
+            )
+    return World(
+        epoch=plan.epoch,
+        rank=rank,
+        size=size,
+        pods=tuple(member.pod for member in plan.ranks),
+        device=device,
+        store=store,
+    )

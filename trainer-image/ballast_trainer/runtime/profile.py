@@ -1,0 +1,152 @@
+"""Seconds and bytes of each layer, measured in the running job.
+
+A :class:`Meter` is told when a microbatch's work begins and ends on this rank, and when the work
+passes from one layer to the next.  On the CPU it reads the thread's own CPU time, so that a busy
+machine does not disturb what is measured; with a GPU it reads wall time around synchronised work.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from ballast_trainer.emulation import EmulatedSpeed
+
+KEPT_STEPS = 8
+"""Steps whose median is a layer's cost."""
+
+
+class Meter:
+    """Seconds per layer of this rank, for the step that runs.
+
+    Attributes:
+        forward, backward, optimizer: seconds of each layer this step, already multiplied by the
+            emulated slow-down (forward and backward; the optimizer is not padded).
+        microbatch: the microbatch that runs; None outside of a schedule's chunks.
+        step: the step that runs, 0-based.
+    """
+
+    def __init__(self, layer_count: int, device: torch.device, speed: EmulatedSpeed | None) -> None:
+        self.layer_count = layer_count
+        self.microbatch: int | None = None
+        self.step = 0
+        self._device = device
+        self._speed = speed
+        one_thread = device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if one_thread else time.perf_counter
+        self._mark = self._chunk_mark = self._chunk_wall = 0.0
+        self._into: list[float] = []
+        self._layer: int | None = None
+        self.start_step(0)
+
+    def start_step(self, step: int) -> None:
+        """Forget the last step's seconds."""
+        self.step = step
+        self.forward = [0.0] * self.layer_count
+        self.backward = [0.0] * self.layer_count
+        self.optimizer = [0.0] * self.layer_count
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock()
+
+    def begin(self, microbatch: int, into: list[float], layer: int | None) -> None:
+        """Work on a microbatch begins, with ``layer``; its seconds go to ``into`` (forward or backward)."""
+        self.microbatch = microbatch
+        self._into = into
+        self._layer = layer
+        if self._speed is not None:
+            self._chunk_wall = time.perf_counter()
+        self._mark = self._chunk_mark = self._now()
+
+    def enter(self, layer: int) -> None:
+        """The work passes on to ``layer``."""
+        now = self._now()
+        if self._layer is not None:
+            self._into[self._layer] += now - self._mark
+        self._mark = now
+        self._layer = layer
+
+    def end(self) -> None:
+        """Work on the microbatch ends; pads it where a slower device is emulated."""
+        now = self._now()
+        if self._layer is not None:
+            self._into[self._layer] += now - self._mark
+        self.microbatch = None
+        if self._speed is not None:
+            self._speed.pad(self._chunk_wall, now - self._chunk_mark)
+
+    def add_optimizer(self, layer: int, began: float) -> float:
+        """Count the optimizer's seconds of ``layer`` since ``began``; returns now, for the next one."""
+        now = self._now()
+        self.optimizer[layer] += now - began
+        return now
+
+    def now(self) -> float:
+        """The meter's clock."""
+        return self._now()
+
+    def seconds(self) -> list[float]:
+        """Forward, backward, optimizer of all layers in one list of 3 L; zero for other ranks' layers."""
+        factor = self._speed.factor if self._speed is not None else 1.0
+        padded = [factor * second for second in self.forward + self.backward]
+        return padded + self.optimizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts:
+    """What layers cost per step, over all ranks.
+
+    Attributes:
+        forward, backward, optimizer: seconds per step of each layer.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    optimizer: tuple[float, ...]
+
+    @property
+    def total(self) -> tuple[float, ...]:
+        """Seconds per step of each layer."""
+        return tuple(map(sum, zip(self.forward, self.backward, self.optimizer, strict=True)))
+
+
+class Profile:
+    """Layer costs as the median over the last steps, on every rank the same."""
+
+    def __init__(self, layer_count: int) -> None:
+        self.layer_count = layer_count
+        self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, seconds: list[float]) -> None:
+        """Add one step: the 3 L seconds of all ranks, summed."""
+        self._steps.append(seconds)
+
+    def forget(self) -> None:
+        """The layers' costs have changed: start anew."""
+        self._steps.clear()
+
+    def costs(self) -> LayerCosts | None:
+        """The median step; None before the first."""
+        if not self._steps:
+            return None
+        medians = [statistics.median(column) for column in zip(*self._steps, strict=True)]
+        n = self.layer_count
+        return LayerCosts(
+            forward=tuple(medians[:n]),
+            backward=tuple(medians[n : 2 * n]),
+            optimizer=tuple(medians[2 * n :]),
+        )
+
+
+def imbalance(loads: Sequence[float]) -> float:
+    """Largest load / mean load - 1 (0 for balanced ranks)."""
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean - 1 if mean > 0 else 0.0

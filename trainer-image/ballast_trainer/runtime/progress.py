@@ -1,0 +1,126 @@
+"""What rank 0 can say of the job: the figures of its reports and of its step lines."""
+
+import time
+from collections import deque
+from typing import Any
+
+from ballast_policies.contract import Report, Stage
+
+from ballast_trainer.runtime.profile import LayerCosts, imbalance
+from ballast_trainer.runtime.state import Training
+
+_MEASURED_STEPS = 3
+"""Steps measured after a rebalance before its imbalance counts as measured."""
+
+
+def stages_as_json(stages: tuple[Stage, ...]) -> list[dict[str, int]]:
+    """Stages with the keys they have in the plan."""
+    return [{"rank": s.rank, "firstLayer": s.first_layer, "endLayer": s.end_layer} for s in stages]
+
+
+class Progress:
+    """Figures of the running job; the same on every rank, reported by rank 0."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._done: deque[tuple[float, int]] = deque(maxlen=16)
+        self._step_seconds: deque[float] = deque(maxlen=8)
+        self._costs: LayerCosts | None = None
+        self._bytes: tuple[int, ...] = ()
+        self._loss: float | None = None
+        self._rebalances = 0
+        self._last_rebalance_step: int | None = None
+        self._imbalance_before: float | None = None
+        self._imbalance_after: float | None = None
+        self._rebalance_pause_ms: float | None = None
+        self.move_seconds: float | None = None
+        self.checkpoint_step: int | None = None
+        self.resumed_from_step: int | None = None
+
+    def gather_bytes(self) -> None:
+        """Learn the bytes of all layers; collective."""
+        mine = [0.0] * self._training.model.layer_count
+        for layer in self._training.layers:
+            mine[layer.index] = float(layer.byte_count())
+        self._bytes = tuple(round(count) for count in self._training.world.sum(mine))
+
+    def step_done(self, loss: float, seconds: float) -> dict[str, Any]:
+        """Count a step; returns what its line says."""
+        training = self._training
+        self._loss = loss
+        self._done.append((time.monotonic(), training.step))
+        self._step_seconds.append(seconds)
+        self._costs = training.profile.costs() or self._costs
+        awaited = self._last_rebalance_step is not None and self._imbalance_after is None
+        if awaited and len(training.profile) >= _MEASURED_STEPS:
+            self._imbalance_after = self.imbalance()
+        fields: dict[str, Any] = {
+            "step": training.step,
+            "loss": loss,
+            "step_seconds": seconds,
+            "stages": stages_as_json(training.stages),
+            "epoch": training.plan.epoch,
+            "imbalance": self.imbalance(),
+            "bubble": self.bubble(),
+        }
+        if training.speed is not None:
+            fields["emulated"] = training.speed.factor
+        return fields
+
+    def imbalance(self) -> float:
+        """Largest rank load / mean - 1, by the newest measured costs."""
+        if self._costs is None:
+            return 0.0
+        return imbalance(self._training.rank_loads(self._costs))
+
+    def bubble(self) -> float | None:
+        """Idle fraction of the ranks' time over the last steps."""
+        if self._costs is None or not self._step_seconds:
+            return None
+        busy = sum(self._costs.total)
+        mean = sum(self._step_seconds) / len(self._step_seconds)
+        return max(0.0, 1 - busy / (self._training.world.size * mean))
+
+    def rebalanced(self, before: float, pause_ms: float) -> None:
+        """Layers have moved."""
+        self._rebalances += 1
+        self._last_rebalance_step = self._training.step
+        self._imbalance_before, self._imbalance_after = before, None
+        self._rebalance_pause_ms = pause_ms
+        self.move_seconds = pause_ms / 1000
+        self._step_seconds.clear()
+
+    def reshaped(self) -> None:
+        """Ranks have left or joined."""
+        self._step_seconds.clear()
+        self._done.clear()
+
+    def steps_per_second(self) -> float | None:
+        """Over the last steps, pauses included."""
+        if len(self._done) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._done[0], self._done[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else None
+
+    def report(self) -> Report:
+        """The report for the operator."""
+        training = self._training
+        return Report(
+            epoch=training.plan.epoch,
+            step=training.step,
+            loss=self._loss,
+            steps_per_second=self.steps_per_second(),
+            layer_seconds=self._costs.total if self._costs is not None else (),
+            layer_bytes=self._bytes,
+            stages=training.stages,
+            imbalance=self.imbalance() if self._costs is not None else None,
+            bubble=self.bubble(),
+            rebalances=self._rebalances,
+            last_rebalance_step=self._last_rebalance_step,
+            imbalance_before=self._imbalance_before,
+            imbalance_after=self._imbalance_after,
+            rebalance_pause_ms=self._rebalance_pause_ms,
+            checkpoint_step=self.checkpoint_step,
+            resumed_from_step=self.resumed_from_step,
+            emulated=training.speed.factor if training.speed is not None else None,
+        )

@@ -1,0 +1,123 @@
+"""Changes of shape between two steps: layers move, ranks leave, ranks join.
+
+Each is collective over the ranks it concerns and returns how long training stood still.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from ballast_policies.contract import Plan, Stage
+
+from ballast_trainer.runtime.migrate import Migration, migrate, plan_moves
+from ballast_trainer.runtime.process_group import World, join
+from ballast_trainer.runtime.state import StopWatch, Training
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reshaped:
+    """What a change of shape did.
+
+    Attributes:
+        migration: layers moved and bytes sent.
+        pause_ms: how long training stood still.
+        released: this rank is not part of the new plan.
+    """
+
+    migration: Migration
+    pause_ms: float
+    released: bool = False
+
+
+def _renumbered(stages: Sequence[Stage], rank_of: dict[int, int]) -> tuple[Stage, ...]:
+    return tuple(dataclasses.replace(stage, rank=rank_of[stage.rank]) for stage in stages)
+
+
+def move_layers(training: Training, stages: tuple[Stage, ...]) -> Reshaped:
+    """Rebalance: the same ranks, another partition.
+
+    Raises:
+        MigrationFailed: nothing has changed.
+    """
+    watch = StopWatch()
+    migration = migrate(training.world, training.layers, plan_moves(training.stages, stages))
+    training.stages = stages
+    training.conform()
+    training.rebuild()
+    return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+
+
+def shrink(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float) -> Reshaped:
+    """Repack: layers move to the ranks that stay, the others are released.
+
+    Args:
+        training: the job.
+        plan: the new epoch; its pods are a subset of today's.
+        stages: the partition, ranks in the new plan's numbering.
+        timeout_seconds: how long to wait for the other ranks.
+
+    Raises:
+        MigrationFailed: nothing has changed.
+        PeerLost: a rank that stays does not come.
+    """
+    watch = StopWatch()
+    old_rank = {rank: training.world.pods.index(pod.pod) for rank, pod in enumerate(plan.ranks)}
+    moves = plan_moves(training.stages, _renumbered(stages, old_rank))
+    migration = migrate(training.world, training.layers, moves)
+    rank = plan.rank_of(training.world.pods[training.world.rank])
+    store = training.world.store
+    training.world.leave()
+    if rank is None:
+        return Reshaped(migration=migration, pause_ms=watch.milliseconds(), released=True)
+    _enter(training, plan, stages, store, rank, timeout_seconds)
+    training.conform()
+    training.rebuild()
+    return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+
+
+def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float) -> Reshaped:
+    """New ranks join and take over layers; the same call on old ranks and new ones.
+
+    Raises:
+        MigrationFailed: the new ranks hold nothing; the caller cannot go on.
+        PeerLost: a rank does not come.
+    """
+    watch = StopWatch()
+    rank_of = {rank: plan.rank_of(pod) for rank, pod in enumerate(training.world.pods)}
+    old_stages = _renumbered(training.stages, {old: new for old, new in rank_of.items() if new is not None})
+    store, rank = training.world.store, rank_of[training.world.rank]
+    if rank is None:
+        raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.pods}")
+    training.world.leave()
+    _enter(training, plan, stages, store, rank, timeout_seconds)
+    training.world.from_rank_0((training.step, old_stages, stages))
+    migration = migrate(training.world, training.layers, plan_moves(old_stages, stages))
+    training.conform()
+    training.rebuild()
+    return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+
+
+def enter_grown(training: Training, world: World) -> None:
+    """A new rank's side of :func:`grow`: learn step and partition from rank 0, receive layers."""
+    training.step, old_stages, training.stages = world.from_rank_0(None)
+    migrate(world, training.layers, plan_moves(old_stages, training.stages))
+    training.conform()
+    training.rebuild()
+
+
+def _enter(  # noqa: PLR0917 - private, called twice
+    training: Training,
+    plan: Plan,
+    stages: tuple[Stage, ...],
+    store: object,
+    rank: int,
+    timeout_seconds: float,
+) -> World:
+    training.world = join(
+        store=store, plan=plan, rank=rank, device=training.device, timeout_seconds=timeout_seconds
+    )
+    training.plan = plan
+    training.stages = stages
+    return training.world

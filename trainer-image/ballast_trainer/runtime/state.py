@@ -1,0 +1,89 @@
+"""Everything a rank knows of the job it trains."""
+
+import dataclasses
+import time
+
+import torch
+from ballast_policies.contract import Plan, Stage
+
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.dynamics.protocol import Dynamic
+from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import World
+from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
+from ballast_trainer.runtime.stages import Pipeline, build_pipeline
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Training:
+    """The running job on this rank.
+
+    Attributes:
+        stages: the partition in force, ranks in the world's numbering.
+        step: optimizer steps done, which is the index of the next step.
+        pipeline: runs the stages; rebuilt by :meth:`rebuild`.
+    """
+
+    config: TrainerConfig
+    model: Model
+    device: torch.device
+    speed: EmulatedSpeed | None
+    dynamics: tuple[Dynamic, ...]
+    layers: LayerSet
+    meter: Meter
+    profile: Profile
+    world: World
+    plan: Plan
+    stages: tuple[Stage, ...]
+    step: int = 0
+    pipeline: Pipeline | None = None
+
+    def conform(self) -> None:
+        """Bring all layers held to what the changes so far have made of them."""
+        for dynamic in self.dynamics:
+            dynamic.conform(self.step, self.layers)
+
+    def rebuild(self) -> None:
+        """Build the pipeline anew after layers moved or froze; collective."""
+        self.pipeline = build_pipeline(
+            stages=self.stages,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            layers=self.layers,
+            meter=self.meter,
+            loss=self.model.loss,
+            seed=self.config.training.seed,
+            microbatches=self.config.pipeline.microbatches,
+            schedule=self.config.pipeline.schedule,
+            device=self.device,
+        )
+        self.meter.start_step(self.step)
+        self.pipeline.prepare(self.batch())
+        self.meter.start_step(self.step)
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of the next step."""
+        size = self.config.pipeline.global_batch_size
+        inputs, targets = self.model.batch(self.config.training.seed, self.step, size)
+        return inputs.to(self.device), targets.to(self.device)
+
+    def rank_loads(self, costs: LayerCosts) -> list[float]:
+        """Seconds per step of each rank under the partition in force."""
+        total = costs.total
+        loads = [0.0] * self.world.size
+        for stage in self.stages:
+            loads[stage.rank] += sum(total[stage.first_layer : stage.end_layer])
+        return loads
+
+
+class StopWatch:
+    """Milliseconds since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def milliseconds(self) -> float:
+        """Milliseconds until now."""
+        return (time.perf_counter() - self._began) * 1000
