@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ballast_policies.contract import JOB_LABEL
 from kubernetes import client, watch
 
 from ballast_operator.demo.story import Story
-from ballast_policies.contract import JOB_LABEL
 
 WATCH_SECONDS = 300
 """The API server ends a watch after so long; it is opened again at once."""

@@ -83,7 +83,9 @@ def run_demo(
         return recorder
 
 
-def apply_objects(kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str | None = None) -> None:
+def apply_objects(
+    kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str | None = None
+) -> None:
     """Server-side apply of each object, as ``kubectl apply --server-side`` does.
 
     A kind that the API server has only just learned is looked up again until it is served.
@@ -143,7 +145,9 @@ def _settle(
         if finished:
             return
         if operator.poll() is not None:
-            raise DemoError(f"the operator ended with code {operator.returncode}; its log: {logs}/operator.log")
+            raise DemoError(
+                f"the operator ended with code {operator.returncode}; its log: {logs}/operator.log"
+            )
         if recorder.now > settings.time_limit_seconds:
             raise DemoError(
                 f"not finished after {settings.time_limit_seconds:.0f} s; the operator's log: {logs}/operator.log"

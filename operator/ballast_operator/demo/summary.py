@@ -6,8 +6,9 @@ Everything is computed from the :class:`Story`; nothing is known in advance.
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_operator.demo.story import PodSeen, Story
 from ballast_policies.allocation.problem import Allocation
+
+from ballast_operator.demo.story import PodSeen, Story
 
 JsonObject = dict[str, Any]
 
