@@ -36,7 +36,8 @@ def _jobs(summary: dict[str, Any]) -> Table:
 def _moves(summary: dict[str, Any]) -> Table:
     table = _table("Layers moved while training", "job", "what", "effect", "training stood still")
     for entry in summary["rebalances"]:
-        effect = f"imbalance {_number(entry['imbalance_before'], '.0%')} -> {_number(entry['imbalance_after'], '.0%')}"
+        before, after = _number(entry["imbalance_before"], ".0%"), _number(entry["imbalance_after"], ".0%")
+        effect = f"imbalance {before} -> {after}"
         table.add_row(entry["job"], f"rebalance at step {entry['step']}", effect, _ms(entry["pause_ms"]))
     for entry in summary["repacks"]:
         unchanged = (
@@ -84,7 +85,8 @@ def _sentences(summary: dict[str, Any]) -> Text:
     lines = [
         "From the release of the pods to the waiting job's first step: "
         + (f"{waited:.1f} s" if waited is not None else "it did not start"),
-        f"GPUs handed out beyond those that exist, at the worst moment: {over if over is None else max(over, 0)}",
+        "GPUs handed out beyond those that exist, at the worst moment: "
+        + ("none seen" if over is None else str(max(over, 0))),
     ]
     return Text("\n".join(lines))
 

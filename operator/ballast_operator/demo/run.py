@@ -150,7 +150,8 @@ def _settle(
             )
         if recorder.now > settings.time_limit_seconds:
             raise DemoError(
-                f"not finished after {settings.time_limit_seconds:.0f} s; the operator's log: {logs}/operator.log"
+                f"not finished after {settings.time_limit_seconds:.0f} s; "
+                f"the operator's log: {logs}/operator.log"
             )
         time.sleep(0.2)
 

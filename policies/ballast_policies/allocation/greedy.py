@@ -1,7 +1,8 @@
 """The fallback when a solver fails or runs out of time: no LP, always an answer, in milliseconds.
 
 Jobs in order of weight per GPU (then name) each take as much of one unit of time as is left, on
-the type where they are fastest relative to their equal share.  Feasible, not optimal: its status says ``greedy``.
+the type where they are fastest relative to their equal share.  Feasible, not optimal: its status
+says ``greedy``.
 """
 
 import time
