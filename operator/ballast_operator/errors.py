@@ -1,0 +1,36 @@
+"""Errors of the operator, one tree.
+
+    OperatorError
+    ├── NotLeader        another replica leads: stop writing at once
+    ├── NotFound         the object is gone (HTTP 404)
+    ├── Conflict         the object exists already or has changed since it was read (HTTP 409, 412)
+    ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
+    └── Unavailable      no answer in time, throttled or a server error: a retry may help
+
+``Conflict`` and ``NotFound`` are ordinary: a pass that meets them is requeued quietly, for the caches
+were behind the world.
+"""
+
+
+class OperatorError(Exception):
+    """Base of all errors of this package."""
+
+
+class NotLeader(OperatorError):  # noqa: N818 - reads as a sentence where it is raised
+    """This replica does not hold the leader's Lease (any more)."""
+
+
+class NotFound(OperatorError):  # noqa: N818
+    """The object does not exist."""
+
+
+class Conflict(OperatorError):  # noqa: N818
+    """The object exists already, has another uid, or has changed since it was read."""
+
+
+class Rejected(OperatorError):  # noqa: N818
+    """The API server refused the request for its content or for missing rights."""
+
+
+class Unavailable(OperatorError):  # noqa: N818
+    """The API server did not answer in time, throttled, or failed."""

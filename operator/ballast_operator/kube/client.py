@@ -1,0 +1,183 @@
+"""The API client: a few verbs, each with a time limit, errors translated, writes fenced.
+
+Everything that reaches the API server from the operator's own code goes through :class:`Cluster`
+(kopf has its own connection for watching).
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.exceptions import DynamicApiError
+
+from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.kube.kinds import Kind, Object
+
+FIELD_MANAGER = "ballast-operator"
+"""Owner of the fields that the operator applies."""
+
+_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+def in_pod() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return _IN_POD.exists()
+
+
+async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
+    """Connect with ``kubeconfig``, else ``$KUBECONFIG``, else as the pod's account, else ``~/.kube/config``.
+
+    Raises:
+        kubernetes.aio.config.ConfigException: none of them can be used.
+    """
+    configuration = kubernetes_client.Configuration()
+    if kubeconfig is None and not os.environ.get("KUBECONFIG") and in_pod():
+        kubernetes_config.load_incluster_config(client_configuration=configuration)
+    else:
+        await kubernetes_config.load_kube_config(
+            config_file=kubeconfig, client_configuration=configuration, persist_config=False
+        )
+    return Cluster(kubernetes_client.ApiClient(configuration), request_seconds=request_seconds)
+
+
+class Cluster:
+    """A connection to one API server.
+
+    Attributes:
+        fence: called before every write; raises :class:`~ballast_operator.errors.NotLeader` to forbid it.
+        on_write: called with (verb, kind) after a write that landed; counts for the metrics.
+    """
+
+    def __init__(self, api: kubernetes_client.ApiClient, *, request_seconds: float) -> None:
+        self._api = api
+        self._dynamic = DynamicClient(api)
+        self._request_seconds = request_seconds
+        self.fence: Callable[[], None] = lambda: None
+        self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def __aenter__(self) -> "Cluster":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        """Read one object."""
+        return await self._request("get", kind.path(namespace, name))
+
+    async def list(
+        self, kind: Kind, *, namespace: str = "", label_selector: str = ""
+    ) -> tuple[list[Object], int]:
+        """All objects of a kind, and the resourceVersion of the list; read in pages."""
+        items: list[Object] = []
+        query: dict[str, Any] = {"limit": 500}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        while True:
+            page = await self._request("get", kind.path(namespace), query=query)
+            items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page["items"]]
+            if not page["metadata"].get("continue"):
+                return items, int(page["metadata"]["resourceVersion"])
+            query["continue"] = page["metadata"]["continue"]
+
+    async def apply(self, kind: Kind, body: Object, *, subresource: str = "") -> Object:
+        """Server-side apply as the operator's field manager, taking over fields that others changed.
+
+        With ``metadata.resourceVersion`` in the body, an object that has changed since is a Conflict.
+        """
+        metadata = body["metadata"]
+        path = kind.path(metadata.get("namespace", ""), metadata["name"], subresource)
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._write(
+            "patch", kind, path, body=body, query=query, content_type="application/apply-patch+yaml"
+        )
+
+    async def create(self, kind: Kind, body: Object) -> Object:
+        """Create an object; Conflict where the name is taken."""
+        path = kind.path(body["metadata"].get("namespace", ""))
+        return await self._write("post", kind, path, body=body, query={"fieldManager": FIELD_MANAGER})
+
+    async def merge(
+        self, kind: Kind, namespace: str, name: str, patch: Object, *, subresource: str = ""
+    ) -> Object:
+        """JSON merge patch."""
+        path = kind.path(namespace, name, subresource)
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._write(
+            "patch", kind, path, body=patch, query=query, content_type="application/merge-patch+json"
+        )
+
+    async def replace(self, kind: Kind, body: Object) -> Object:
+        """Replace an object; Conflict where its resourceVersion is not the one in ``body``."""
+        metadata = body["metadata"]
+        path = kind.path(metadata.get("namespace", ""), metadata["name"])
+        return await self._write("put", kind, path, body=body, query={"fieldManager": FIELD_MANAGER})
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        """Delete exactly the object with this uid; gone already is fine, another uid is a Conflict."""
+        body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._write("delete", kind, kind.path(namespace, name), body=body)
+        except NotFound:
+            return
+
+    async def _write(self, verb: str, kind: Kind, path: str, **arguments: Any) -> Object:
+        self.fence()
+        result = await self._request(verb, path, **arguments)
+        self.on_write(verb, kind)
+        return result
+
+    async def _request(
+        self,
+        verb: str,
+        path: str,
+        *,
+        body: Object | None = None,
+        query: dict[str, Any] | None = None,
+        content_type: str | None = None,
+    ) -> Object:
+        try:
+            response: Object = await self._dynamic.request(
+                verb,
+                path,
+                body=body,
+                query_params=list((query or {}).items()),
+                header_params={},
+                content_type=content_type,
+                serialize=True,
+                serializer=_plain,
+                _request_timeout=self._request_seconds,
+            )
+        except DynamicApiError as error:
+            raise _translate(verb, path, error) from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{verb} {path}: {type(error).__name__} {error}") from error
+        return response
+
+
+def _plain(_client: object, data: Object) -> Object:
+    return data
+
+
+def _translate(verb: str, path: str, error: DynamicApiError) -> Exception:
+    text = f"{verb} {path}: HTTP {error.status} {error.summary() if error.body else error.reason}"
+    if error.status == 404:
+        return NotFound(text)
+    if error.status in (409, 412):
+        return Conflict(text)
+    if error.status in (401, 429) or error.status is None or error.status >= 500:
+        return Unavailable(text)
+    return Rejected(text)

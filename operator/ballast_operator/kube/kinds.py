@@ -1,0 +1,63 @@
+"""The kinds the operator reads and writes, and their paths."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+Object = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
+
+Key = tuple[str, str]
+"""(namespace, name); the namespace of cluster-scoped objects is empty."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource of the API server."""
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The URL path of a collection, an object, or a part of it."""
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [root + self.api_version]
+        if self.namespaced and namespace:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+JOB = Kind("ballast.dev/v1alpha1", "TrainingJob", "trainingjobs")
+POLICY = Kind("ballast.dev/v1alpha1", "ClusterPolicy", "clusterpolicies", namespaced=False)
+POD = Kind("v1", "Pod", "pods")
+NODE = Kind("v1", "Node", "nodes", namespaced=False)
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+
+BY_KIND = {
+    kind.kind: kind
+    for kind in (JOB, POLICY, POD, NODE, CONFIG_MAP, SERVICE_ACCOUNT, EVENT, LEASE, ROLE, ROLE_BINDING)
+}
+"""Kind's name -> kind."""
+
+
+def key_of(item: Object) -> Key:
+    """(namespace, name) of an object."""
+    metadata = item["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def version_of(item: Object) -> int:
+    """The object's resourceVersion as a number: larger is newer (KEP-5504 makes this comparison official)."""
+    return int(item["metadata"].get("resourceVersion") or 0)

@@ -1,0 +1,147 @@
+"""Leader election on a Lease, with fencing.
+
+One replica leads. It renews its Lease; another takes over when the Lease has not changed for its
+duration *as that replica's own clock saw it* (clocks of machines are never compared). The leader
+writes only while its last renewal is fresh (:meth:`Leadership.check`), which ends before anybody else
+can lead. What a stale leader might still have under way is harmless: status writes carry the
+resourceVersion they were decided on, pods have deterministic names, deletions carry uids.
+"""
+
+import asyncio
+import datetime
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import LEASE, Object
+from ballast_operator.settings import LeaderSettings
+
+LEASE_NAME = "ballast-operator"
+"""Name of the Lease that the leader holds."""
+
+logger = logging.getLogger(__name__)
+
+
+class Leadership:
+    """This replica's part in the election. ``cluster`` must be unfenced: fencing rests on renewing."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        namespace: str,
+        identity: str,
+        settings: LeaderSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._identity = identity
+        self._settings = settings
+        self._clock = clock
+        self._renewed: float | None = None
+        self._seen: tuple[str, float] | None = None
+        self._held: Object | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether the last renewal is fresh enough to write."""
+        return self._renewed is not None and self._clock() - self._renewed < self._settings.fence_seconds
+
+    def check(self) -> None:
+        """The fence in front of every write.
+
+        Raises:
+            NotLeader: this replica does not lead, or could not say so for too long.
+        """
+        if not self.leads:
+            raise NotLeader(f"{self._identity} does not hold lease {self._namespace}/{LEASE_NAME}")
+
+    async def acquire(self) -> None:
+        """Wait until this replica leads."""
+        while not await self._attempt():  # noqa: ASYNC110 - polls the API server
+            await asyncio.sleep(self._settings.renew_seconds / 2)
+        logger.info("leader elected identity=%s lease=%s/%s", self._identity, self._namespace, LEASE_NAME)
+
+    async def hold(self) -> None:
+        """Renew for ever.
+
+        Raises:
+            NotLeader: the lease was lost; the process should end, and start anew as a follower.
+        """
+        while True:
+            await asyncio.sleep(self._settings.renew_seconds)
+            try:
+                await asyncio.wait_for(self._attempt(), self._settings.renew_seconds)
+            except TimeoutError:
+                logger.warning("leader lease not renewed in time identity=%s", self._identity)
+            self.check()
+
+    async def release(self) -> None:
+        """Give the lease back, so that another replica need not wait; harmless where it is lost already."""
+        held, self._renewed, self._held = self._held, None, None
+        if held is None:
+            return
+        try:
+            await self._cluster.replace(
+                LEASE, {**held, "spec": {**held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+            )
+        except (Conflict, NotFound, Unavailable, Rejected) as error:
+            logger.info("leader lease not released: %s", error)
+
+    async def _attempt(self) -> bool:
+        started = self._clock()
+        try:
+            current = await self._read()
+            if current is not None and not self._free(current):
+                self._renewed = None
+                return False
+            self._held = await self._take(current)
+        except (Conflict, NotFound):
+            self._renewed = None
+            return False
+        except Unavailable as error:
+            logger.warning("leader lease: %s", error)
+            return self.leads
+        self._renewed = started
+        return True
+
+    async def _read(self) -> Object | None:
+        try:
+            return await self._cluster.get(LEASE, self._namespace, LEASE_NAME)
+        except NotFound:
+            return None
+
+    def _free(self, lease: Object) -> bool:
+        spec = lease.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        if holder in ("", self._identity):
+            return True
+        version = lease["metadata"]["resourceVersion"]
+        if self._seen is None or self._seen[0] != version:
+            self._seen = (version, self._clock())
+        return self._clock() - self._seen[1] >= float(
+            spec.get("leaseDurationSeconds") or self._settings.lease_seconds
+        )
+
+    async def _take(self, current: Object | None) -> Object:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec: dict[str, Any] = dict((current or {}).get("spec") or {})
+        if spec.get("holderIdentity") != self._identity:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
+        spec |= {
+            "holderIdentity": self._identity,
+            "renewTime": now,
+            "leaseDurationSeconds": max(1, round(self._settings.lease_seconds)),
+        }
+        if current is None:
+            metadata = {"namespace": self._namespace, "name": LEASE_NAME}
+            return await self._cluster.create(
+                LEASE,
+                {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": spec},
+            )
+        return await self._cluster.replace(LEASE, {**current, "spec": spec})

@@ -1,0 +1,64 @@
+"""The operator's Prometheus metrics. Labels are bounded: pools, states and causes, never job names."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class Metrics:
+    """One registry and its series; made once per operator, so that tests do not share counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.jobs = Gauge("ballast_jobs", "Training jobs by state.", ["state"], registry=r)
+        self.gpus_capacity = Gauge(
+            "ballast_gpus_capacity", "GPUs usable for training.", ["pool", "gpu_type"], registry=r
+        )
+        self.gpus_allocated = Gauge(
+            "ballast_gpus_allocated", "GPUs held by gangs.", ["pool", "gpu_type"], registry=r
+        )
+        self.solve_seconds = Histogram(
+            "ballast_solve_seconds",
+            "Time to solve an allocation.",
+            ["policy"],
+            registry=r,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+        )
+        self.solve_fallbacks = Counter(
+            "ballast_solve_fallbacks", "Allocations made by the greedy fallback.", ["reason"], registry=r
+        )
+        self.rounds = Counter("ballast_rounds", "Rounds decided.", registry=r)
+        self.reconcile_seconds = Histogram(
+            "ballast_reconcile_seconds",
+            "Time of one reconcile of a job.",
+            registry=r,
+            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+        )
+        self.reconcile_errors = Counter(
+            "ballast_reconcile_errors", "Reconciles that did not finish.", ["reason"], registry=r
+        )
+        self.launches = Counter("ballast_launches", "Gangs launched.", ["pool"], registry=r)
+        self.repacks = Counter("ballast_repacks", "Pipelines that shrank while they ran.", registry=r)
+        self.released_gpus = Counter("ballast_released_gpus", "GPUs that repacks set free.", registry=r)
+        self.restarts = Counter(
+            "ballast_restarts", "Gangs that ended early, by cause.", ["cause"], registry=r
+        )
+        self.api_writes = Counter(
+            "ballast_api_writes", "Writes to the API server.", ["verb", "kind"], registry=r
+        )
+        self.writes_per_job = Gauge(
+            "ballast_api_writes_per_job",
+            "Writes in the last minute divided by jobs that are not finished.",
+            registry=r,
+        )
+        self.effective_throughput = Gauge(
+            "ballast_effective_throughput",
+            "Sum over running jobs of steps per second / steps per second alone on the fastest GPU type.",
+            registry=r,
+        )
+        self.leader = Gauge("ballast_leader", "1 where this replica leads.", registry=r)
+        self.watch_age_seconds = Gauge(
+            "ballast_watch_lag_seconds",
+            "How long a watch has been behind the API server.",
+            ["kind"],
+            registry=r,
+        )

@@ -1,0 +1,123 @@
+"""What an administrator may tune: small frozen groups, all in seconds unless the name says otherwise."""
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Limits of calls to the API server."""
+
+    request_seconds: float = 10.0
+    """After so long a call counts as failed and its key is requeued."""
+
+    resync_seconds: float = 60.0
+    """How often caches are compared with fresh lists: bounds the cost of a lost watch event."""
+
+    stale_seconds: float = 20.0
+    """How far a watch may lag behind a list before ``/healthz`` reports its stream as broken."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Deadlines of a job's life."""
+
+    bind_seconds: float = 120.0
+    """A gang whose pods are not all running with an address by then is rolled back: all or none."""
+
+    start_seconds: float = 300.0
+    """From the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
+
+    heartbeat_seconds: float = 60.0
+    """A lease not renewed for so long, while pods run, is a hung gang: it restarts."""
+
+    shrink_seconds: float = 60.0
+    """From a shrink's plan to its acknowledgement; then the job restarts from its checkpoint."""
+
+    stop_seconds: float = 60.0
+    """From checkpointAndStop to the pods' exit; then they are deleted (with SIGTERM, which saves too)."""
+
+    exit_seconds: float = 10.0
+    """How long a finished step may lag behind the pods' exit before a silent exit counts as a failure."""
+
+    progress_seconds: float = 5.0
+    """Least time between two status writes that carry progress alone: bounds API writes per job."""
+
+    restart_base_seconds: float = 2.0
+    """First pause before a job that failed by its own fault is launched again; doubles each time."""
+
+    restart_max_seconds: float = 300.0
+    """Longest such pause."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SolverSettings:
+    """The allocation's solver process."""
+
+    limit_seconds: float = 10.0
+    """A solve that takes longer is killed with its process; the greedy fallback decides instead."""
+
+    start_seconds: float = 60.0
+    """Time for a fresh solver process to import its libraries and say so."""
+
+    debounce_seconds: float = 0.2
+    """Events that arrive within so long of each other share one allocation."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderSettings:
+    """Leader election. A follower takes over at the latest ``lease_seconds`` after the leader's death."""
+
+    lease_seconds: float = 15.0
+    """A lease not renewed for so long is free."""
+
+    renew_seconds: float = 5.0
+    """How often the leader renews, and a follower looks."""
+
+    fence_seconds: float = 10.0
+    """A leader that could not renew for so long writes nothing more; less than ``lease_seconds``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of it."""
+
+    api: ApiSettings = ApiSettings()
+    job: JobSettings = JobSettings()
+    solver: SolverSettings = SolverSettings()
+    leader: LeaderSettings = LeaderSettings()
+    workers: int = 8
+    """Keys reconciled at the same time."""
+
+
+def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settings:
+    """Settings with ``BALLAST_<GROUP>_<FIELD>`` applied, e.g. ``BALLAST_JOB_BIND_SECONDS=30``.
+
+    Raises:
+        ValueError: a value is not a positive number, or a name with one of the groups' prefixes is unknown.
+    """
+    settings = Settings()
+    for group in ("api", "job", "solver", "leader"):
+        prefix = f"BALLAST_{group.upper()}_"
+        value = getattr(settings, group)
+        names = {field.name for field in dataclasses.fields(value)}
+        for variable in sorted(name for name in environment if name.startswith(prefix)):
+            field = variable.removeprefix(prefix).lower()
+            if not field.endswith("_seconds"):
+                continue
+            if field not in names:
+                raise ValueError(
+                    f"{variable}: there is no such setting. To fix: use one of "
+                    + ", ".join(prefix + name.upper() for name in sorted(names))
+                )
+            try:
+                seconds = float(environment[variable])
+            except ValueError:
+                raise ValueError(
+                    f"{variable}={environment[variable]!r}: expected seconds, a number"
+                ) from None
+            if not seconds > 0:
+                raise ValueError(f"{variable}={environment[variable]!r}: expected more than 0 seconds")
+            value = dataclasses.replace(value, **{field: seconds})
+        settings = dataclasses.replace(settings, **{group: value})
+    return settings

@@ -1,0 +1,146 @@
+"""What a step wants done: actions for the API server, a new status, when to look again."""
+
+import dataclasses
+from typing import Any
+
+from ballast_policies.contract import Plan
+
+from ballast_operator.kube.kinds import Kind, Object
+from ballast_operator.settings import JobSettings
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.status import Condition, JobStatus
+from ballast_operator.views.wish import Wish
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply an object of the job that does not hold GPUs."""
+
+    kind: Kind
+    body: Object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create a pod; its name is free or taken by the very same pod."""
+
+    body: Object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete exactly this pod. ``grace_seconds`` None: as the pod says; 0: its node is gone."""
+
+    name: str
+    uid: str
+    grace_seconds: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Write the plan; the epoch is one more than the last one's."""
+
+    plan: Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the TrainingJob itself."""
+
+    uid: str
+
+
+Action = Apply | CreatePod | DeletePod | WritePlan | DeleteJob
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An Event that is worth telling each time it happens (flips of conditions tell themselves)."""
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a pass.
+
+    Attributes:
+        actions: to carry out in this order; each is safe to repeat.
+        status: to write after the actions, if it differs.
+        again_seconds: look again after so long even if nothing changes; None: only on a change.
+        notices: Events to post once the status is written.
+        allocate: the allocator has something new to decide on.
+        counts: (metric, label, amount) to add once the status is written.
+    """
+
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    again_seconds: float | None = None
+    notices: tuple[Notice, ...] = ()
+    allocate: bool = False
+    counts: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that a step may look at.
+
+    Attributes:
+        spec: ``view.spec``, known to be there.
+        wish: the allocator's; None: it has not spoken since this operator started.
+        shortage: why the wish's nodes cannot hold the gang yet, in words; empty: they can.
+        price_per_hour: of one GPU of the gang.
+        gpu_resource: the extended resource that a pod asks for.
+    """
+
+    view: JobView
+    spec: JobSpec
+    wish: Wish | None
+    shortage: str
+    now: Time
+    settings: JobSettings
+    price_per_hour: float = 0.0
+    gpu_resource: str = "nvidia.com/gpu"
+
+
+def set_condition(
+    status: JobStatus, kind: str, value: bool, reason: str, message: str, *, now: Time, generation: int
+) -> JobStatus:
+    """A status with this condition; its transition time moves only when its truth flips."""
+    old = status.condition(kind)
+    since = old.since if old is not None and old.status == value else now
+    condition = Condition(
+        type=kind, status=value, reason=reason, message=message, since=since, generation=generation
+    )
+    if old is None:
+        return dataclasses.replace(status, conditions=(*status.conditions, condition))
+    return dataclasses.replace(
+        status, conditions=tuple(condition if c.type == kind else c for c in status.conditions)
+    )
+
+
+def say(
+    situation: Situation, status: JobStatus, kind: str, value: bool, reason: str, message: str
+) -> JobStatus:
+    """:func:`set_condition` at the situation's time and generation."""
+    return set_condition(
+        status, kind, value, reason, message, now=situation.now, generation=situation.view.generation
+    )
+
+
+def seconds_since(situation: Situation, time: Time) -> float:
+    """Seconds from ``time`` to the situation's present."""
+    return (situation.now - time).total_seconds()
+
+
+def changed(old: JobStatus, new: JobStatus) -> dict[str, Any]:
+    """Fields in which two statuses differ, by name; for logs."""
+    return {
+        field.name: getattr(new, field.name)
+        for field in dataclasses.fields(JobStatus)
+        if getattr(old, field.name) != getattr(new, field.name)
+    }

@@ -1,0 +1,30 @@
+"""Times as Kubernetes writes them."""
+
+import datetime
+
+Time = datetime.datetime
+"""Always aware, UTC."""
+
+
+def now() -> Time:
+    """The present, in whole microseconds."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def parse(text: str) -> Time:
+    """RFC 3339 -> time.
+
+    Raises:
+        ValueError: not a time.
+    """
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(datetime.UTC)
+
+
+def show(time: Time) -> str:
+    """Time -> RFC 3339 in whole seconds, as metav1.Time."""
+    return time.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def show_micro(time: Time) -> str:
+    """Time -> RFC 3339 with microseconds, as metav1.MicroTime."""
+    return time.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,96 @@
+"""A job as one pass sees it: everything read once, nothing changes under the reader."""
+
+import dataclasses
+
+from ballast_policies.contract import Directive, Plan
+
+from ballast_operator.kube.kinds import Key
+from ballast_operator.views.clock import Time
+from ballast_operator.views.lease import LeaseView
+from ballast_operator.views.pod import PodView
+from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.status import JobStatus
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One TrainingJob with all that belongs to it.
+
+    Attributes:
+        spec: None where it cannot be used; ``spec_problem`` says why.
+        pods: by launch and rank.
+        lease: None before it exists.
+        plan: the newest plan; None before the first launch.
+        plan_written: when it was written.
+        objects: names of the job's other objects that exist, as "Kind/name".
+    """
+
+    key: Key
+    uid: str
+    generation: int
+    spec: JobSpec | None
+    spec_problem: str = ""
+    deleting: bool = False
+    status: JobStatus = JobStatus()
+    pods: tuple[PodView, ...] = ()
+    lease: LeaseView | None = None
+    plan: Plan | None = None
+    plan_written: Time | None = None
+    objects: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.key[1]
+
+    @property
+    def launch(self) -> int:
+        """The launch that holds GPUs; 0 where none does."""
+        return self.status.held.launch if self.status.held is not None else 0
+
+    @property
+    def gang(self) -> tuple[PodView, ...]:
+        """Pods of the launch that holds GPUs."""
+        return tuple(pod for pod in self.pods if pod.launch == self.launch)
+
+    @property
+    def alive(self) -> tuple[PodView, ...]:
+        """Pods of any launch that hold, or may come to hold, a GPU."""
+        return tuple(pod for pod in self.pods if pod.alive)
+
+    @property
+    def launched_plan(self) -> Plan | None:
+        """The plan, if it is one of the launch that holds GPUs."""
+        return (
+            self.plan if self.plan is not None and self.launch and self.plan.launch == self.launch else None
+        )
+
+    @property
+    def acknowledged(self) -> bool:
+        """Rank 0 has reached the newest plan."""
+        plan = self.launched_plan
+        ack = self.lease.ack if self.lease is not None else None
+        return plan is not None and ack is not None and ack.epoch >= plan.epoch
+
+    @property
+    def shrinking(self) -> bool:
+        """A shrink has been planned and its pods are not all accounted for yet."""
+        plan, held = self.launched_plan, self.status.held
+        return (
+            plan is not None
+            and held is not None
+            and plan.directive is Directive.SHRINK
+            and len(plan.ranks) < len(held.slots)
+        )
+
+    @property
+    def released(self) -> tuple[PodView, ...]:
+        """Pods of the gang that the newest plan leaves out."""
+        plan = self.launched_plan
+        return () if plan is None else tuple(pod for pod in self.gang if plan.rank_of(pod.name) is None)
+
+    @property
+    def kept(self) -> tuple[PodView, ...]:
+        """Pods of the gang that the newest plan names."""
+        plan = self.launched_plan
+        return () if plan is None else tuple(pod for pod in self.gang if plan.rank_of(pod.name) is not None)

@@ -1,0 +1,123 @@
+"""One trainer pod as a pass sees it."""
+
+import dataclasses
+from typing import Any
+
+from ballast_policies.contract import (
+    LAUNCH_LABEL,
+    RANK_LABEL,
+    ContractError,
+    ExitCode,
+    ExitReason,
+    TerminationMessage,
+)
+
+from ballast_operator.kube.kinds import Object
+
+_SIGKILL, _SIGTERM = 137, 143
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """A pod of the job.
+
+    Attributes:
+        name, uid: which pod.
+        launch, rank: from its labels; 0 and -1 where they are missing.
+        node: the node it is bound to; empty before.
+        address: its IP; empty before it has one.
+        phase: Pending, Running, Succeeded, Failed or Unknown.
+        leaving: deletion has been asked for.
+        exit_code: of the trainer's container; None while it runs or where it never did.
+        message: what the trainer said on exit; None where it said nothing readable.
+        reason: the machine's word on an end or a wait (OOMKilled, Evicted, ImagePullBackOff...).
+        detail: the same in a sentence.
+        disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
+        node_ready: whether its node is there and Ready.
+    """
+
+    name: str
+    uid: str
+    launch: int
+    rank: int
+    node: str = ""
+    address: str = ""
+    phase: str = "Pending"
+    leaving: bool = False
+    exit_code: int | None = None
+    message: TerminationMessage | None = None
+    reason: str = ""
+    detail: str = ""
+    disrupted: bool = False
+    node_ready: bool = True
+
+    @property
+    def alive(self) -> bool:
+        """It holds, or may come to hold, its GPU."""
+        return self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def ready_for_plan(self) -> bool:
+        """It runs and has an address."""
+        return self.phase == "Running" and bool(self.address) and not self.leaving
+
+    @property
+    def at_fault(self) -> bool:
+        """It failed by its own doing: the user's model, data, configuration or memory."""
+        if self.phase != "Failed" or self.disrupted:
+            return False
+        if self.reason == "OOMKilled":
+            return True
+        if self.message is not None and self.message.reason in (ExitReason.CONFIGURATION, ExitReason.FAILED):
+            return True
+        innocent = (ExitCode.STOPPED, ExitCode.PEER_LOST, _SIGKILL, _SIGTERM)
+        return self.exit_code is not None and self.exit_code not in innocent
+
+    @property
+    def lost_peer(self) -> bool:
+        """It ended because another did."""
+        return self.phase == "Failed" and self.exit_code == ExitCode.PEER_LOST
+
+
+def read_pod(item: Object, *, node_ready: bool) -> PodView:
+    """A pod from its JSON."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    container = ((item.get("spec") or {}).get("containers") or [{}])[0].get("name", "")
+    statuses = status.get("containerStatuses") or []
+    state: dict[str, Any] = next((s.get("state") or {} for s in statuses if s.get("name") == container), {})
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or []}
+    scheduled = conditions.get("PodScheduled", {})
+    reason = status.get("reason") or ended.get("reason") or waiting.get("reason") or ""
+    detail = status.get("message") or waiting.get("message") or ""
+    if not reason and scheduled.get("status") == "False":
+        reason, detail = scheduled.get("reason", ""), scheduled.get("message", "")
+    return PodView(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        launch=_number(labels.get(LAUNCH_LABEL), 0),
+        rank=_number(labels.get(RANK_LABEL), -1),
+        node=(item.get("spec") or {}).get("nodeName", ""),
+        address=status.get("podIP", ""),
+        phase=status.get("phase", "Pending"),
+        leaving=bool(metadata.get("deletionTimestamp")),
+        exit_code=ended.get("exitCode"),
+        message=_message(ended.get("message", "")),
+        reason=reason,
+        detail=detail,
+        disrupted=conditions.get("DisruptionTarget", {}).get("status") == "True"
+        or status.get("reason") in ("Evicted", "NodeLost", "NodeShutdown", "Preempting"),
+        node_ready=node_ready,
+    )
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdecimal() else default
+
+
+def _message(text: str) -> TerminationMessage | None:
+    try:
+        return TerminationMessage.from_json(text)
+    except ContractError:
+        return None

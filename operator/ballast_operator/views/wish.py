@@ -1,0 +1,42 @@
+"""What the allocator wants of one job: the only thing that passes from the allocator to a job's pass."""
+
+import dataclasses
+import enum
+
+
+class Verb(enum.StrEnum):
+    """What to do with the gang."""
+
+    KEEP = "keep"
+    """Go on where it is."""
+    PLACE = "place"
+    """Hold these nodes: launch there, or move there."""
+    NONE = "none"
+    """Hold nothing: wait, or stop."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The allocator's answer for one job.
+
+    Attributes:
+        verb: what to do.
+        launches: ``status.launches`` of the snapshot that this answers. A job that has moved on since
+            ignores the wish, so that no answer is ever carried out twice.
+        gpu_type, pool, nodes: for PLACE: where; one node a rank, repeated where it hosts several.
+        plan_id: the round.
+        reason: a reason of the condition ``Admitted``, for NONE.
+        why: in a sentence.
+        chosen, next_best: what was chosen and what would have been second.
+    """
+
+    verb: Verb
+    launches: int
+    gpu_type: str = ""
+    pool: str = ""
+    nodes: tuple[str, ...] = ()
+    plan_id: str = ""
+    reason: str = ""
+    why: str = ""
+    chosen: str = ""
+    next_best: str = ""
