@@ -1,0 +1,140 @@
+"""Contiguous partitions of a model's layers, and the exact min-max one.
+
+Notation: ``seconds[i]`` is the load of layer i (seconds per step); a partition of L layers over p
+ranks is its p + 1 bounds, 0 and L included; rank r holds layers bounds[r] to bounds[r + 1] - 1.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class PlanningError(ValueError):
+    """No plan exists for what was asked; the text says why and what to change."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Layers bounds[r] (inclusive) to bounds[r + 1] (exclusive) on rank r; every rank has at least one.
+
+    Raises:
+        PlanningError: the bounds do not start at 0 or do not grow.
+    """
+
+    bounds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.bounds) < 2 or self.bounds[0] != 0:
+            raise PlanningError(f"bounds {self.bounds} must begin with 0 and name at least one rank")
+        if any(end <= first for first, end in itertools.pairwise(self.bounds)):
+            raise PlanningError(f"bounds {self.bounds} must grow: each rank needs at least one layer")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.bounds) - 1
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.bounds[-1]
+
+    def rank_of(self, layer: int) -> int:
+        """The rank that holds ``layer``."""
+        return int(np.searchsorted(self.bounds, layer, side="right")) - 1
+
+    def loads(self, seconds: Sequence[float], speeds: Sequence[float] | None = None) -> np.ndarray:
+        """Load of each rank, shape (ranks,): sum of its layers' seconds over its speed (default 1)."""
+        totals = np.add.reduceat(np.asarray(seconds, dtype=float), self.bounds[:-1])
+        return totals if speeds is None else totals / np.asarray(speeds, dtype=float)
+
+
+def imbalance(loads: Sequence[float] | np.ndarray) -> float:
+    """Largest load over the mean load, less 1; 0 is perfectly even."""
+    loads = np.asarray(loads, dtype=float)
+    mean = loads.mean()
+    return float(loads.max() / mean - 1.0) if mean > 0 else 0.0
+
+
+def even_partition(layers: int, ranks: int) -> Partition:
+    """The same number of layers on each rank, up to one.
+
+    Raises:
+        PlanningError: fewer layers than ranks.
+    """
+    _check_counts(layers, ranks)
+    return Partition(bounds=tuple(layers * rank // ranks for rank in range(ranks + 1)))
+
+
+def exact_partition(
+    seconds: Sequence[float],
+    ranks: int,
+    *,
+    speeds: Sequence[float] | None = None,
+    bytes: Sequence[int] | None = None,
+    memory: Sequence[int] | None = None,
+) -> Partition:
+    """The contiguous partition whose largest rank load is smallest, by dynamic programming.
+
+    d[r, j] = min over k < j of max(d[r - 1, k], (S[j] - S[k]) / speed_r), where layers k..j-1 must
+    fit the memory of rank r.  O(ranks x layers^2), vectorised over k.  Among optimal partitions, the
+    one whose second bounds are earliest: the same input gives the same answer.
+
+    Args:
+        seconds: load of each layer, shape (L,), >= 0.
+        ranks: p <= L.
+        speeds: relative speed of each rank, shape (p,); default all 1.
+        bytes: bytes of each layer, shape (L,).
+        memory: bytes that each rank can hold, shape (p,); needs ``bytes``.
+
+    Raises:
+        PlanningError: fewer layers than ranks, shapes that do not match, or no partition fits the memory.
+    """
+    load = np.asarray(seconds, dtype=float)
+    layers = len(load)
+    _check_counts(layers, ranks)
+    if not np.isfinite(load).all() or (load < 0).any():
+        raise PlanningError(f"seconds must be finite and at least 0, got {list(seconds)}")
+    speed = np.ones(ranks) if speeds is None else np.asarray(speeds, dtype=float)
+    if speed.shape != (ranks,) or (speed <= 0).any():
+        raise PlanningError(f"speeds must be {ranks} positive numbers, got {speed.tolist()}")
+    S = np.concatenate([[0.0], np.cumsum(load)])
+    B, cap = _memory(bytes, memory, layers, ranks)
+    best = np.full((ranks + 1, layers + 1), np.inf)
+    cut = np.zeros((ranks + 1, layers + 1), dtype=int)
+    best[0, 0] = 0.0
+    for rank in range(1, ranks + 1):
+        for end in range(rank, layers - (ranks - rank) + 1):
+            first = np.arange(rank - 1, end)
+            value = np.maximum(best[rank - 1, first], (S[end] - S[first]) / speed[rank - 1])
+            value[B[end] - B[first] > cap[rank - 1]] = np.inf
+            k = int(np.argmin(value))
+            best[rank, end], cut[rank, end] = value[k], first[k]
+    if not np.isfinite(best[ranks, layers]):
+        raise PlanningError(
+            f"{layers} layers of {int(B[-1])} bytes do not fit {ranks} ranks with {cap.tolist()} bytes: "
+            "use more ranks, or ranks with more memory"
+        )
+    bounds = [layers]
+    for rank in range(ranks, 0, -1):
+        bounds.append(int(cut[rank, bounds[-1]]))
+    return Partition(bounds=tuple(reversed(bounds)))
+
+
+def _memory(
+    bytes: Sequence[int] | None, memory: Sequence[int] | None, layers: int, ranks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    if memory is None:
+        return np.zeros(layers + 1), np.full(ranks, np.inf)
+    if bytes is None or len(bytes) != layers or len(memory) != ranks:
+        raise PlanningError(f"memory needs bytes for {layers} layers and a limit for each of {ranks} ranks")
+    return np.concatenate([[0.0], np.cumsum(np.asarray(bytes, dtype=float))]), np.asarray(memory, dtype=float)
+
+
+def _check_counts(layers: int, ranks: int) -> None:
+    if ranks < 1 or layers < ranks:
+        raise PlanningError(
+            f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"
+        )

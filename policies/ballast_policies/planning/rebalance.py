@@ -1,0 +1,99 @@
+"""Whether to move layers now: the gain over what is left of the run against the cost of moving."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ballast_policies.planning.diffusion import diffuse
+from ballast_policies.planning.moves import Move, moves_between
+from ballast_policies.planning.partition import Partition, PlanningError, exact_partition
+from ballast_policies.planning.step_time import predict_step_seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceDecision:
+    """What to do, and why.
+
+    Attributes:
+        rebalance: True: move to ``partition``.
+        partition: the partition to move to, or the one in force.
+        moves: the layers that move.
+        step_seconds_before, step_seconds_after: predicted seconds per step.
+        why: in words, with numbers.
+    """
+
+    rebalance: bool
+    partition: Partition
+    moves: tuple[Move, ...]
+    step_seconds_before: float
+    step_seconds_after: float
+    why: str
+
+
+def decide_rebalance(
+    partition: Partition,
+    seconds: Sequence[float],
+    *,
+    microbatches: int,
+    min_gain: float,
+    horizon_steps: int,
+    move_seconds: float | None = None,
+    speeds: Sequence[float] | None = None,
+    bytes: Sequence[int] | None = None,
+    memory: Sequence[int] | None = None,
+    method: str = "exact",
+) -> RebalanceDecision:
+    """Compare the partition in force with the best one.
+
+    Args:
+        partition: the one in force.
+        seconds: measured seconds per step of each layer.
+        microbatches: per step.
+        min_gain: least relative gain in step time, 0.05 is 5 %; below it nothing moves, so that
+            noise in the measurement does not send layers back and forth.
+        horizon_steps: steps over which the move has to pay for itself.
+        move_seconds: what the last move cost; None: not known yet, taken as one step.
+        speeds: relative speed of each rank.
+        bytes: bytes of each layer.
+        memory: bytes that each rank can hold.
+        method: ``exact`` (dynamic programming) or ``diffusion`` (chain moves from today's).
+
+    Raises:
+        PlanningError: ``method`` is unknown.
+    """
+    if method == "exact":
+        candidate = exact_partition(seconds, partition.ranks, speeds=speeds, bytes=bytes, memory=memory)
+    elif method == "diffusion":
+        passed = diffuse(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
+        candidate = passed[-1] if passed else partition
+    else:
+        raise PlanningError(f"method: {method!r} is not one of exact, diffusion")
+    before = predict_step_seconds(partition.loads(seconds, speeds), microbatches)
+    after = predict_step_seconds(candidate.loads(seconds, speeds), microbatches)
+    cost = before if move_seconds is None else move_seconds
+    gain = (before - after) / before if before > 0 else 0.0
+    moves = moves_between(partition, candidate)
+
+    def decision(rebalance: bool, why: str) -> RebalanceDecision:
+        return RebalanceDecision(
+            rebalance=rebalance,
+            partition=candidate if rebalance else partition,
+            moves=moves if rebalance else (),
+            step_seconds_before=before,
+            step_seconds_after=after if rebalance else before,
+            why=why,
+        )
+
+    if not moves or gain <= 0:
+        return decision(False, "no other partition is faster")
+    if gain < min_gain:
+        return decision(False, f"the best partition gains {gain:.1%}, less than the {min_gain:.1%} asked for")
+    saved = (before - after) * horizon_steps
+    if saved <= cost:
+        return decision(
+            False, f"moving costs {cost:.3f} s and saves {saved:.3f} s over the next {horizon_steps} steps"
+        )
+    return decision(
+        True,
+        f"{len(moves)} layers move: {before:.4f} -> {after:.4f} s a step ({gain:.1%}), "
+        f"saving {saved:.2f} s over {horizon_steps} steps for {cost:.3f} s",
+    )

@@ -1,0 +1,199 @@
+"""Partitions, moves and repacks: optimal where promised, feasible always."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ballast_policies.planning import (
+    Partition,
+    PlanningError,
+    bubble,
+    decide_rebalance,
+    diffuse,
+    even_partition,
+    exact_partition,
+    imbalance,
+    moves_between,
+    predict_step_seconds,
+    repack,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+loads = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
+
+
+def all_partitions(layers, ranks):
+    for cuts in itertools.combinations(range(1, layers), ranks - 1):
+        yield Partition(bounds=(0, *cuts, layers))
+
+
+@given(seconds=loads, data=st.data())
+def test_the_exact_partition_equals_brute_force(seconds, data):
+    """No contiguous partition has a smaller largest load, also over ranks of unequal speed."""
+    ranks = data.draw(st.integers(1, len(seconds)))
+    speeds = data.draw(st.lists(st.floats(0.2, 5.0), min_size=ranks, max_size=ranks))
+    got = exact_partition(seconds, ranks, speeds=speeds).loads(seconds, speeds).max()
+    want = min(p.loads(seconds, speeds).max() for p in all_partitions(len(seconds), ranks))
+    assert got == pytest.approx(want, rel=1e-9)
+
+
+@given(seconds=loads, data=st.data())
+def test_the_exact_partition_respects_memory_or_says_that_none_fits(seconds, data):
+    """It is refused exactly where brute force finds no partition that fits."""
+    ranks = data.draw(st.integers(1, len(seconds)))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(seconds), max_size=len(seconds)))
+    memory = data.draw(st.lists(st.integers(1, 30), min_size=ranks, max_size=ranks))
+    fitting = [p for p in all_partitions(len(seconds), ranks) if (p.loads(sizes) <= np.array(memory)).all()]
+    if not fitting:
+        with pytest.raises(PlanningError, match="do not fit"):
+            exact_partition(seconds, ranks, bytes=sizes, memory=memory)
+        return
+    found = exact_partition(seconds, ranks, bytes=sizes, memory=memory)
+    assert (found.loads(sizes) <= np.array(memory)).all()
+    assert found.loads(seconds).max() == pytest.approx(min(p.loads(seconds).max() for p in fitting), rel=1e-9)
+
+
+@given(seconds=loads, data=st.data())
+def test_diffusion_only_improves_and_every_step_is_a_chain_move(seconds, data):
+    """Each step lowers the sorted loads; layers flow one way, over neighbouring boundaries."""
+    ranks = data.draw(st.integers(2, len(seconds)))
+    start = even_partition(len(seconds), ranks)
+    passed = (start, *diffuse(start, seconds))
+    for before, after in itertools.pairwise(passed):
+        shifts = [b - a for a, b in zip(before.bounds, after.bounds, strict=True)]
+        moved = [rank for rank, shift in enumerate(shifts) if shift]
+        assert moved == list(range(moved[0], moved[-1] + 1))
+        assert len({shift > 0 for shift in shifts if shift}) == 1
+        assert sorted(after.loads(seconds), reverse=True) < sorted(before.loads(seconds), reverse=True)
+
+
+def test_lb2_chain_diffusion_is_within_ten_percent_of_optimal_over_300_cases():
+    """Mean at most 1.01 and worst at most 1.10 of the exact partition, over pruning, freezing and early exit."""
+    random = np.random.default_rng(0)
+    ratios = []
+    for case in range(300):
+        layers, ranks = int(random.integers(24, 57)), int(random.choice([2, 4, 8]))
+        kind = case % 3
+        if kind == 0:
+            seconds = random.uniform(0.1, 1.0, layers)
+        elif kind == 1:
+            seconds = np.where(np.arange(layers) < random.integers(1, layers), 1 / 3, 1.0)
+        else:
+            seconds = np.maximum(0.05, 1.0 - np.arange(layers) / layers * random.uniform(0.3, 1.0))
+        start = even_partition(layers, ranks)
+        end = (start, *diffuse(start, seconds))[-1]
+        ratios.append(end.loads(seconds).max() / exact_partition(seconds, ranks).loads(seconds).max())
+    assert np.mean(ratios) <= 1.01
+    assert max(ratios) <= 1.10
+
+
+@given(layers=st.integers(1, 12), data=st.data())
+def test_moves_replay_to_the_new_partition(layers, data):
+    """The move list is complete: applying it to the old owners gives the new owners."""
+    ranks = data.draw(st.integers(1, layers))
+    cuts = st.lists(st.integers(1, max(1, layers - 1)), min_size=ranks - 1, max_size=ranks - 1, unique=True)
+    before, after = (
+        Partition(bounds=(0, *sorted(data.draw(cuts)), layers)) if ranks > 1 else even_partition(layers, 1)
+        for _ in range(2)
+    )
+    owners = [before.rank_of(layer) for layer in range(layers)]
+    for move in moves_between(before, after):
+        assert owners[move.layer] == move.from_rank
+        owners[move.layer] = move.to_rank
+    assert owners == [after.rank_of(layer) for layer in range(layers)]
+
+
+def test_fewer_layers_than_ranks_is_refused_with_the_numbers():
+    """The reader learns both counts."""
+    with pytest.raises(PlanningError, match="3 layers cannot be cut into 4 stages"):
+        even_partition(3, 4)
+
+
+def test_a1_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
+    """With equal stages and no communication T = (m + p - 1) t: the bubble is (p - 1) / (m + p - 1)."""
+    p, m, t = 4, 8, 0.25
+    step = predict_step_seconds([m * t] * p, m)
+    assert step == pytest.approx((m + p - 1) * t)
+    assert bubble([m * t] * p, step) == pytest.approx((p - 1) / (m + p - 1))
+
+
+def test_imbalance_is_largest_over_mean_less_one():
+    """B2's definition."""
+    assert imbalance([2.0, 1.0, 1.0]) == pytest.approx(0.5)
+    assert imbalance([0.0, 0.0]) == 0.0
+
+
+def decide(seconds, **changes):
+    arguments = {"microbatches": 4, "min_gain": 0.05, "horizon_steps": 100, "move_seconds": 0.1} | changes
+    return decide_rebalance(even_partition(len(seconds), 2), seconds, **arguments)
+
+
+@pytest.mark.parametrize("method", ["exact", "diffusion"])
+def test_a_rebalance_that_pays_is_decided_with_its_moves(method):
+    """A frozen prefix sends layers from the later rank to the earlier one."""
+    decision = decide([0.1, 0.1, 1.0, 1.0], method=method)
+    assert decision.rebalance
+    assert decision.partition.bounds == (0, 3, 4)
+    assert [(m.layer, m.from_rank, m.to_rank) for m in decision.moves] == [(2, 1, 0)]
+    assert decision.step_seconds_after < decision.step_seconds_before
+
+
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [
+        ({"min_gain": 0.9}, "less than the 90.0% asked for"),
+        ({"move_seconds": 1e6}, "moving costs"),
+        ({"horizon_steps": 0}, "moving costs"),
+    ],
+)
+def test_a_rebalance_that_does_not_pay_stays_put_and_says_why(changes, want):
+    """Hysteresis and the cost of moving are both in the decision's words."""
+    decision = decide([0.1, 0.1, 1.0, 1.0], **changes)
+    assert not decision.rebalance
+    assert decision.moves == ()
+    assert want in decision.why
+
+
+def test_even_layers_have_nothing_to_gain():
+    """The partition in force is kept where it is the best."""
+    assert decide([1.0, 1.0, 1.0, 1.0]).why == "no other partition is faster"
+
+
+def test_a_repack_takes_the_fewest_ranks_that_keep_the_pace():
+    """Layers at a quarter of their old cost fit half the ranks at the old step time."""
+    partition = even_partition(8, 4)
+    full = predict_step_seconds(partition.loads([1.0] * 8), 8)
+    decision = repack(partition, [0.25] * 8, microbatches=8, max_slowdown=0.0, reference_step_seconds=full)
+    assert decision.repack
+    assert decision.kept_ranks[0] == 0
+    assert sorted(decision.kept_ranks + decision.released_ranks) == [0, 1, 2, 3]
+    assert decision.step_seconds_after <= full
+    assert decision.partition.ranks == len(decision.kept_ranks) == 1
+
+
+@given(seconds=loads, data=st.data())
+def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
+    """Either all three hold and rank 0 stays, or nothing changes and the reason is given."""
+    ranks = data.draw(st.integers(1, len(seconds)))
+    least = data.draw(st.integers(1, ranks))
+    memory = data.draw(st.lists(st.integers(1, 20), min_size=ranks, max_size=ranks))
+    partition = even_partition(len(seconds), ranks)
+    decision = repack(
+        partition,
+        seconds,
+        microbatches=4,
+        min_ranks=least,
+        max_slowdown=0.5,
+        bytes=[1] * len(seconds),
+        memory=memory,
+    )
+    if not decision.repack:
+        assert decision.why.startswith("cannot do with fewer ranks")
+        assert decision.partition == partition
+        return
+    assert decision.kept_ranks[0] == 0
+    assert least <= len(decision.kept_ranks) < ranks
+    assert decision.step_seconds_after <= decision.step_seconds_before * 1.5 + 1e-9
+    kept_memory = [memory[rank] for rank in decision.kept_ranks]
+    assert (decision.partition.loads([1] * len(seconds)) <= np.array(kept_memory)).all()
