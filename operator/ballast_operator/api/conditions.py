@@ -1,0 +1,183 @@
+"""Condition types and reasons, one sentence each. A reason is never renamed; a finer one extends it as a prefix.
+
+A wait, a refusal and a user's error have different words, so that nobody waits for what will not come.
+"""
+
+import enum
+
+
+class JobState(enum.StrEnum):
+    """``TrainingJob.status.state``: one word for ``kubectl get tj``, derived from the conditions."""
+
+    WAITING = "Waiting"
+    """Admitted is False: no GPUs are assigned; the condition says why."""
+    STARTING = "Starting"
+    """GPUs are assigned and pods are on their way; not every rank trains yet."""
+    RUNNING = "Running"
+    """Every rank of the plan trains."""
+    REPACKING = "Repacking"
+    """It trains, and is about to hand pods back."""
+    STOPPING = "Stopping"
+    """It saves a checkpoint, or its pods are on their way out."""
+    SUSPENDED = "Suspended"
+    """``spec.suspend`` is set and it holds nothing."""
+    SUCCEEDED = "Succeeded"
+    """All steps are done."""
+    FAILED = "Failed"
+    """It failed for good."""
+
+
+class JobCondition(enum.StrEnum):
+    """Types of ``TrainingJob.status.conditions``."""
+
+    ADMITTED = "Admitted"
+    """The allocator has assigned GPUs to the job."""
+    RUNNING = "Running"
+    """Every rank of the plan trains."""
+    REBALANCED = "Rebalanced"
+    """Layers have moved between ranks while training."""
+    REPACKED = "Repacked"
+    """The job has handed pods back while training."""
+    PREEMPTED = "Preempted"
+    """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
+    SUCCEEDED = "Succeeded"
+    """All steps are done. Excludes Failed."""
+    FAILED = "Failed"
+    """It failed for good. Excludes Succeeded."""
+
+
+class JobReason(enum.StrEnum):
+    """Reasons of the conditions of a TrainingJob."""
+
+    # Admitted=True
+    ASSIGNED = "Assigned"
+    """Admitted: GPUs are assigned; the message names pool, type and number."""
+
+    # Admitted=False: waits
+    PENDING = "Pending"
+    """Not admitted: the allocator has not looked at the job yet."""
+    WAITING_FOR_POLICY = "WaitingForPolicy"
+    """Not admitted: there is no usable ClusterPolicy."""
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    """Not admitted: it fits, but other jobs hold the GPUs this round."""
+    WAITING_FOR_RELEASED_PODS = "WaitingForReleasedPods"
+    """Not admitted: its GPUs are promised, but pods of another job that hold them are not gone yet."""
+    BACKING_OFF = "BackingOff"
+    """Not admitted: it failed and is launched again after a pause that doubles each time."""
+    DRY_RUN = "DryRun"
+    """Not admitted: the ClusterPolicy only says what it would do."""
+    SUSPENDED = "Suspended"
+    """Not admitted or not running: ``spec.suspend`` is set."""
+
+    # Admitted=False: refusals
+    EXCEEDS_CAPACITY = "ExceedsCapacity"
+    """Not admitted: even an empty cluster has too few GPUs of one pool for ``pipeline.minStages``."""
+    NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
+    """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
+
+    # Admitted=False: user errors
+    MISCONFIGURED = "Misconfigured"
+    """Not admitted or failed: the spec cannot be used; the message names the field."""
+
+    # Running
+    ALL_RANKS_TRAIN = "AllRanksTrain"
+    """Running: rank 0 has acknowledged the plan for all ranks."""
+    NOT_ADMITTED = "NotAdmitted"
+    """Not running: see Admitted."""
+    PODS_STARTING = "PodsStarting"
+    """Not running: pods are made, bound, or pull their image."""
+    RANKS_MEETING = "RanksMeeting"
+    """Not running: all pods have an address and the plan; ranks connect and load the checkpoint."""
+    STOPPING = "Stopping"
+    """Not running: the trainer saves and stops, or the pods are being deleted."""
+    NOT_BOUND = "NotBound"
+    """Not running: not every pod of the gang ran in time, so all were taken back."""
+    FINISHED = "Finished"
+    """Not admitted and not running: the job has ended."""
+
+    # Running=False after a launch ended early; also the keys of status.restarts
+    USER_ERROR = "UserError"
+    """Restarts: the user's model, data, configuration or memory failed; counts toward ``backoffLimit``."""
+    HUNG = "Hung"
+    """Restarts: pods ran, but nothing was heard from them in time; counts toward ``backoffLimit``."""
+    POD_LOST = "PodLost"
+    """Restarts: a pod was killed, evicted or deleted by someone else."""
+    NODE_LOST = "NodeLost"
+    """Restarts: a node went away under a pod."""
+    PEER_LOST = "PeerLost"
+    """Restarts: ranks lost touch with each other."""
+    SHRINK_TIMEOUT = "ShrinkTimeout"
+    """Restarts: a shrink was not acknowledged in time."""
+
+    # Rebalanced
+    LAYERS_MOVED = "LayersMoved"
+    """Rebalanced: the trainer moved layers; the message has the imbalance before and after."""
+
+    # Repacked
+    REPACKING = "Repacking"
+    """Not repacked yet: a shrink is under way; the message names the pods that will go."""
+    PODS_RELEASED = "PodsReleased"
+    """Repacked: the named pods are gone and their GPUs are free."""
+    PROPOSAL_REFUSED = "ProposalRefused"
+    """Not repacked: the trainer's proposal breaks the spec's limits; the message says which."""
+
+    # Preempted
+    PREEMPTED = "Preempted"
+    """Preempted: this round gives the GPUs to another job, or this job to other GPUs."""
+    RESUMED = "Resumed"
+    """No longer preempted: it goes on from its checkpoint."""
+
+    # Succeeded, Failed
+    ALL_STEPS_DONE = "AllStepsDone"
+    """Succeeded: the last step is saved."""
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    """Failed: it failed by its own doing more often than ``backoffLimit`` allows."""
+
+
+class PolicyCondition(enum.StrEnum):
+    """Types of ``ClusterPolicy.status.conditions``."""
+
+    VALID = "Valid"
+    """The policy can be used."""
+    SOLVED = "Solved"
+    """The last allocation came from the solver of the chosen policy."""
+    READY = "Ready"
+    """The policy is in force: rounds are decided by it."""
+
+
+class PolicyReason(enum.StrEnum):
+    """Reasons of the conditions of a ClusterPolicy."""
+
+    # Valid
+    VALID = "Valid"
+    """Valid: pools match nodes and do not overlap."""
+    MISCONFIGURED = "Misconfigured"
+    """Not valid: the spec cannot be used; the message names the field."""
+    OVERLAPPING_POOLS = "OverlappingPools"
+    """Not valid: a node matches two pools; the message names node and pools."""
+    NO_SUCH_NODES = "NoSuchNodes"
+    """Valid, with a warning: the named pools match no node at present."""
+    NO_GPUS = "NoGpus"
+    """Valid, with a warning: nodes of the named pools do not offer the pool's GPU resource."""
+
+    # Solved
+    OPTIMAL = "Optimal"
+    """Solved: to optimality, or the policy needs no solver."""
+    NOTHING_TO_ALLOCATE = "NothingToAllocate"
+    """Solved: no job wants GPUs."""
+    FALLBACK_AFTER_TIMEOUT = "FallbackAfterTimeout"
+    """Not solved: the solver took too long and was ended; the greedy fallback decided."""
+    FALLBACK_AFTER_SOLVER_ERROR = "FallbackAfterSolverError"
+    """Not solved: the solver failed or died; the greedy fallback decided."""
+    NO_CAPACITY = "NoCapacity"
+    """Not solved: no pool has a GPU."""
+
+    # Ready
+    IN_FORCE = "InForce"
+    """Ready: rounds are decided by this policy."""
+    DRY_RUN = "DryRun"
+    """Not ready: ``spec.dryRun`` is set; status says what the policy would do."""
+    NOT_VALID = "NotValid"
+    """Not ready: see Valid."""
+    ANOTHER_POLICY_IN_FORCE = "AnotherPolicyInForce"
+    """Not ready: an older ClusterPolicy is in force; there is one at a time."""
