@@ -69,7 +69,7 @@ def test_diffusion_only_improves_and_every_step_is_a_chain_move(seconds, data):
 
 
 def test_lb2_chain_diffusion_is_within_ten_percent_of_optimal_over_300_cases():
-    """Mean at most 1.01 and worst at most 1.10 of the exact partition, over pruning, freezing and early exit."""
+    """Mean at most 1.01, worst at most 1.10 of the exact partition: pruning, freezing, early exit."""
     random = np.random.default_rng(0)
     ratios = []
     for case in range(300):
