@@ -1,6 +1,8 @@
 """How the process ends: exit code, termination message, and what a person reads."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
@@ -56,3 +58,12 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ConfigurationError | PeerLost | Stopped | CheckpointError):
         return str(error)
     return f"{type(error).__name__}: {error}"
+
+
+def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:
+    """What a heartbeat calls: ends the process at once, whatever its main thread waits for."""
+
+    def lost(message: str) -> None:
+        os._exit(end(ExitReason.PEER_LOST, message, log=log))
+
+    return lost

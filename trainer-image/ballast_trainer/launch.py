@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.reporting.console import Reporter, SilentReporter
-from ballast_trainer.runtime.decide import even_stages, usable_stages
+from ballast_trainer.runtime.decide import initial_stages, usable_stages
+from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
@@ -26,8 +27,12 @@ from ballast_trainer.runtime.stages import check_schedule, preload
 from ballast_trainer.runtime.state import Training
 from ballast_trainer.runtime.stopping import StopSignal
 
-PEER_TIMEOUT_SECONDS = 60.0
-"""How long a rank waits for another one before it counts as hung."""
+PEER_TIMEOUT_SECONDS = 120.0
+"""How long a collective waits for another rank; the heartbeat sees a hung rank long before."""
+
+HANG_SECONDS_ENV = "BALLAST_HANG_SECONDS"
+"""Seconds without a heartbeat after which a rank counts as hung."""
+HANG_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +88,21 @@ def train(
     stop: StopSignal,
     local_rank: int = 0,
     joining: bool = False,
+    lost: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Join the plan's ranks as ``pod`` and train to the end.
+
+    Args:
+        job: what to train.
+        plan: the ranks.
+        pod: this process among them.
+        store: where ranks meet; None for one rank that never grows.
+        channel: rank 0 talks to it.
+        reporter: rank 0 prints through it.
+        stop: whether SIGTERM came.
+        local_rank: which GPU of the machine to use.
+        joining: the plan grows a job that runs already, and this pod is new in it.
+        lost: called on a thread of its own when a rank hangs; must end the process.
 
     Raises:
         ConfigurationError: the plan has more ranks than the model has layers.
@@ -112,7 +130,7 @@ def train(
             module = dynamic.prepare(index, module)
         return module
 
-    stages = usable_stages(plan.stages, ranks, model.layer_count) or even_stages(
+    stages = usable_stages(plan.stages, ranks, model.layer_count) or initial_stages(
         None, ranks, model.layer_count
     )
     training = Training(
@@ -129,15 +147,22 @@ def train(
         stages=stages,
     )
     liaison = Liaison(channel, plan) if rank == 0 else None
+    heartbeat = None
+    if store is not None and lost is not None:
+        seconds = float(os.environ.get(HANG_SECONDS_ENV, HANG_SECONDS))
+        heartbeat = Heartbeat(store, pod=pod, hang_seconds=seconds, lost=lost)
     session = Session(
         training,
         liaison=liaison,
         reporter=reporter if rank == 0 else SilentReporter(),
         stop=stop,
         peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+        heartbeat=heartbeat,
     )
     try:
         return session.run(joining=joining)
     finally:
+        if heartbeat is not None:
+            heartbeat.close()
         if liaison is not None:
             liaison.close()

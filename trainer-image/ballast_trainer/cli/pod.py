@@ -17,7 +17,7 @@ from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitReason, Pl
 from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
-from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.runtime.stopping import StopSignal
 
@@ -101,6 +101,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
         reporter=JsonReporter(),
         stop=stop,
         joining=joining,
+        lost=end_on_lost_peer(log),
     )
     return end(outcome.reason, outcome.message, step=outcome.step, log=log)
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import click
 import yaml
 from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Rank
 
-from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError
 
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
+_CHILD_POLL_SECONDS = 0.1
+_CHILD_LEAVE_SECONDS = 30.0
 
 
 def _camel(name: str) -> str:
@@ -73,12 +76,26 @@ def _spawn(ranks: int) -> int:
         for rank in range(ranks)
     ]
     try:
-        codes = [child.wait() for child in children]
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-    return next((code for code in codes if code not in (0, ExitCode.PEER_LOST)), max(codes))
+        while any(child.poll() is None for child in children):
+            if any(child.poll() for child in children):
+                # One has failed: the others notice and leave by themselves, but a hung one does not.
+                _end_children(children)
+            time.sleep(_CHILD_POLL_SECONDS)
+    except KeyboardInterrupt:
+        _end_children(children)
+    codes = [child.wait() for child in children]
+    # A rank that only lost its peer is not the cause.
+    first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
+    return 128 - first if first < 0 else first
+
+
+def _end_children(children: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _CHILD_LEAVE_SECONDS
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
 
 
 def _open_store(rank: int) -> tuple[Any, str]:
@@ -139,6 +156,7 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
         reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
         stop=stop,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        lost=end_on_lost_peer(),
     )
     return end(outcome.reason, outcome.message, step=outcome.step)
 
@@ -158,7 +176,7 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
 @click.option(
     "--channel", "channel_folder", type=click.Path(path_type=Path), default=None, help="Directory for plans."
 )
-def run(  # noqa: PLR0917 - click passes by name
+def run(
     config_path: Path,
     assignments: tuple[str, ...],
     log: str,

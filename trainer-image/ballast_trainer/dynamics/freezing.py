@@ -6,15 +6,14 @@ computed or sent at all.  PipeTransformer and Egeria freeze from the front for t
 
 import math
 
-from torch import nn
-
 from ballast_trainer.config import DynamicConfig
+from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import World
 
 
-class Freezing:
+class Freezing(UnchangedHooks):
     """Freezes up to ``target`` of the layers, linearly from ``startStep`` to ``endStep``.
 
     The last layer always learns.
@@ -34,10 +33,6 @@ class Freezing:
         count = math.floor(self._target * self._layer_count * progress + 1e-9)
         return min(count, self._layer_count - 1)
 
-    def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """See :class:`~ballast_trainer.dynamics.protocol.Dynamic`."""
-        return module
-
     def conform(self, step: int, layers: LayerSet) -> None:
         """Freeze what is frozen before ``step``."""
         frozen = self.frozen_count(step - 1) if step > 0 else 0
@@ -51,9 +46,6 @@ class Freezing:
             return False
         self._freeze(layers, now)
         return True
-
-    def after_optimizer(self, layers: LayerSet) -> None:
-        """Nothing to do."""
 
     @staticmethod
     def _freeze(layers: LayerSet, count: int) -> None:

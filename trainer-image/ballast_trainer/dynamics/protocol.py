@@ -1,7 +1,8 @@
-"""What a kind of change while training must say: three functions.
+"""What a kind of change while training must say.
 
-A change is a pure function of the step, so that it is the same under every partition and after
-every restart; what it needs beyond the step travels as buffers of the layer.
+A change is a pure function of the step and of the layers' tensors, so that it is the same under
+every partition and after every restart; what it needs beyond the step travels as buffers of the
+layer.  Activations between layers keep their shape, since stages exchange them by fixed shapes.
 """
 
 from typing import Protocol
@@ -24,5 +25,25 @@ class Dynamic(Protocol):
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Carry out what is due before ``step``; collective. Returns whether layers' costs changed."""
 
+    def after_backward(self, layers: LayerSet) -> None:
+        """Called when a step's gradients are complete, before their norm is taken."""
+
     def after_optimizer(self, layers: LayerSet) -> None:
         """Called after each optimizer step, before the next forward."""
+
+
+class UnchangedHooks:
+    """Default for the hooks that most changes do not need."""
+
+    def prepare(self, index: int, module: nn.Module) -> nn.Module:
+        """The module as it is."""
+        return module
+
+    def conform(self, step: int, layers: LayerSet) -> None:
+        """Nothing to do."""
+
+    def after_backward(self, layers: LayerSet) -> None:
+        """Nothing to do."""
+
+    def after_optimizer(self, layers: LayerSet) -> None:
+        """Nothing to do."""

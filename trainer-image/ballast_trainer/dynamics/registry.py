@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from ballast_trainer.config import DynamicConfig
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.protocol import Dynamic
+from ballast_trainer.dynamics.pruning import Pruning
 from ballast_trainer.errors import ConfigurationError
 
-DYNAMICS: dict[str, Callable[[DynamicConfig, int], Dynamic]] = {"freezing": Freezing}
+DYNAMICS: dict[str, Callable[[DynamicConfig, int], Dynamic]] = {"freezing": Freezing, "pruning": Pruning}
 
 
 def build_dynamics(configs: Sequence[DynamicConfig], layer_count: int) -> tuple[Dynamic, ...]:

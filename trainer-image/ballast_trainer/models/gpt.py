@@ -3,8 +3,6 @@
 Layer 0 embeds, the last layer is norm and head, those between are the blocks.
 """
 
-import math
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -55,7 +53,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm transformer block [B, S, D] -> [B, S, D]."""
 
-    def __init__(self, dim: int, heads: int, dropout: float, depth: int) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads, dropout)
@@ -63,9 +61,6 @@ class Block(nn.Module):
         self.up = nn.Linear(dim, 4 * dim)
         self.down = nn.Linear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
-        # Residual branches start small, so that deep models start as shallow ones do (GPT-2).
-        for weight in (self.attention.out.weight, self.down.weight):
-            nn.init.normal_(weight, std=0.02 / math.sqrt(2 * depth))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> [B, S, D]."""
@@ -82,7 +77,6 @@ class Head(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.out = nn.Linear(dim, VOCABULARY, bias=False)
-        nn.init.normal_(self.out.weight, std=0.02)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> [B, S, V]."""
@@ -116,7 +110,7 @@ def build_gpt(
     def build_layer(index: int) -> nn.Module:
         if index == 0:
             return Embedding(dim, context, dropout)
-        return Head(dim) if index == layers - 1 else Block(dim, heads, dropout, layers - 2)
+        return Head(dim) if index == layers - 1 else Block(dim, heads, dropout)
 
     return Model(
         family="transformer",

@@ -39,17 +39,19 @@ class Layer:
     def __init__(self, index: int, module: nn.Module, config: TrainingConfig) -> None:
         self.index = index
         self.module = module
-        self._names = [name for name, _ in module.named_parameters()]
-        parameters = list(module.parameters())
-        self.optimizer = _make_optimizer(parameters, config) if parameters else None
+        self._config = config
+        self.optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer | None:
+        parameters = list(self.module.parameters())
+        return _make_optimizer(parameters, self._config) if parameters else None
 
     def state(self) -> dict[str, torch.Tensor]:
         """All tensors of the layer; module tensors are the live ones, not copies."""
         tensors = {MODULE + name: value for name, value in self.module.state_dict().items()}
         if self.optimizer is not None:
-            parameters = dict(self.module.named_parameters())
-            for name in self._names:
-                for key, value in self.optimizer.state.get(parameters[name], {}).items():
+            for name, parameter in self.module.named_parameters():
+                for key, value in self.optimizer.state.get(parameter, {}).items():
                     if isinstance(value, torch.Tensor):
                         tensors[f"{OPTIMIZER}{name}.{key}"] = value
         return tensors
@@ -62,16 +64,33 @@ class Layer:
         """
         module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
         self.module.load_state_dict(module)
+        # Loading may have replaced parameters: a pruned weight comes as its kept values.
+        self.optimizer = self._new_optimizer()
         if self.optimizer is None:
             return
         parameters = dict(self.module.named_parameters())
-        self.optimizer.state.clear()
         for name, value in tensors.items():
             if name.startswith(OPTIMIZER):
                 parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
                 # AdamW counts its steps on the CPU; moments live with their parameter.
                 device = value.device if value.dim() == 0 else parameters[parameter].device
                 self.optimizer.state[parameters[parameter]][key] = value.to(device, copy=True)
+
+    def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:
+        """Let the optimizer go on with ``new`` in place of ``old``, which may be the same.
+
+        Args:
+            old: a parameter of the layer.
+            new: what has taken its place in the module.
+            state: those entries of the optimizer's state that have changed with it.
+        """
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
+        kept = {**self.optimizer.state.pop(old, {}), **state}
+        if kept:
+            self.optimizer.state[new] = kept
 
     def byte_count(self) -> int:
         """Bytes of parameters, gradients and optimizer state."""

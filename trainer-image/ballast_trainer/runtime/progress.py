@@ -6,11 +6,12 @@ from typing import Any
 
 from ballast_policies.contract import Report, Stage
 
+from ballast_trainer.runtime.decide import predicted_step_seconds
 from ballast_trainer.runtime.profile import LayerCosts, imbalance
 from ballast_trainer.runtime.state import Training
 
 _MEASURED_STEPS = 3
-"""Steps measured after a rebalance before its imbalance counts as measured."""
+"""Steps measured before a figure of them counts."""
 
 
 def stages_as_json(stages: tuple[Stage, ...]) -> list[dict[str, int]]:
@@ -34,6 +35,7 @@ class Progress:
         self._imbalance_after: float | None = None
         self._rebalance_pause_ms: float | None = None
         self.move_seconds: float | None = None
+        self.reference_step_seconds: float | None = None
         self.checkpoint_step: int | None = None
         self.resumed_from_step: int | None = None
 
@@ -51,6 +53,10 @@ class Progress:
         self._done.append((time.monotonic(), training.step))
         self._step_seconds.append(seconds)
         self._costs = training.profile.costs() or self._costs
+        if self.reference_step_seconds is None and len(training.profile) >= _MEASURED_STEPS:
+            costs = training.profile.costs()
+            assert costs is not None
+            self.reference_step_seconds = predicted_step_seconds(training, costs)
         awaited = self._last_rebalance_step is not None and self._imbalance_after is None
         if awaited and len(training.profile) >= _MEASURED_STEPS:
             self._imbalance_after = self.imbalance()

@@ -107,7 +107,7 @@ def enter_grown(training: Training, world: World) -> None:
     training.rebuild()
 
 
-def _enter(  # noqa: PLR0917 - private, called twice
+def _enter(
     training: Training,
     plan: Plan,
     stages: tuple[Stage, ...],

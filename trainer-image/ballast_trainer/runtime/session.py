@@ -11,11 +11,19 @@ import time
 from typing import Any
 
 from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Proposal, Stage
+from ballast_policies.planning import RebalanceDecision
 
 from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.reporting.console import Reporter
 from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.decide import even_stages, improved_stages, repack_proposal, usable_stages
+from ballast_trainer.runtime.decide import (
+    initial_stages,
+    rebalance_decision,
+    repack_proposal,
+    stages_of,
+    usable_stages,
+)
+from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.migrate import MigrationFailed
 from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.runtime.process_group import peer_failures
@@ -58,12 +66,14 @@ class Session:
         reporter: Reporter,
         stop: StopSignal,
         peer_timeout_seconds: float,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._training = training
         self._liaison = liaison
         self._reporter = reporter
         self._stop = stop
         self._timeout = peer_timeout_seconds
+        self._heartbeat = heartbeat
         self._progress = Progress(training)
         self._proposal: Proposal | None = None
         config = training.config
@@ -88,9 +98,16 @@ class Session:
                 enter_grown(self._training, self._training.world)
             else:
                 self._launch()
+            self._watch_peers()
             outcome = self._loop()
+            if self._heartbeat is not None:
+                self._heartbeat.close()
             self._training.world.leave()
             return outcome
+
+    def _watch_peers(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.watch(self._training.world.pods)
 
     def _launch(self) -> None:
         training = self._training
@@ -126,7 +143,7 @@ class Session:
             agreed = self._train_step()
             if agreed.stop:
                 self._save()
-                return self._ended(ExitReason.STOPPED, "told to stop; the state is saved")
+                return self._ended(ExitReason.STOPPED, self._stopped_words("told to stop"))
             if agreed.epoch > training.plan.epoch:
                 outcome = self._follow_plan()
                 if outcome is not None:
@@ -153,6 +170,8 @@ class Session:
         training.meter.optimizer = optimizer_seconds
         assert training.pipeline is not None
         loss = training.pipeline.run(training.batch())
+        for dynamic in training.dynamics:
+            dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
         training.meter.optimizer = [0.0] * training.model.layer_count
         optimizer_step(
@@ -200,17 +219,21 @@ class Session:
             ack = Ack(epoch=plan.epoch, step=training.step, checkpoint_step=self._progress.checkpoint_step)
             if self._liaison is not None:
                 self._liaison.send(ack=ack)
-            return self._ended(ExitReason.STOPPED, f"plan {plan.epoch} says stop; the state is saved")
+            return self._ended(ExitReason.STOPPED, self._stopped_words(f"plan {plan.epoch} says stop"))
         old, new = set(training.world.pods), {rank.pod for rank in plan.ranks}
+        if self._heartbeat is not None:
+            # Ranks come and go until the new world stands.
+            self._heartbeat.watch(())
         if old == new:
             training.plan = plan
             training.world = dataclasses.replace(training.world, epoch=plan.epoch)
             self._acknowledge(pause_ms=None)
+            self._watch_peers()
             return None
         costs = training.profile.costs()
         stages: tuple[Stage, ...] = training.world.from_rank_0(
             usable_stages(plan.stages, len(plan.ranks), training.model.layer_count)
-            or even_stages(costs, len(plan.ranks), training.model.layer_count)
+            or initial_stages(costs, len(plan.ranks), training.model.layer_count)
         )
         before = training.world.size
         released = [pod for pod in training.world.pods if pod not in new]
@@ -221,6 +244,7 @@ class Session:
         if reshaped.released:
             return self._ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
         self._progress.reshaped()
+        self._watch_peers()
         self._migrated(reshaped)
         self._event(
             "repack" if new < old else "grow",
@@ -253,10 +277,13 @@ class Session:
         training = self._training
         decided = None
         if self._liaison is not None:
-            decided = improved_stages(training, move_seconds=self._progress.move_seconds)
-        stages = training.world.from_rank_0(decided)
-        if stages is None:
+            decided = rebalance_decision(training, move_seconds=self._progress.move_seconds)
+            if decided is not None:
+                logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
+        decision: RebalanceDecision | None = training.world.from_rank_0(decided)
+        if decision is None or not decision.rebalance:
             return
+        stages = stages_of(decision.partition)
         before = self._progress.imbalance()
         try:
             reshaped = move_layers(training, stages)
@@ -270,6 +297,8 @@ class Session:
             step=training.step,
             imbalance_before=before,
             imbalance_after=self._progress.imbalance(),
+            step_seconds_before=decision.step_seconds_before,
+            step_seconds_after=decision.step_seconds_after,
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
         )
@@ -280,7 +309,9 @@ class Session:
     def _propose(self) -> None:
         if self._liaison is None:
             return
-        proposal = repack_proposal(self._training)
+        proposal = repack_proposal(
+            self._training, reference_step_seconds=self._progress.reference_step_seconds
+        )
         if proposal is not None:
             self._liaison.send(proposal=proposal)
             if self._proposal is None:
@@ -291,6 +322,7 @@ class Session:
                     released_pods=proposal.released_pods,
                     step_seconds_before=proposal.step_seconds_before,
                     step_seconds_after=proposal.step_seconds_after,
+                    reason=proposal.reason,
                 )
             self._proposal = proposal
 
@@ -302,6 +334,12 @@ class Session:
         self._checkpoints.save(training.world, training.layers, training.step)
         self._progress.checkpoint_step = training.step
         self._event("checkpoint", step=training.step, pause_ms=watch.milliseconds())
+
+    def _stopped_words(self, why: str) -> str:
+        kept = (
+            "the state is saved" if self._checkpoints is not None else "no checkpoint.path, nothing is saved"
+        )
+        return f"{why}; {kept}"
 
     def _acknowledge(self, *, pause_ms: float | None) -> None:
         if self._liaison is not None:

@@ -1,0 +1,164 @@
+"""A linear layer whose weights can be pruned, and that computes sparsely once enough of them are.
+
+Up to :data:`SPARSE_FROM` the weight is dense with zeros in it, which costs what a dense weight
+costs.  Above, only the kept values remain, as a parameter of their own with gradient and optimizer
+state of that size, and forward and both backward products run on them in CSR:
+``y = W x``, ``dx = W^T dy``, and ``dW`` sampled at the kept positions.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+SPARSE_FROM = 0.85
+"""Sparsity from which the three CSR products together beat the dense ones; measured on one core by
+benchmarks/trainer_sparse.py."""
+
+
+class _Structure:
+    """Where the kept weights of a mask are, row-major and column-major."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        rows, columns = mask.shape
+        row, column = mask.nonzero(as_tuple=True)
+        self.flat = row * columns + column
+        self.by_column = torch.argsort(column * rows + row)
+        self.shape = (rows, columns)
+        self._row_major = (_offsets(row, rows), column)
+        self._column_major = (_offsets(column[self.by_column], columns), row[self.by_column])
+
+    def matrices(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The kept values as CSR matrices [rows, columns] and, transposed, [columns, rows]."""
+        rows, columns = self.shape
+        with warnings.catch_warnings():
+            # Torch says once per process that CSR is in beta.
+            warnings.simplefilter("ignore")
+            return (
+                torch.sparse_csr_tensor(*self._row_major, values, (rows, columns), check_invariants=False),
+                torch.sparse_csr_tensor(
+                    *self._column_major, values[self.by_column], (columns, rows), check_invariants=False
+                ),
+            )
+
+
+def _offsets(sorted_index: torch.Tensor, count: int) -> torch.Tensor:
+    counts = torch.bincount(sorted_index, minlength=count)
+    return torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+
+
+class _SparseProduct(torch.autograd.Function):
+    """``x @ W.T`` through the kept values of W; their gradient is sampled, never the dense one made."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, values: torch.Tensor, matrices: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.matrices = matrices
+        return torch.mm(matrices[0], x.t().contiguous()).t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        row_major, column_major = ctx.matrices
+        transposed = gradient.t().contiguous()
+        grad_x = torch.mm(column_major, transposed).t() if ctx.needs_input_grad[0] else None
+        grad_values = None
+        if ctx.needs_input_grad[1]:
+            grad_values = torch.sparse.sampled_addmm(row_major, transposed, x, beta=0.0).values()
+        return grad_x, grad_values, None
+
+
+class PrunableLinear(nn.Module):
+    """``nn.Linear`` with a mask; takes over the parameters of the layer it replaces.
+
+    Attributes:
+        weight: the dense weight [rows, columns]; None when sparse.
+        values: the kept weights [count]; None when dense.
+        mask: bool [rows, columns], True where a weight is kept.
+    """
+
+    mask: torch.Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        assert isinstance(linear.weight, nn.Parameter)
+        self.weight: nn.Parameter | None = linear.weight
+        self.values: nn.Parameter | None = None
+        self.bias = linear.bias
+        self.register_buffer("mask", torch.ones(linear.weight.shape, dtype=torch.bool))
+        self._structure: _Structure | None = None
+        self._matrices: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., columns] -> [..., rows]."""
+        if self.values is None:
+            assert self.weight is not None
+            return functional.linear(x, self.weight, self.bias)
+        if self._matrices is None:
+            assert self._structure is not None
+            self._matrices = self._structure.matrices(self.values.detach())
+        product = _SparseProduct.apply(x.reshape(-1, x.shape[-1]), self.values, self._matrices)
+        if self.bias is not None:
+            product = product + self.bias
+        shaped: torch.Tensor = product.reshape(*x.shape[:-1], product.shape[-1])
+        return shaped
+
+    @property
+    def learnt(self) -> nn.Parameter:
+        """The parameter that holds the weights: dense, or the kept values."""
+        parameter = self.weight if self.values is None else self.values
+        assert parameter is not None
+        return parameter
+
+    def dense(self, like_values: torch.Tensor | None = None) -> torch.Tensor:
+        """The weights [rows, columns] with zeros where pruned; or any tensor of the parameter's shape, so."""
+        source = self.learnt.detach() if like_values is None else like_values
+        if self._structure is None:
+            return source
+        full = source.new_zeros(self.mask.numel())
+        full[self._structure.flat] = source
+        return full.view_as(self.mask)
+
+    def compact(self, full: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`dense` under the mask in force."""
+        return full * self.mask if self._structure is None else full.reshape(-1)[self._structure.flat]
+
+    def prune(self, mask: torch.Tensor) -> None:
+        """Keep only the weights of ``mask``; above the crossover they become sparse."""
+        full = self.dense()
+        trainable = self.learnt.requires_grad
+        self.mask.copy_(mask)
+        self._matrices = None
+        if _sparse_pays(mask):
+            self._become_sparse(mask)
+            self.values = nn.Parameter(self.compact(full), requires_grad=trainable)
+        else:
+            assert self.weight is not None
+            with torch.no_grad():
+                self.weight.mul_(mask)
+
+    def weight_changed(self) -> None:
+        """The optimizer has stepped: the matrices are stale."""
+        self._matrices = None
+
+    def _become_sparse(self, mask: torch.Tensor) -> None:
+        self._structure = _Structure(mask)
+        self.weight = None
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        values = state_dict.get(prefix + "values")
+        if values is not None:
+            self._become_sparse(state_dict[prefix + "mask"])
+            self.values = nn.Parameter(torch.empty_like(values, device=self.mask.device))
+        self._matrices = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _sparse_pays(mask: torch.Tensor) -> bool:
+    # Torch's CSR products on the CPU need MKL.
+    possible = mask.is_cuda or torch.backends.mkl.is_available()
+    return possible and float(mask.sum()) <= (1 - SPARSE_FROM) * mask.numel()

@@ -1,0 +1,97 @@
+"""Sees a hung rank in seconds, where gloo would wait for its time-out.
+
+Every rank's heartbeat thread counts up a key of its own in the store and watches those of the
+others.  A dead rank closes its connections and is seen at once by its neighbours; a rank that is
+stopped, or whose machine is gone without a word, is seen here.  The main thread may be waiting for
+that rank inside torch and cannot be interrupted there, so the watcher ends the process.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+"""How often a rank counts up."""
+
+
+class Heartbeat:
+    """Beats for this pod and watches the others until it is closed."""
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        pod: str,
+        hang_seconds: float,
+        lost: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start beating.
+
+        Args:
+            store: where ranks meet; a connection of its own is opened.
+            pod: this process.
+            hang_seconds: a rank that has not counted up for so long is hung.
+            lost: called once, on the heartbeat's thread, with what happened.
+            clock: seconds.
+        """
+        self._store = store.clone()
+        self._pod = pod
+        self._hang_seconds = hang_seconds
+        self._lost = lost
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def watch(self, pods: Iterable[str]) -> None:
+        """Watch these pods from now on, and no others."""
+        now = self._clock()
+        with self._lock:
+            self._seen = {pod: (b"", now) for pod in pods if pod != self._pod}
+
+    def close(self) -> None:
+        """Stop beating; what others do no longer matters."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        beats = 0
+        while not self._closed.wait(BEAT_SECONDS):
+            beats += 1
+            try:
+                self._store.set(_key(self._pod), str(beats))
+                hung = self._hung()
+            except (dist.DistError, RuntimeError) as error:
+                # Rank 0 takes the store along when it ends; this rank may be ending too.
+                hung = f"rank 0's store is gone: {error}"
+            if hung and not self._closed.wait(BEAT_SECONDS):
+                self._lost(hung)
+                return
+
+    def _hung(self) -> str | None:
+        with self._lock:
+            pods = list(self._seen)
+        for pod in pods:
+            beat = self._store.get(_key(pod)) if self._store.check([_key(pod)]) else b""
+            now = self._clock()
+            with self._lock:
+                if pod not in self._seen:
+                    continue
+                last, since = self._seen[pod]
+                if beat != last:
+                    self._seen[pod] = (beat, now)
+                elif now - since > self._hang_seconds:
+                    return f"{pod} has not been heard of for {now - since:.0f} s"
+        return None
+
+
+def _key(pod: str) -> str:
+    return f"heartbeat/{pod}"
