@@ -1,0 +1,13 @@
+"""Rounds: from shares of time to gangs on nodes, again every few minutes."""
+
+from ballast_policies.allocation.rounds.decide import decide_round
+from ballast_policies.allocation.rounds.values import (
+    Gang,
+    Node,
+    Placement,
+    Round,
+    RoundSettings,
+    RoundState,
+)
+
+__all__ = ["Gang", "Node", "Placement", "Round", "RoundSettings", "RoundState", "decide_round"]
