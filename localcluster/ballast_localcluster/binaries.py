@@ -1,7 +1,7 @@
 """Find the control-plane binaries, or build them once into the user's cache folder.
 
-The build (Go, a few minutes on two cores) is keyed by the bytes it is made from, so that another version or an
-edited source is another folder, and a finished folder is never written again.
+The build (Go, a few minutes on two cores) is keyed by the bytes it is made from, so that another version or
+an edited source is another folder, and a finished folder is never written again.
 """
 
 import contextlib
@@ -59,8 +59,8 @@ def find_binaries(say: Say | None = None) -> Binaries:
             # Other projects set KUBEBUILDER_ASSETS to a folder with three of the five: then ours is built.
             if variable == "BALLAST_CONTROLPLANE":
                 raise BinariesError(
-                    f"{variable}={value} has no {', '.join(missing)}. To fix: put them there, or unset {variable} "
-                    "so that they are built."
+                    f"{variable}={value} has no {', '.join(missing)}. "
+                    f"To fix: put them there, or unset {variable} so that they are built."
                 )
     return _cached_or_built(say)
 
@@ -132,7 +132,8 @@ def _build(folder: Path, say: Say) -> None:
         shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(prefix=folder.name + ".building-", dir=folder.parent) as scratch:
         say(
-            f"building the local control plane (Kubernetes {kubernetes_version()}); once, about 4 minutes on 2 cores"
+            f"building the local control plane (Kubernetes {kubernetes_version()}); "
+            "once, about 4 minutes on 2 cores"
         )
         say("fetching its Go modules")
         listed = _run([go, "list", "-deps", "."], environment)
@@ -155,8 +156,8 @@ def _go_command() -> str:
     assert wanted is not None
     least = f"{wanted[1]}.{wanted[2]}"
     fix = (
-        f"To fix: install Go {least} or later (go.dev/dl), or set BALLAST_CONTROLPLANE to a folder that holds "
-        f"{', '.join(PROGRAMS)}."
+        f"To fix: install Go {least} or later (go.dev/dl), or set BALLAST_CONTROLPLANE "
+        f"to a folder that holds {', '.join(PROGRAMS)}."
     )
     if go is None:
         raise BinariesError(f"no `go` found, and the local control plane is built with it. {fix}")

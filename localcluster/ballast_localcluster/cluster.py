@@ -1,0 +1,284 @@
+"""A Kubernetes cluster on this machine: start it, add process nodes, stop it, and nothing is left.
+
+:class:`LocalCluster` is what tests, `ballast up` and `ballast demo` use.
+"""
+
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+from ballast_localcluster import components
+from ballast_localcluster.binaries import Binaries, find_binaries
+from ballast_localcluster.components import HOST, Layout, Settings
+from ballast_localcluster.credentials import NODE_AGENT_BINDING, NODE_AGENT_ROLE, write_credentials
+from ballast_localcluster.custom_resources import install_custom_resources
+from ballast_localcluster.errors import LocalClusterError, StartError
+from ballast_localcluster.nodes.configuration import AgentConfiguration
+from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.owner import WardenHandle, tail
+from ballast_localcluster.ports import free_ports
+from ballast_localcluster.rest import CallError, Rest
+from ballast_localcluster.waiting import Limit, eventually
+
+_PORT_ATTEMPTS = 3
+_AGENT_GRACE_SECONDS = 5.0
+
+
+class LocalCluster:
+    """etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and process nodes.
+
+    A context manager: leaving it stops everything.  After an exception the logs are kept and their place
+    is said. The cluster also ends when this program ends, whatever it dies of, unless it was released.
+
+    Args:
+        nodes: process nodes to begin with; they are Ready when ``start`` returns.
+        crds: files of CustomResourceDefinitions to install before the controllers start, so that the garbage
+            collector knows the kinds at once (it learns of later ones within half a minute).
+        settings: of the control plane.
+        folder: where everything is kept; None: a fresh folder under the temporary folder.
+        keep_logs: keep the logs after a stop without a failure, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: Iterable[ProcessNode] = (),
+        crds: Sequence[Path] = (),
+        settings: Settings | None = None,
+        folder: Path | None = None,
+        keep_logs: bool = False,
+    ) -> None:
+        self._first_nodes = tuple(nodes)
+        self._crds = tuple(crds)
+        self._settings = settings or Settings()
+        self._wanted_folder = folder
+        self._keep_logs = keep_logs
+        self._layout: Layout | None = None
+        self._warden: WardenHandle | None = None
+        self._rest: Rest | None = None
+        self._binaries: Binaries | None = None
+        self._agents: dict[str, tuple[str, ...]] = {}
+
+    def start(self) -> Self:
+        """Start the control plane and the first nodes, and wait until all of it is ready.
+
+        Raises:
+            BinariesError: the control plane is not built and cannot be.
+            StartError: a component ended, or was not ready within its limit; its log is kept and named.
+        """
+        self._binaries = find_binaries()
+        for attempt in range(_PORT_ATTEMPTS):
+            try:
+                self._start_once()
+            except BaseException as error:
+                port_taken = isinstance(error, StartError) and "address already in use" in str(error)
+                again = port_taken and attempt + 1 < _PORT_ATTEMPTS
+                self.stop(failed=not again)
+                if again:
+                    continue
+                raise
+            break
+        return self
+
+    def stop(self, *, failed: bool = False) -> None:
+        """Stop everything: pods as by a power cut, then the control plane.  A second stop does nothing.
+
+        Args:
+            failed: keep the logs and say where they are.
+        """
+        warden, self._warden, self._rest = self._warden, None, None
+        if warden is None:
+            return
+        keep = failed or self._keep_logs
+        warden.stop(keep_logs=keep)
+        if failed and self._layout is not None:
+            sys.stderr.write(f"localcluster: the logs are kept in {self._layout.logs}\n")
+
+    def release(self) -> Path:
+        """Let the cluster go on without this program (`ballast up`); its folder."""
+        self._running()
+        assert self._warden is not None
+        assert self._layout is not None
+        self._warden.release()
+        self._warden = None
+        return self._layout.folder
+
+    def add_node(self, node: ProcessNode) -> None:
+        """Join one process node, served by an agent of its own, and wait until it is Ready."""
+        self.add_nodes([node])
+
+    def add_nodes(self, nodes: Iterable[ProcessNode]) -> None:
+        """Join process nodes that share one agent process, and wait until they are Ready.
+
+        Raises:
+            StartError: the agent ended, or a node was not Ready in time.
+        """
+        nodes = tuple(nodes)
+        if not nodes:
+            return
+        rest, layout, warden = self._running()
+        taken = {name for names in self._agents.values() for name in names}
+        if double := taken & {node.name for node in nodes}:
+            raise LocalClusterError(f"nodes {sorted(double)} are in the cluster already")
+        agent = f"node-agent-{len(self._agents)}"
+        configuration = AgentConfiguration(
+            kubeconfig=layout.kubeconfig("node-agent"),
+            certificates=layout.certificates,
+            folder=layout.folder / "pods" / agent,
+            logs=layout.logs / "pods",
+            nodes=nodes,
+        )
+        path = layout.folder / f"{agent}.json"
+        configuration.write(path)
+        self._agents[agent] = tuple(node.name for node in nodes)
+        warden.start(
+            agent,
+            [sys.executable, "-m", "ballast_localcluster.nodes", str(path)],
+            layout.logs / f"{agent}.log",
+            grace=_AGENT_GRACE_SECONDS,
+        )
+        self._await(
+            f"nodes {', '.join(node.name for node in nodes)} to be Ready",
+            lambda: all(_is_ready(rest, node.name) for node in nodes),
+            Limit.NODES_READY,
+        )
+
+    def lose_node(self, name: str) -> None:
+        """Cut the power of a node: its agent and its pods die at once, and nobody tells the API server.
+
+        The nodes that were added in the same call share an agent, and its fate.
+
+        Raises:
+            LocalClusterError: no agent serves a node of that name.
+        """
+        _, _, warden = self._running()
+        for agent, names in self._agents.items():
+            if name in names:
+                warden.kill(agent)
+                return
+        raise LocalClusterError(f"no agent of this cluster serves a node {name!r}: {self._agents}")
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Kubeconfig of the cluster's administrator."""
+        return self._running()[1].kubeconfig("admin")
+
+    @property
+    def kubectl(self) -> Path:
+        """The kubectl that was built with the cluster."""
+        assert self._binaries is not None
+        return self._binaries.program("kubectl")
+
+    @property
+    def folder(self) -> Path:
+        """Where the cluster keeps its files."""
+        return self._running()[1].folder
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return self._running()[0].server
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.stop(failed=kind is not None and not issubclass(kind, (KeyboardInterrupt, SystemExit)))
+
+    def _running(self) -> tuple[Rest, Layout, WardenHandle]:
+        if self._rest is None or self._layout is None or self._warden is None:
+            raise LocalClusterError("the cluster is not running. To fix: call start() first.")
+        return self._rest, self._layout, self._warden
+
+    def _start_once(self) -> None:
+        assert self._binaries is not None
+        binaries, settings = self._binaries, self._settings
+        layout = self._layout = self._make_folder()
+        ports = free_ports()
+        # The certificates' module loads `cryptography`, which a program that only imports this one need not.
+        from ballast_localcluster.certificates import write_certificates
+
+        write_certificates(layout.certificates, components.CERTIFICATES)
+        server = f"https://{HOST}:{ports.api_server}"
+        write_credentials(layout.credentials, server, layout.certificates / "ca.crt")
+        (layout.folder / "scheduler.json").write_text(components.scheduler_configuration(layout))
+        self._agents = {}
+        warden = self._warden = WardenHandle(layout.folder, layout.logs / "warden.log")
+        rest = self._rest = Rest(layout.kubeconfig("admin"))
+
+        def run(name: str, command: list[str]) -> None:
+            warden.start(name, command, layout.logs / f"{name}.log")
+
+        run("etcd", components.etcd(binaries, layout, ports))
+        run("kube-apiserver", components.api_server(binaries, layout, ports, settings))
+        self._await("the API server", lambda: _answers(rest, "/readyz"), Limit.API_SERVER_READY)
+        for manifest in (NODE_AGENT_ROLE, NODE_AGENT_BINDING):
+            plural = manifest["kind"].lower() + "s"
+            rest.apply(f"/apis/{manifest['apiVersion']}/{plural}/{manifest['metadata']['name']}", manifest)
+        install_custom_resources(rest, self._crds)
+        run("kube-controller-manager", components.controller_manager(binaries, layout, settings))
+        run("kube-scheduler", components.scheduler(binaries, layout))
+        self._await(
+            "the controllers to make the default service account and its certificate",
+            lambda: (
+                _answers(rest, "/api/v1/namespaces/default/serviceaccounts/default")
+                and _answers(rest, "/api/v1/namespaces/default/configmaps/kube-root-ca.crt")
+            ),
+            Limit.CONTROLLERS_READY,
+        )
+        self.add_nodes(self._first_nodes)
+
+    def _make_folder(self) -> Layout:
+        if self._wanted_folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="ballast-cluster-"))
+        else:
+            folder = self._wanted_folder.resolve()
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, mode=0o700)
+        layout = Layout(folder=folder)
+        for inner in (layout.certificates, layout.credentials, layout.logs):
+            inner.mkdir(mode=0o700)
+        return layout
+
+    def _await(self, what: str, look: Callable[[], bool], limit: Limit) -> None:
+        _, layout, warden = self._running()
+
+        def look_again() -> bool:
+            warden.check(layout.logs)
+            return look()
+
+        try:
+            eventually(what, look_again, limit.seconds)
+        except TimeoutError as error:
+            logs = "\n".join(f"  {log.name}:\n{tail(log)}" for log in sorted(layout.logs.glob("*.log")))
+            raise StartError(f"{error}. The ends of the logs:\n{logs}") from error
+
+
+def _answers(rest: Rest, path: str) -> bool:
+    try:
+        rest.call("GET", path)
+    except CallError:
+        return False
+    return True
+
+
+def _is_ready(rest: Rest, node: str) -> bool:
+    try:
+        found = rest.call("GET", f"/api/v1/nodes/{node}")
+    except CallError:
+        return False
+    conditions = found["status"].get("conditions", [])
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    # The controller manager lifts the not-ready taint a moment later; pods do not fit before.
+    return ready and not any(
+        t["key"].startswith("node.kubernetes.io/") for t in found["spec"].get("taints", [])
+    )

@@ -1,0 +1,104 @@
+"""Who may do what in a local cluster: users with tokens, and a kubeconfig for each."""
+
+import base64
+import csv
+import dataclasses
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A user of the API server.
+
+    Attributes:
+        file: name of its kubeconfig, without ``.kubeconfig``.
+        name: its name, as RBAC sees it.
+        groups: its groups.
+    """
+
+    file: str
+    name: str
+    groups: tuple[str, ...] = ()
+
+
+NODE_AGENT = "system:ballast:node-agent"
+
+USERS = (
+    User(file="admin", name="admin", groups=("system:masters",)),
+    User(file="controller-manager", name="system:kube-controller-manager"),
+    User(file="scheduler", name="system:kube-scheduler"),
+    User(file="node-agent", name=NODE_AGENT),
+)
+
+
+def write_credentials(folder: Path, server: str, authority: Path) -> Path:
+    """Write a kubeconfig for each of ``USERS`` into ``folder``; the path of the API server's token file."""
+    tokens = {user: secrets.token_urlsafe(32) for user in USERS}
+    path = folder / "tokens.csv"
+    path.touch(mode=0o600)
+    with path.open("w", newline="") as handle:
+        writer = csv.writer(handle)
+        for number, (user, token) in enumerate(tokens.items()):
+            writer.writerow(
+                [token, user.name, f"user-{number}", *([",".join(user.groups)] if user.groups else [])]
+            )
+    for user, token in tokens.items():
+        write_kubeconfig(
+            folder / f"{user.file}.kubeconfig", server=server, authority=authority.read_bytes(), token=token
+        )
+    return path
+
+
+def write_kubeconfig(path: Path, *, server: str, authority: bytes, token: str) -> None:
+    """Write a self-contained kubeconfig, readable by this user alone; JSON, which is YAML."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {
+                "name": "local",
+                "cluster": {
+                    "server": server,
+                    "certificate-authority-data": base64.b64encode(authority).decode(),
+                },
+            }
+        ],
+        "users": [{"name": "user", "user": {"token": token}}],
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "user"}}],
+        "current-context": "local",
+    }
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(config, indent=1) + "\n")
+
+
+NODE_AGENT_ROLE: dict[str, Any] = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": NODE_AGENT},
+    "rules": [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["create", "get", "list", "watch", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
+        {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["configmaps", "secrets"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "verbs": ["create", "get", "update", "patch"],
+        },
+    ],
+}
+"""What a node agent needs, which is what a kubelet may do, for all nodes."""
+
+NODE_AGENT_BINDING: dict[str, Any] = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": NODE_AGENT},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NODE_AGENT},
+    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": NODE_AGENT}],
+}

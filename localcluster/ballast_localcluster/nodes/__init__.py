@@ -1,0 +1,1 @@
+"""Process nodes: Kubernetes nodes whose pods are processes of this machine."""

@@ -1,0 +1,7 @@
+"""``python -m ballast_localcluster.nodes CONFIGURATION``: run a node agent."""
+
+import sys
+
+from ballast_localcluster.nodes.agent import main
+
+sys.exit(main())

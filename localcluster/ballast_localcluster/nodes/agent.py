@@ -1,0 +1,125 @@
+"""The node agent: one process that serves the pods of one or more process nodes."""
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from ballast_localcluster.components import HOST
+from ballast_localcluster.nodes.addresses import PodAddresses
+from ballast_localcluster.nodes.api import Api, Manifest
+from ballast_localcluster.nodes.configuration import AgentConfiguration
+from ballast_localcluster.nodes.devices import Devices
+from ballast_localcluster.nodes.events import Events
+from ballast_localcluster.nodes.heartbeat import Heartbeat
+from ballast_localcluster.nodes.log_server import LogServer
+from ballast_localcluster.nodes.pod import Host, Pod
+
+log = logging.getLogger(__name__)
+
+VERSION = "v1.34.4-ballast.process"
+"""Reported as kubelet's version: the API it speaks, and that it is none."""
+
+
+class NodeAgent:
+    """Runs what is bound to its nodes.
+
+    Args:
+        configuration: which nodes, and where things are.
+    """
+
+    def __init__(self, configuration: AgentConfiguration) -> None:
+        self._configuration = configuration
+        self._pods: dict[str, Pod] = {}
+        self._hosts: dict[str, Host] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled; then every process of every pod is killed."""
+        configuration = self._configuration
+        configuration.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        addresses = PodAddresses()
+        server = LogServer(self._find, configuration.certificates, HOST)
+        await server.start()
+        try:
+            async with Api(configuration.kubeconfig) as api, asyncio.TaskGroup() as group:
+                events = Events(api)
+                for node in configuration.nodes:
+                    self._hosts[node.name] = Host(
+                        api=api,
+                        node=node,
+                        devices=Devices(node.gpus),
+                        addresses=addresses,
+                        events=events,
+                        folder=configuration.folder,
+                        logs=configuration.logs,
+                        address=HOST,
+                    )
+                    heartbeat = Heartbeat(api, node, host=HOST, port=server.port, version=VERSION)
+                    await heartbeat.register()
+                    group.create_task(heartbeat.keep_alive())
+                group.create_task(self._follow(api))
+        finally:
+            for pod in self._pods.values():
+                pod.power_cut()
+            await server.stop()
+            addresses.close()
+
+    async def _follow(self, api: Api) -> None:
+        # Bound pods of all nodes in one watch; the others' are dropped here.
+        async for change in api.follow("/api/v1/pods", {"fieldSelector": "spec.nodeName!="}):
+            if isinstance(change, list):
+                present = {item["metadata"]["uid"] for item in change}
+                for uid in [uid for uid in self._pods if uid not in present]:
+                    self._vanished(uid)
+                for item in change:
+                    self._seen(item)
+            elif change["type"] == "DELETED":
+                self._vanished(change["object"]["metadata"]["uid"])
+            else:
+                self._seen(change["object"])
+
+    def _seen(self, manifest: Manifest) -> None:
+        host = self._hosts.get(manifest["spec"].get("nodeName", ""))
+        if host is None:
+            return
+        metadata = manifest["metadata"]
+        pod = self._pods.get(metadata["uid"])
+        if pod is None:
+            pod = self._pods[metadata["uid"]] = Pod(manifest, host)
+            log.info("pod %s/%s is bound to %s", metadata["namespace"], metadata["name"], host.node.name)
+            pod.begin()
+        if "deletionTimestamp" in metadata:
+            pod.delete(metadata.get("deletionGracePeriodSeconds", 0))
+
+    def _vanished(self, uid: str) -> None:
+        if pod := self._pods.pop(uid, None):
+            log.info("pod %s/%s is gone", pod.metadata["namespace"], pod.metadata["name"])
+            task = asyncio.create_task(pod.vanish())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _find(self, namespace: str, name: str) -> Pod | None:
+        for pod in self._pods.values():
+            if (pod.metadata["namespace"], pod.metadata["name"]) == (namespace, name):
+                return pod
+        return None
+
+
+async def serve(configuration: AgentConfiguration) -> None:
+    """Run an agent until SIGTERM or SIGINT."""
+    task = asyncio.ensure_future(NodeAgent(configuration).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("the agent ends, and its pods with it")
+
+
+def main() -> int:
+    """``python -m ballast_localcluster.nodes CONFIGURATION``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(serve(AgentConfiguration.read(Path(sys.argv[1]))))
+    return 0

@@ -1,0 +1,125 @@
+"""From a container's spec to the command that runs: environment, expansion, paths, working directory."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ballast_localcluster.nodes.api import Api, Manifest
+from ballast_localcluster.nodes.environment import base_environment, declared_environment, expand
+from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.nodes.paths import mount_variable, translate
+from ballast_localcluster.nodes.process import Command
+from ballast_localcluster.nodes.references import ConfigurationError, References
+from ballast_localcluster.nodes.service_account import MOUNT_PATH, write_kubeconfig
+from ballast_localcluster.nodes.volumes import Volumes, mounts_of
+
+SLOWDOWN_VARIABLE = "BALLAST_EMULATED_SLOWDOWN"
+"""JSON {model family or "default": factor}, from the node; see the trainer's contract."""
+
+TERMINATION_VARIABLE = "TERMINATION_MESSAGE_PATH"
+"""The real file that stands for the container's ``terminationMessagePath``."""
+
+DEFAULT_TERMINATION_PATH = "/dev/termination-log"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandBuilder:
+    """Builds the commands of one pod's containers.
+
+    Attributes:
+        devices: container name -> indices of the emulated GPUs it holds.
+        folder: the pod's own.
+    """
+
+    host_api: Api
+    node: ProcessNode
+    pod: Manifest
+    volumes: Volumes
+    devices: Mapping[str, tuple[int, ...]]
+    folder: Path
+    log_folder: Path
+    address: str
+    host_address: str
+
+    async def command(self, container: Manifest, run: int) -> Command:
+        """The command of the ``run``-th run, from 0.
+
+        Raises:
+            ConfigurationError: a reference is missing, or there is nothing to run.
+        """
+        if not container.get("command"):
+            raise ConfigurationError(
+                f"container {container['name']} has no command, and process nodes do not read images, so its "
+                "entrypoint is not known. To fix: set command."
+            )
+        home = self.folder / "containers" / container["name"]
+        temporary = self.folder / "tmp"
+        for needed in (home, temporary):
+            needed.mkdir(parents=True, exist_ok=True)
+        mounts = mounts_of(container, self.volumes.paths)
+        termination = home / "termination-log"
+        places = {**mounts, container.get("terminationMessagePath", DEFAULT_TERMINATION_PATH): termination}
+
+        given = {
+            **base_environment(pod=self.pod, address=self.address, home=home, temporary=temporary),
+            **self._cluster_environment(mounts, home),
+            **self._node_environment(container["name"]),
+            **{
+                mount_variable(mount["name"]): str(mounts[mount["mountPath"]])
+                for mount in container.get("volumeMounts") or []
+            },
+            TERMINATION_VARIABLE: str(termination),
+        }
+        declared, literal = await declared_environment(
+            container,
+            self.pod,
+            References(self.host_api, self.pod["metadata"]["namespace"]),
+            given,
+            address=self.address,
+            host_address=self.host_address,
+        )
+        environment = {
+            **given,
+            **{k: translate(v, places) if k in literal else v for k, v in declared.items()},
+        }
+        words = [*container["command"], *(container.get("args") or [])]
+        # Paths are put in first: what $(NAME) brings in is real already.
+        argv = tuple(expand(translate(word, places), environment) for word in words)
+        folder = Path(translate(container["workingDir"], places)) if container.get("workingDir") else home
+        return Command(
+            argv=argv,
+            environment=environment,
+            folder=folder,
+            log=self.log_folder / container["name"] / f"{run}.log",
+        )
+
+    def _cluster_environment(self, mounts: Mapping[str, Path], home: Path) -> dict[str, str]:
+        """Where the API server is, and the pod's own credentials where it is given a token."""
+        server = urlsplit(self.host_api.server)
+        variables = {
+            "KUBERNETES_SERVICE_HOST": server.hostname or "",
+            "KUBERNETES_SERVICE_PORT": str(server.port),
+        }
+        account = mounts.get(MOUNT_PATH)
+        if account is not None and (account / "token").is_file():
+            path = home / "kubeconfig"
+            write_kubeconfig(
+                path,
+                server=self.host_api.server,
+                authority=self.host_api.authority,
+                token=account / "token",
+                namespace=self.pod["metadata"]["namespace"],
+            )
+            variables["KUBECONFIG"] = str(path)
+        return variables
+
+    def _node_environment(self, container: str) -> dict[str, str]:
+        variables = dict(self.node.environment)
+        if self.node.slowdown:
+            variables[SLOWDOWN_VARIABLE] = json.dumps(dict(self.node.slowdown), sort_keys=True)
+        # "void", as NVIDIA's runtime has it for a container that may see none.
+        held = self.devices.get(container, ())
+        variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(str(index) for index in held) or "void"
+        return variables

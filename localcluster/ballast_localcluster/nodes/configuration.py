@@ -1,0 +1,43 @@
+"""What a node agent is told: one JSON file, written by whoever starts it."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Self
+
+from ballast_localcluster.nodes.node import ProcessNode
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfiguration:
+    """Of one agent process.
+
+    Attributes:
+        kubeconfig: the agent's own credentials.
+        certificates: folder with ``ca.crt`` and the agent's serving pair ``node-agent.crt`` and ``.key``.
+        folder: where pods get their folders.
+        logs: where what pods print is kept, and left when a failed cluster's logs are.
+        nodes: the nodes it serves.
+    """
+
+    kubeconfig: Path
+    certificates: Path
+    folder: Path
+    logs: Path
+    nodes: tuple[ProcessNode, ...]
+
+    def write(self, path: Path) -> None:
+        """Write the JSON file."""
+        path.write_text(json.dumps(dataclasses.asdict(self), default=str, indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the JSON file back."""
+        value = json.loads(path.read_text())
+        return cls(
+            kubeconfig=Path(value["kubeconfig"]),
+            certificates=Path(value["certificates"]),
+            folder=Path(value["folder"]),
+            logs=Path(value["logs"]),
+            nodes=tuple(ProcessNode.from_values(node) for node in value["nodes"]),
+        )

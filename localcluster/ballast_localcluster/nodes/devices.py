@@ -1,0 +1,52 @@
+"""Which of a node's emulated GPUs a container holds."""
+
+import dataclasses
+from typing import Any
+
+from ballast_localcluster.nodes.node import GPU_RESOURCE
+
+
+class NotEnoughDevicesError(Exception):
+    """A pod asks for more GPUs than the node has free (it came around kube-scheduler)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Devices:
+    """The GPUs of one node, by index.
+
+    Attributes:
+        count: how many there are.
+        held: pod UID -> container name -> indices.
+    """
+
+    count: int
+    held: dict[str, dict[str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+
+    def take(self, pod: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Assign GPUs to each container of the pod that asks for any; all of them or none.
+
+        Raises:
+            NotEnoughDevicesError: with the numbers.
+        """
+        uid = pod["metadata"]["uid"]
+        taken = {index for other in self.held.values() for indices in other.values() for index in indices}
+        free = [index for index in range(self.count) if index not in taken]
+        wanted = {c["name"]: _gpus(c) for c in pod["spec"]["containers"]}
+        total = sum(wanted.values())
+        if total > len(free):
+            raise NotEnoughDevicesError(
+                f"the pod asks for {total} {GPU_RESOURCE}; the node has {len(free)} of {self.count} free"
+            )
+        given: dict[str, tuple[int, ...]] = {}
+        for name, number in wanted.items():
+            given[name], free = tuple(free[:number]), free[number:]
+        self.held[uid] = given
+        return given
+
+    def give_back(self, uid: str) -> None:
+        """The pod's processes are gone."""
+        self.held.pop(uid, None)
+
+
+def _gpus(container: dict[str, Any]) -> int:
+    return int(container.get("resources", {}).get("limits", {}).get(GPU_RESOURCE, 0))

@@ -1,0 +1,126 @@
+"""The environment of a container's process: small and clean, then what the pod asks for, as with kubelet."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ballast_localcluster.nodes.api import Manifest
+from ballast_localcluster.nodes.references import ConfigurationError, References, field_value
+from ballast_localcluster.processes import MARK_VARIABLE
+
+POD_MARK_VARIABLE = "BALLAST_POD_UID"
+"""In the environment of every process of a pod: the pod's UID. By it, strays are found when the pod ends."""
+
+_INHERITED = (MARK_VARIABLE, "PYTHONPATH", "LD_LIBRARY_PATH")
+"""The cluster's mark, and what this Python may need to start at all."""
+
+_EXPANSION = re.compile(r"\$(?:\$|\(([A-Za-z_.\-][A-Za-z0-9_.\-]*)\))")
+_NAME = re.compile(r"[A-Za-z_.\-][A-Za-z0-9_.\-]*")
+
+
+def search_path() -> str:
+    """PATH of a pod: the folder of this Python first, so that `ballast-train` is found, then the caller's."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def base_environment(*, pod: Manifest, address: str, home: Path, temporary: Path) -> dict[str, str]:
+    """What every process of the pod gets before its own variables."""
+    return {
+        "PATH": search_path(),
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+        "LANG": "C.UTF-8",
+        "HOSTNAME": pod["metadata"]["name"],
+        # One thread a process: many pods share the machine's few cores.
+        "OMP_NUM_THREADS": "1",
+        "POD_IP": address,
+        POD_MARK_VARIABLE: pod["metadata"]["uid"],
+        **{name: os.environ[name] for name in _INHERITED if name in os.environ},
+    }
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Kubernetes' expansion: ``$(NAME)`` by its value, left alone where it has none; ``$$`` is a dollar."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "$"
+        return variables.get(match[1], match[0])
+
+    return _EXPANSION.sub(value, text)
+
+
+async def declared_environment(
+    container: Manifest,
+    pod: Manifest,
+    references: References,
+    known: Mapping[str, str],
+    *,
+    address: str,
+    host_address: str,
+) -> tuple[dict[str, str], frozenset[str]]:
+    """The container's ``envFrom`` and ``env``, in order, later ones winning and seeing earlier ones.
+
+    Args:
+        container: its spec.
+        pod: whose container it is.
+        references: look-ups in the pod's namespace.
+        address: the pod's.
+        host_address: the node's.
+        known: variables that are there already, which ``$(NAME)`` may use.
+
+    Returns:
+        the variables, and the names of those whose value stands literally in the pod.
+
+    Raises:
+        ConfigurationError: a reference is missing or not emulated.
+    """
+    declared: dict[str, str] = {}
+    literal: set[str] = set()
+    for source in container.get("envFrom") or []:
+        data = await _source_data(source, references)
+        for key, content in data.items():
+            if _NAME.fullmatch(name := source.get("prefix", "") + key):
+                declared[name] = content.decode(errors="replace")
+    for variable in container.get("env") or []:
+        name = variable["name"]
+        if source := variable.get("valueFrom"):
+            value = await _referred(name, source, pod, references, address, host_address)
+            if value is not None:
+                declared[name] = value
+            literal.discard(name)
+        else:
+            declared[name] = expand(variable.get("value") or "", {**known, **declared})
+            literal.add(name)
+    return declared, frozenset(literal)
+
+
+async def _source_data(source: Manifest, references: References) -> dict[str, bytes]:
+    if reference := source.get("configMapRef"):
+        found = await references.config_map(reference["name"], optional=reference.get("optional", False))
+    else:
+        reference = source["secretRef"]
+        found = await references.secret(reference["name"], optional=reference.get("optional", False))
+    return found or {}
+
+
+async def _referred(
+    name: str, source: Manifest, pod: Manifest, references: References, address: str, host_address: str
+) -> str | None:
+    if field := source.get("fieldRef"):
+        return field_value(field["fieldPath"], pod, address, host_address)
+    if reference := source.get("configMapKeyRef"):
+        kind, look = "configmap", references.config_map
+    elif reference := source.get("secretKeyRef"):
+        kind, look = "secret", references.secret
+    else:
+        raise ConfigurationError(f"env {name}: process nodes do not emulate {', '.join(source)}")
+    optional = reference.get("optional", False)
+    data = await look(reference["name"], optional=optional) or {}
+    if reference["key"] not in data:
+        if optional:
+            return None
+        raise ConfigurationError(f"couldn't find key {reference['key']} in {kind} {reference['name']}")
+    return data[reference["key"]].decode(errors="replace")

@@ -1,0 +1,150 @@
+"""A node's registration, its lease and its status."""
+
+import asyncio
+import datetime
+import logging
+
+from ballast_localcluster.nodes.api import Api, ApiError, Manifest
+from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.nodes.states import now
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 3.0
+LEASE_SECONDS = 40
+STATUS_SECONDS = 10.0
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+
+
+class Heartbeat:
+    """Registers one node and keeps it alive in the API server's eyes.
+
+    Args:
+        host: address of the machine.
+        port: of the agent's log server.
+        version: what the node reports as kubelet's version.
+    """
+
+    def __init__(self, api: Api, node: ProcessNode, *, host: str, port: int, version: str) -> None:
+        self._api = api
+        self._node = node
+        self._host = host
+        self._port = port
+        self._version = version
+        self._uid = ""
+
+    async def register(self) -> None:
+        """Create the Node and its lease, or take over those of an agent before, and say that it is Ready."""
+        manifest = self._node.manifest()
+        try:
+            made = await self._api.call_until_reached("POST", "/api/v1/nodes", manifest)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            patch = {"metadata": {key: manifest["metadata"][key] for key in ("labels", "annotations")}}
+            made = await self._api.call_until_reached(
+                "PATCH",
+                f"/api/v1/nodes/{self._node.name}",
+                patch,
+                content_type="application/merge-patch+json",
+            )
+        self._uid = made["metadata"]["uid"]
+        await self._create_lease()
+        await self._post_status()
+
+    async def keep_alive(self) -> None:
+        """Renew the lease and, more seldom, the status, until cancelled."""
+        loop = asyncio.get_running_loop()
+        status_at = loop.time() + STATUS_SECONDS
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            try:
+                await self._renew()
+                if loop.time() >= status_at:
+                    await self._post_status()
+                    status_at = loop.time() + STATUS_SECONDS
+            except ApiError as error:
+                # The Node may be deleted (a reclaimed spot machine): like kubelet, the agent does not
+                # register it again, and the pod collector removes its pods.
+                log.warning("node %s: %s", self._node.name, error)
+
+    async def _create_lease(self) -> None:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node.name, "uid": self._uid}
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._node.name, "ownerReferences": [owner]},
+            "spec": {
+                "holderIdentity": self._node.name,
+                "leaseDurationSeconds": LEASE_SECONDS,
+                "renewTime": _micro_time(),
+            },
+        }
+        try:
+            await self._api.call_until_reached("POST", _LEASES, lease)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            await self._renew()
+
+    async def _renew(self) -> None:
+        patch = {"spec": {"renewTime": _micro_time(), "holderIdentity": self._node.name}}
+        await self._api.call_until_reached(
+            "PATCH",
+            f"{_LEASES}/{self._node.name}",
+            patch,
+            content_type="application/merge-patch+json",
+        )
+
+    async def _post_status(self) -> None:
+        await self._api.call_until_reached(
+            "PATCH",
+            f"/api/v1/nodes/{self._node.name}/status",
+            {"status": self._status()},
+            content_type="application/strategic-merge-patch+json",
+        )
+
+    def _status(self) -> Manifest:
+        moment = now()
+        conditions = [
+            ("Ready", "True", "NodeAgentReady", "the node agent is running"),
+            ("MemoryPressure", "False", "NotMeasured", "process nodes do not measure it"),
+            ("DiskPressure", "False", "NotMeasured", "process nodes do not measure it"),
+            ("PIDPressure", "False", "NotMeasured", "process nodes do not measure it"),
+        ]
+        return {
+            "capacity": self._node.capacity(),
+            "allocatable": self._node.capacity(),
+            "addresses": [
+                {"type": "InternalIP", "address": self._host},
+                {"type": "Hostname", "address": self._node.name},
+            ],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._port}},
+            "conditions": [
+                {
+                    "type": kind,
+                    "status": status,
+                    "reason": reason,
+                    "message": message,
+                    "lastHeartbeatTime": moment,
+                    "lastTransitionTime": moment,
+                }
+                for kind, status, reason, message in conditions
+            ],
+            "nodeInfo": {
+                "kubeletVersion": self._version,
+                "kubeProxyVersion": "",
+                "containerRuntimeVersion": "process://1",
+                "osImage": "this machine",
+                "operatingSystem": "linux",
+                "architecture": self._node.manifest()["metadata"]["labels"]["kubernetes.io/arch"],
+                "kernelVersion": "",
+                "machineID": "",
+                "systemUUID": "",
+                "bootID": "",
+            },
+        }
+
+
+def _micro_time() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

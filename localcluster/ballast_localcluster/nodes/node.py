@@ -1,0 +1,137 @@
+"""A process node: what it says of itself, and the Node object that says it to Kubernetes."""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping
+from typing import Any, Self
+
+from ballast_localcluster.errors import NodesFileError
+
+POOL_LABEL = "ballast.dev/pool"
+"""On nodes: the pool they belong to. Written here or by a cloud, read by a ClusterPolicy's nodeSelector."""
+
+CAPACITY_TYPE_LABEL = "ballast.dev/capacity-type"
+"""On nodes: ``onDemand`` or ``spot``."""
+
+EMULATED_SLOWDOWN_ANNOTATION = "ballast.dev/emulated-slowdown"
+"""On process nodes: JSON {model family or "default": factor >= 1}. Written here, read by people and tools; the
+node agent hands the same JSON to its pods as BALLAST_EMULATED_SLOWDOWN. Missing: nothing is emulated."""
+
+PROCESS_NODE_ANNOTATION = "ballast.dev/process-node"
+"""On process nodes: what is emulated, in words. Written here, for people."""
+
+GPU_RESOURCE = "nvidia.com/gpu"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A node's taint, as Kubernetes has it; ``effect`` is NoSchedule, PreferNoSchedule or NoExecute."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNode:
+    """A node whose pods are processes of this machine.
+
+    Its capacity is what it says, not what the machine has: nobody enforces it but kube-scheduler.
+
+    Attributes:
+        name: of the Node object.
+        gpus: how many emulated ``nvidia.com/gpu`` it offers.
+        pool: value of the label ``ballast.dev/pool``; empty for none.
+        capacity_type: ``onDemand`` or ``spot``, a label too; empty for none.
+        labels: further labels.
+        annotations: further annotations.
+        taints: keep pods away that do not tolerate them.
+        slowdown: emulated slow-down by model family ("default" for the others), each factor at least 1;
+            empty: pods run at the machine's speed and say nothing of emulation.
+        cpu, memory, pods: the rest of the capacity, as Kubernetes quantities.
+        environment: variables given to every pod of the node.
+    """
+
+    name: str
+    gpus: int = 0
+    pool: str = ""
+    capacity_type: str = ""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    slowdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    cpu: str = "32"
+    memory: str = "64Gi"
+    pods: int = 110
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0:
+            raise NodesFileError(f"node {self.name}: gpus is {self.gpus}, and cannot be negative")
+        if self.capacity_type not in ("", "onDemand", "spot"):
+            raise NodesFileError(
+                f"node {self.name}: capacity_type is {self.capacity_type!r}. To fix: onDemand or spot."
+            )
+        for family, factor in self.slowdown.items():
+            if factor < 1:
+                raise NodesFileError(
+                    f"node {self.name}: slowdown of {family} is {factor}: pads can only slow down, "
+                    "so a factor is at least 1"
+                )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """From decoded JSON or YAML with the attributes' names.
+
+        Raises:
+            NodesFileError: an unknown key or an impossible value.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := set(values) - known:
+            raise NodesFileError(f"a node has unknown keys {sorted(unknown)}. To fix: use {sorted(known)}.")
+        if not values.get("name"):
+            raise NodesFileError(f"a node has no name: {dict(values)}")
+        taints = tuple(Taint(**taint) for taint in values.get("taints", ()))
+        return cls(**{**values, "taints": taints})
+
+    def manifest(self) -> dict[str, Any]:
+        """The Node object, without status."""
+        labels = {
+            "kubernetes.io/hostname": self.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": _architecture(),
+            **({POOL_LABEL: self.pool} if self.pool else {}),
+            **({CAPACITY_TYPE_LABEL: self.capacity_type} if self.capacity_type else {}),
+            **self.labels,
+        }
+        annotations = {
+            PROCESS_NODE_ANNOTATION: "pods are processes; images, isolation, capacity, GPUs are emulated",
+            **(
+                {EMULATED_SLOWDOWN_ANNOTATION: json.dumps(dict(self.slowdown), sort_keys=True)}
+                if self.slowdown
+                else {}
+            ),
+            **self.annotations,
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": self.name, "labels": labels, "annotations": annotations},
+            "spec": {"taints": [dataclasses.asdict(taint) for taint in self.taints]},
+        }
+
+    def capacity(self) -> dict[str, str]:
+        """What the node offers, all of it allocatable."""
+        return {
+            "cpu": self.cpu,
+            "memory": self.memory,
+            "pods": str(self.pods),
+            "ephemeral-storage": "100Gi",
+            **({GPU_RESOURCE: str(self.gpus)} if self.gpus else {}),
+        }
+
+
+def _architecture() -> str:
+    machine = platform.machine().lower()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)

@@ -1,0 +1,212 @@
+"""One container of a pod: start it, watch it, start it again as the restart policy says."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ballast_localcluster.nodes.api import Manifest
+from ballast_localcluster.nodes.process import (
+    Command,
+    ContainerProcess,
+    ProcessStartError,
+    termination_message,
+)
+from ballast_localcluster.nodes.references import ConfigurationError
+from ballast_localcluster.nodes.restart import Backoff, restarts
+from ballast_localcluster.nodes.states import ContainerView, Running, State, Terminated, Waiting, now
+
+START_ERROR_EXIT_CODE = 128
+_CONFIGURATION_RETRY_SECONDS = 1.0
+
+Prepare = Callable[[int], Awaitable[Command]]
+Report = Callable[[str, str, str], None]
+
+
+class ContainerRunner:
+    """Runs one container.
+
+    Args:
+        container: its spec.
+        termination_file: where the process leaves its message.
+        prepare: builds the command for the run of that number (0: the first); raises ConfigurationError.
+        changed: is awaited after each change of state.
+        report: takes an event (type, reason, message).
+    """
+
+    def __init__(
+        self,
+        container: Manifest,
+        *,
+        termination_file: Path,
+        prepare: Prepare,
+        changed: Callable[[], Awaitable[None]],
+        report: Report,
+    ) -> None:
+        self.name: str = container["name"]
+        self._container = container
+        self._termination_file = termination_file
+        self._prepare = prepare
+        self._changed = changed
+        self._report = report
+        self._state: State = Waiting(reason="ContainerCreating")
+        self._last_state: Terminated | None = None
+        self._will_restart = False
+        self._process: ContainerProcess | None = None
+        self._stopping = asyncio.Event()
+        self.restarts = 0
+        self.container_id = ""
+
+    @property
+    def view(self) -> ContainerView:
+        """The container as it is now."""
+        return ContainerView(
+            name=self.name,
+            image=self._container.get("image", ""),
+            state=self._state,
+            last_state=self._last_state,
+            restarts=self.restarts,
+            container_id=self.container_id,
+            will_restart=self._will_restart,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the first process; None while none runs."""
+        return self._process.pid if self._process and isinstance(self._state, Running) else None
+
+    def resume(self, previous: Manifest) -> None:
+        """Take over from an agent that is gone, and its processes with it.
+
+        Args:
+            previous: the container's status, as that agent wrote it last.
+        """
+        self.restarts = previous.get("restartCount", 0)
+        state = previous.get("state", {})
+        if ended := state.get("terminated"):
+            self._state = Terminated(
+                exit_code=ended["exitCode"],
+                reason=ended.get("reason", ""),
+                message=ended.get("message", ""),
+                started_at=ended.get("startedAt", ""),
+                finished_at=ended.get("finishedAt", ""),
+                container_id=ended.get("containerID", ""),
+            )
+        elif running := state.get("running"):
+            self._state = Terminated(
+                exit_code=137,
+                reason="NodeLost",
+                message="the node went down with the process",
+                started_at=running.get("startedAt", ""),
+                finished_at=now(),
+                container_id=previous.get("containerID", ""),
+            )
+
+    def refuse(self, reason: str) -> None:
+        """Stay waiting, for the reason given; `run` will not be called."""
+        self._state = Waiting(reason=reason)
+
+    async def run(self, policy: str) -> Terminated:
+        """Run it under a restart policy until it is done or stopped; how it ended."""
+        backoff = Backoff()
+        if isinstance(self._state, Terminated):  # resumed
+            if not restarts(policy, self._state.exit_code):
+                return self._state
+            self._last_state, self.restarts = self._state, self.restarts + 1
+        while True:
+            began = time.monotonic()
+            ended = await self._run_once()
+            if self._stopping.is_set() or not restarts(policy, ended.exit_code):
+                self._state, self._will_restart = ended, False
+                await self._changed()
+                return ended
+            self._state, self._will_restart = ended, True
+            wait = backoff.seconds(time.monotonic() - began)
+            if wait:
+                self._last_state, self._will_restart = ended, False
+                self._state = Waiting(
+                    reason="CrashLoopBackOff",
+                    message=f"back-off {wait:g}s restarting failed container={self.name}",
+                )
+                self._report("Warning", "BackOff", f"Back-off restarting failed container {self.name}")
+            await self._changed()
+            if await self._stopped_within(wait):
+                self._state, self._will_restart = ended, False
+                return ended
+            self._last_state, self._will_restart, self.restarts = ended, False, self.restarts + 1
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM), and start it no more."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it (SIGKILL), and start it no more."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.kill()
+
+    async def _run_once(self) -> Terminated:
+        started_at = now()
+        command = await self._command()
+        if command is None:
+            return Terminated(exit_code=137, reason="Error", message="stopped before it started")
+        try:
+            self._termination_file.unlink(missing_ok=True)
+            self._process = await ContainerProcess.start(command)
+        except ProcessStartError as error:
+            self._report("Warning", "Failed", f"Error: {error}")
+            return Terminated(
+                exit_code=START_ERROR_EXIT_CODE,
+                reason="StartError",
+                message=str(error),
+                started_at=started_at,
+                finished_at=now(),
+            )
+        self.container_id = f"process://{self._process.pid}"
+        self._state = Running(started_at=started_at)
+        self._report("Normal", "Started", f"Started container {self.name} as process {self._process.pid}")
+        if self._stopping.is_set():  # it was asked to end while it was starting
+            self._process.terminate()
+        waiting = asyncio.ensure_future(self._process.wait())
+        try:
+            await self._changed()
+            code = await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self._process.kill()
+            raise
+        message = termination_message(
+            self._termination_file,
+            command.log,
+            policy=self._container.get("terminationMessagePolicy", "File"),
+            exit_code=code,
+        )
+        return Terminated(
+            exit_code=code,
+            reason="Completed" if code == 0 else "Error",
+            message=message,
+            started_at=started_at,
+            finished_at=now(),
+            container_id=self.container_id,
+        )
+
+    async def _command(self) -> Command | None:
+        """The command of this run, as soon as all it refers to exists; None once it is to stop."""
+        while not self._stopping.is_set():
+            try:
+                return await self._prepare(self.restarts)
+            except ConfigurationError as error:
+                problem = Waiting(reason="CreateContainerConfigError", message=str(error))
+                if problem != self._state:
+                    self._state = problem
+                    self._report("Warning", "Failed", f"Error: {error}")
+                    await self._changed()
+            await self._stopped_within(_CONFIGURATION_RETRY_SECONDS)
+        return None
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()

@@ -1,0 +1,167 @@
+"""A pod's volumes as directories of the pod's folder.
+
+ConfigMap, Secret, emptyDir, hostPath, downwardAPI and projected volumes.  Contents are those at the pod's
+start; service-account tokens are kept fresh.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from ballast_localcluster.nodes.api import Api, ApiError, Manifest
+from ballast_localcluster.nodes.references import ConfigurationError, References, field_value
+from ballast_localcluster.nodes.service_account import write_token
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class Token:
+    """A token file, and when it is to be written again (Unix time)."""
+
+    path: Path
+    source: Manifest
+    refresh_at: float
+
+
+class Volumes:
+    """The volumes of one pod.
+
+    Args:
+        folder: where each volume gets its directory.
+    """
+
+    def __init__(self, api: Api, pod: Manifest, folder: Path, address: str, host_address: str) -> None:
+        self._api = api
+        self._pod = pod
+        self._folder = folder
+        self._addresses = (address, host_address)
+        self._tokens: list[Token] = []
+        self.paths: dict[str, Path] = {}
+
+    async def realise(self, references: References) -> None:
+        """Make all of them; what was made before is made again.
+
+        Raises:
+            ConfigurationError: something is missing, or of a kind that is not emulated.
+        """
+        self._tokens.clear()
+        for volume in self._pod["spec"].get("volumes") or []:
+            self.paths[volume["name"]] = await self._realise(volume, references)
+
+    async def keep_tokens_fresh(self) -> None:
+        """Write tokens again before they expire, until cancelled."""
+        while self._tokens:
+            soonest = min(self._tokens, key=lambda token: token.refresh_at)
+            await asyncio.sleep(max(0.0, soonest.refresh_at - time.time()))
+            try:
+                soonest.refresh_at = await write_token(self._api, self._pod, soonest.source, soonest.path)
+            except ApiError as error:
+                log.warning("token of pod %s: %s", self._pod["metadata"]["name"], error)
+                soonest.refresh_at = time.time() + 10
+
+    async def _realise(self, volume: Manifest, references: References) -> Path:
+        directory = self._folder / volume["name"]
+        kind = next(key for key in volume if key != "name")
+        source = volume[kind]
+        if kind == "hostPath":
+            return _host_path(volume["name"], source)
+        directory.mkdir(parents=True, exist_ok=True)
+        match kind:
+            case "emptyDir":
+                pass
+            case "configMap":
+                data = await references.config_map(source["name"], optional=source.get("optional", False))
+                _write_items(directory, source, data or {}, f"configmap {source['name']}")
+            case "secret":
+                name = source["secretName"]
+                data = await references.secret(name, optional=source.get("optional", False))
+                _write_items(directory, source, data or {}, f"secret {name}")
+            case "downwardAPI":
+                self._write_fields(directory, source)
+            case "projected":
+                for part in source.get("sources") or []:
+                    await self._project(directory, part, references)
+            case _:
+                raise ConfigurationError(
+                    f"volume {volume['name']}: process nodes do not emulate {kind}. "
+                    "To fix: use emptyDir, hostPath, configMap, secret, downwardAPI or projected."
+                )
+        return directory
+
+    async def _project(self, directory: Path, part: Manifest, references: References) -> None:
+        match part:
+            case {"serviceAccountToken": source}:
+                path = _inside(directory, source["path"])
+                try:
+                    refresh_at = await write_token(self._api, self._pod, source, path)
+                except ApiError as error:
+                    raise ConfigurationError(f"token: {error}") from error
+                self._tokens.append(Token(path, source, refresh_at))
+            case {"configMap": source}:
+                data = await references.config_map(source["name"], optional=source.get("optional", False))
+                _write_items(directory, source, data or {}, f"configmap {source['name']}")
+            case {"secret": source}:
+                data = await references.secret(source["name"], optional=source.get("optional", False))
+                _write_items(directory, source, data or {}, f"secret {source['name']}")
+            case {"downwardAPI": source}:
+                self._write_fields(directory, source)
+            case _:
+                raise ConfigurationError(f"process nodes do not emulate the projection {', '.join(part)}")
+
+    def _write_fields(self, directory: Path, source: Manifest) -> None:
+        for item in source.get("items") or []:
+            if "fieldRef" not in item:
+                raise ConfigurationError(f"downwardAPI {item['path']}: only fieldRef is emulated")
+            value = field_value(item["fieldRef"]["fieldPath"], self._pod, *self._addresses)
+            _inside(directory, item["path"]).write_text(value)
+
+
+def mounts_of(container: Manifest, volumes: dict[str, Path]) -> dict[str, Path]:
+    """Container path -> real path of each volume mount.
+
+    Raises:
+        ConfigurationError: a sub-path that leads out of its volume.
+    """
+    mounts = {}
+    for mount in container.get("volumeMounts") or []:
+        real = volumes[mount["name"]]
+        if inner := mount.get("subPath"):
+            real = _inside(real, inner)
+            if not real.exists():
+                real.mkdir(parents=True)
+        mounts[mount["mountPath"]] = real
+    return mounts
+
+
+def _write_items(directory: Path, source: dict[str, Any], data: dict[str, bytes], what: str) -> None:
+    items = source.get("items")
+    wanted = {item["key"]: item["path"] for item in items} if items else {key: key for key in data}
+    for key, path in wanted.items():
+        if key not in data:
+            if source.get("optional", False):
+                continue
+            raise ConfigurationError(f"{what} has no key {key}")
+        _inside(directory, path).write_bytes(data[key])
+
+
+def _inside(directory: Path, path: str) -> Path:
+    target = directory / path
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ConfigurationError(f"path {path!r} leads out of its volume")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _host_path(name: str, source: Manifest) -> Path:
+    path, kind = Path(source["path"]), source.get("type", "")
+    if kind == "DirectoryOrCreate":
+        path.mkdir(parents=True, exist_ok=True)
+    elif kind == "FileOrCreate":
+        path.touch()
+    elif (kind == "Directory" and not path.is_dir()) or (kind == "File" and not path.is_file()):
+        raise ConfigurationError(f"volume {name}: hostPath {path} is no {kind.lower()}")
+    return path

@@ -1,0 +1,103 @@
+"""The owner's side of the warden: start it, tell it what to run, see what ended."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ballast_localcluster.errors import StartError
+from ballast_localcluster.waiting import Limit
+from ballast_localcluster.warden import EXITS_NAME
+
+_LOG_TAIL_LINES = 15
+
+
+class WardenHandle:
+    """A running warden of the cluster in ``folder``."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self._folder = folder
+        # Its own session: Ctrl-C in the owner's terminal is for the owner.
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ballast_localcluster.warden", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                text=True,
+            )
+
+    def start(self, name: str, command: list[str], log: Path, *, grace: float = 0.0) -> None:
+        """Run a command under the warden; with a ``grace``, SIGTERM and that many seconds end it."""
+        what = {
+            "name": name,
+            "command": command,
+            "log": str(log),
+            "grace": grace,
+            "environment": dict(os.environ),
+        }
+        self._send({"start": what})
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the process of that name."""
+        self._send({"kill": name})
+
+    def release(self) -> None:
+        """Let the warden go on without its owner."""
+        self._send({"stay": True})
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.returncode = 0  # it is not ours to wait for any more
+
+    def stop(self, *, keep_logs: bool) -> None:
+        """End everything and wait until it has ended."""
+        try:
+            self._send({"keep": keep_logs})
+            self._send({"stop": True})
+        except BrokenPipeError:
+            pass  # the warden has ended already
+        assert self._process.stdin is not None
+        try:
+            self._process.wait(Limit.STOPPED.seconds)
+        except subprocess.TimeoutExpired:
+            # Its children ask the kernel to die with it.
+            self._process.kill()
+            self._process.wait()
+        with self._process.stdin:
+            pass
+
+    def check(self, logs: Path) -> None:
+        """Raise where the warden or a process of it has ended.
+
+        Raises:
+            StartError: with the last lines of the log.
+        """
+        if self._process.poll() is not None:
+            raise StartError(f"the warden ended with code {self._process.returncode}")
+        for end in ended(self._folder):
+            raise StartError(
+                f"{end['name']} ended with code {end['code']}. "
+                f"The end of its log:\n{tail(logs / (end['name'] + '.log'))}"
+            )
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+
+def ended(folder: Path) -> list[dict[str, Any]]:
+    """What has ended so far: ``name``, ``pid`` and exit ``code`` of each."""
+    path = folder / EXITS_NAME
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, indented."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join("    " + line[:400] for line in lines[-_LOG_TAIL_LINES:])

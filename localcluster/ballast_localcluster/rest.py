@@ -1,0 +1,65 @@
+"""A few calls to the API server with the standard library alone, for starting a cluster."""
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+CALL_SECONDS = 10.0
+
+
+class CallError(Exception):
+    """The API server answered with an error status, or did not answer.
+
+    Attributes:
+        status: HTTP status; None without an answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Rest:
+    """The API server as one user, given by a kubeconfig that this package wrote."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        import base64
+
+        config = json.loads(kubeconfig.read_text())
+        cluster = config["clusters"][0]["cluster"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self.server: str = cluster["server"]
+        self._token: str = config["users"][0]["user"]["token"]
+        context = ssl.create_default_context(cadata=authority)
+        # Straight to the loopback address, whatever proxy the environment names.
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+
+    def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+        """One request; the decoded answer, or its text where it is not JSON.
+
+        Raises:
+            CallError: refused, failed, or no answer within ``CALL_SECONDS``.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type}
+        request = urllib.request.Request(self.server + path, data=data, method=method, headers=headers)
+        try:
+            with self._opener.open(request, timeout=CALL_SECONDS) as answer:
+                text = answer.read().decode()
+                return json.loads(text) if "json" in answer.headers.get_content_type() else text
+        except urllib.error.HTTPError as error:
+            with error:
+                text = error.read().decode(errors="replace")
+            raise CallError(f"{method} {path}: {error.code} {text[:2000]}", error.code) from error
+        except OSError as error:
+            raise CallError(f"{method} {path}: {error}") from error
+
+    def apply(self, path: str, manifest: dict[str, Any]) -> Any:
+        """Server-side apply of one object at its path."""
+        query = "?fieldManager=ballast-local-cluster&force=true"
+        return self.call("PATCH", path + query, manifest, "application/apply-patch+yaml")

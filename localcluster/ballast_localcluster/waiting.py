@@ -1,0 +1,54 @@
+"""Waiting for a condition, with a time limit that has a name.
+
+``BALLAST_PATIENCE`` multiplies every limit, for machines that are slow or busy.
+"""
+
+import enum
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_POLL_SECONDS = 0.05
+
+Found = TypeVar("Found")
+
+
+class Limit(enum.Enum):
+    """How long something may take, in seconds, on a busy two-core machine."""
+
+    API_SERVER_READY = 90.0
+    CONTROLLERS_READY = 60.0
+    KINDS_ESTABLISHED = 30.0
+    NODES_READY = 60.0
+    STOPPED = 30.0
+
+    @property
+    def seconds(self) -> float:
+        """The limit, times the patience of this environment."""
+        return float(self.value) * patience()
+
+
+def patience() -> float:
+    """The factor from ``BALLAST_PATIENCE``; 1 where it is not set."""
+    return float(os.environ.get("BALLAST_PATIENCE", "1"))
+
+
+def eventually(what: str, look: Callable[[], Found], seconds: float) -> Found:
+    """Look again and again until the result is true, and return it.
+
+    Args:
+        what: what is waited for, for the message.
+        look: looks once; what it raises goes through.
+        seconds: limit (a ``Limit``'s ``seconds``).
+
+    Raises:
+        TimeoutError: still not true after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        if result := look():
+            return result
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} s for {what}; the last look found {result!r}")
+        time.sleep(_POLL_SECONDS)

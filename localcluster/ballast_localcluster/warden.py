@@ -1,0 +1,187 @@
+"""The warden: starts the cluster's processes, and sees to it that none is left when it ends.
+
+It is a process of its own, in its own session, so that neither Ctrl-C nor a SIGKILL of the program that
+wanted the cluster can keep it from cleaning up.  Its owner writes one JSON object a line to its standard
+input::
+
+    {"start": {"name": ..., "command": [...], "environment": {...}, "log": path, "grace": seconds}}
+    {"kill": name}      SIGKILL, as a power cut
+    {"stay": true}      go on when the owner is gone (`ballast up`)
+    {"keep": true}      keep the logs when it ends
+    {"stop": true}      end now
+
+and the warden ends on ``stop``, on SIGTERM, and, unless told to stay, when the owner is gone: its end of
+the pipe is closed then, whatever it died of.  Ends of processes are written to ``exits.jsonl`` in the
+cluster's folder.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from ballast_localcluster.processes import MARK_VARIABLE, die_with_parent, kill_marked, signal_group
+
+LOCK_NAME = "warden.lock"
+EXITS_NAME = "exits.jsonl"
+KEPT_FOLDERS = ("logs",)
+_OWNER_POLL_SECONDS = 1.0
+_GRACE_SECONDS = 5.0
+
+
+class Warden:
+    """The processes of one cluster folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._graces: dict[str, float] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
+        self._stay = False
+        self._keep = False
+
+    async def run(self) -> None:
+        """Serve the owner until the end, then leave nothing behind."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._ending.set)
+        ending = asyncio.create_task(self._ending.wait())
+        listening = asyncio.create_task(self._listen())
+        watching = asyncio.create_task(self._watch_owner())
+        waiting: set[asyncio.Task[Any]] = {ending, listening, watching}
+        try:
+            while not self._ending.is_set():  # a listener may finish because we are to stay
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await self._end()
+
+    async def _listen(self) -> None:
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        while line := await reader.readline():
+            await self._obey(json.loads(line))
+        if not self._stay:
+            self._ending.set()
+
+    async def _watch_owner(self) -> None:
+        """A forked child of the owner may hold its end of the pipe open: look at the owner itself, too."""
+        owner = os.getppid()
+        while not self._stay:
+            if os.getppid() != owner:
+                self._ending.set()
+                return
+            await asyncio.sleep(_OWNER_POLL_SECONDS)
+
+    async def _obey(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"start": what}:
+                await self._start(what)
+            case {"kill": name} if name in self._children:
+                signal_group(self._children[name].pid, signal.SIGKILL)
+            case {"stay": stay}:
+                self._stay = stay
+            case {"keep": keep}:
+                self._keep = keep
+            case {"stop": True}:
+                self._ending.set()
+
+    async def _start(self, what: dict[str, Any]) -> None:
+        name = what["name"]
+        # A process with a grace is itself a keeper of processes: told to end, it ends them first.
+        number = signal.SIGTERM if what.get("grace") else signal.SIGKILL
+        with Path(what["log"]).open("ab") as log:  # noqa: ASYNC230 - a local file, opened once
+            child = await asyncio.create_subprocess_exec(
+                *what["command"],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**what["environment"], MARK_VARIABLE: str(self._folder)},
+                cwd=self._folder,
+                start_new_session=True,
+                preexec_fn=die_with_parent(number),
+            )
+        self._children[name] = child
+        self._graces[name] = what.get("grace") or 0.0
+        watcher = asyncio.create_task(self._record_exit(name, child))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _record_exit(self, name: str, child: asyncio.subprocess.Process) -> None:
+        code = await child.wait()
+        with (self._folder / EXITS_NAME).open("a") as exits:
+            exits.write(json.dumps({"name": name, "pid": child.pid, "code": code}) + "\n")
+
+    async def _end(self) -> None:
+        keepers = [name for name, grace in self._graces.items() if grace]
+        for name in keepers:
+            if self._children[name].returncode is None:
+                self._children[name].send_signal(signal.SIGTERM)
+        for name in keepers:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._children[name].wait(), self._graces[name])
+        for child in self._children.values():
+            if child.returncode is None:
+                signal_group(child.pid, signal.SIGKILL)
+        for child in self._children.values():
+            await child.wait()
+        await asyncio.gather(*self._watchers)
+        kill_marked(f"{MARK_VARIABLE}={self._folder}")
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if not self._keep:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
+        for entry in self._folder.iterdir():
+            if entry.name in KEPT_FOLDERS or entry.name == EXITS_NAME:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether a warden holds the folder (by its lock, which no dead process holds)."""
+    return warden_pid(folder) is not None
+
+
+def warden_pid(folder: Path) -> int | None:
+    """Process id of the warden that holds the folder; None where there is none."""
+    try:
+        with (folder / LOCK_NAME).open("r") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read())
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def main() -> int:
+    """``python -m ballast_localcluster.warden FOLDER``."""
+    folder = Path(sys.argv[1])
+    with (folder / LOCK_NAME).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        asyncio.run(Warden(folder).run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
