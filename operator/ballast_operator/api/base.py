@@ -1,13 +1,86 @@
-"""Bases and value types of the API models, and how they say what the CRD generator has to know."""
+"""Bases and value types of the API models, and how they say what the CRD generator has to know.
 
-from typing import Annotated, Any
+A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on reading an object here.
+"""
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """One entry of ``x-kubernetes-validations``.
+
+    Attributes:
+        expression: CEL over ``self`` (and ``oldSelf``: then it is checked on updates only).
+        message: what is wrong, and what to change.
+        field: path below ``self`` that the refusal names, e.g. ``.maxStages``; empty: ``self``.
+        holds: the same in Python; None for rules that compare with the old object.
+    """
+
+    expression: str
+    message: str
+    field: str = ""
+    holds: Callable[[Any], bool] | None = None
+
+    def to_schema(self) -> dict[str, str]:
+        """The entry."""
+        entry = {"rule": self.expression, "message": self.message}
+        if self.field:
+            entry["fieldPath"] = self.field
+        return entry
+
+
+def immutable(what: str, why: str) -> Rule:
+    """A rule that refuses changes of the field it stands on."""
+    return Rule("self == oldSelf", f"{what} is immutable: {why}. To fix: make a new TrainingJob")
+
+
+def schema(*rules: Rule, **extensions: Any) -> dict[str, Any]:
+    """``json_schema_extra`` of a field: CEL rules and ``x-kubernetes-*`` extensions (``list_type="map"``)."""
+    extra: dict[str, Any] = {
+        f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extensions.items()
+    }
+    if rules:
+        extra["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
+    return extra
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that is planned and not carried out yet: whoever sets it is told so.
+
+    Without it, the API server would drop the field in silence.
+
+    Attributes:
+        name: the field, camelCase.
+        type: its JSON type.
+        message: what to do instead.
+    """
+
+    name: str
+    type: str
+    message: str
 
 
 class ApiModel(BaseModel):
     """A part of an object: camelCase outside, frozen, described by its attributes' docstrings."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    REFUSED: ClassVar[tuple[Refused, ...]] = ()
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -20,8 +93,37 @@ class ApiModel(BaseModel):
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON as the API server has it: camelCase, defaults filled in, absent what is None."""
+        """JSON as the API server has it: camelCase, defaults filled in, without what is None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        for rule in type(self).RULES:
+            if rule.holds is not None and not rule.holds(self):
+                # The text is given as a value, so that braces in it are not taken for placeholders.
+                raise PydanticCustomError("rule", "{text}", {"text": rule.message, "field": rule.field})
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Add the rules to the schema."""
+        generated = handler(core_schema)
+        own = handler.resolve_ref_schema(generated)
+        for refused in cls.REFUSED:
+            own["properties"][refused.name] = {
+                "type": refused.type,
+                "description": f"Refused: {refused.message}.",
+                **({"x-kubernetes-preserve-unknown-fields": True} if refused.type == "object" else {}),
+            }
+        rules = [
+            *cls.RULES,
+            *(Rule(f"!has(self.{r.name})", f"{r.name}: {r.message}", f".{r.name}") for r in cls.REFUSED),
+        ]
+        if rules:
+            own["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
+        return generated
 
 
 class StatusModel(ApiModel):
@@ -30,52 +132,38 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
 
-def rule(expression: str, message: str, *, field: str | None = None, reason: str | None = None) -> dict[str, str]:
-    """One entry of ``x-kubernetes-validations``.
-
-    Args:
-        expression: CEL over ``self`` (and ``oldSelf``: then it is checked on updates only).
-        message: what is wrong and what to change.
-        field: path below ``self`` that the refusal names, e.g. ``.maxStages``.
-        reason: machine-readable; FieldValueInvalid where missing.
-    """
-    entry = {"rule": expression, "message": message}
-    if field is not None:
-        entry["fieldPath"] = field
-    if reason is not None:
-        entry["reason"] = reason
-    return entry
-
-
-def immutable(what: str, why: str) -> dict[str, str]:
-    """A rule that refuses changes of the field it stands on."""
-    return rule("self == oldSelf", f"{what} is immutable: {why}. To fix: make a new TrainingJob")
-
-
-def schema(*rules: dict[str, str], **extensions: Any) -> dict[str, Any]:
-    """``json_schema_extra`` with CEL rules and ``x-kubernetes-*`` extensions (``list_type="map"`` etc.)."""
-    extra: dict[str, Any] = {
-        f"x-kubernetes-{name.replace('_', '-')}": value for name, value in extensions.items()
-    }
-    if rules:
-        extra["x-kubernetes-validations"] = list(rules)
-    return extra
-
-
 Time = AwareDatetime
 """metav1.Time: RFC 3339 with a zone."""
 
-GpuType = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")]
+GpuType = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
 """Name of a GPU type, e.g. ``v100``; free to choose, the same in jobs and pools."""
 
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-"""A name of Kubernetes' kind."""
+"""Lower case letters, digits and hyphens."""
 
 Step = Annotated[int, Field(ge=0, le=2**53)]
 """A number of optimizer steps."""
 
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""A whole number from 1."""
+
+class ObjectMeta(ApiModel):
+    """metav1.ObjectMeta, as far as it is read here. The API server checks it; the CRD does not repeat it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    """The object's name."""
+    namespace: str = ""
+    """Empty for cluster-scoped objects."""
+    uid: str = ""
+    """Empty before the object exists."""
+    generation: int = 0
+    """Counts changes of the spec."""
+    creation_timestamp: Time | None = None
+    """When it was made."""
+    deletion_timestamp: Time | None = None
+    """When its deletion was asked for; None: it was not."""
 
 
 class Condition(StatusModel):
@@ -85,9 +173,11 @@ class Condition(StatusModel):
     """Which condition."""
     status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
     """True, False or Unknown."""
-    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    reason: Annotated[
+        str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    ]
     """Why, in a stable word."""
-    message: Annotated[str, Field(max_length=32768)]
+    message: Annotated[str, Field(max_length=32768)] = ""
     """Why, in a sentence with numbers."""
     last_transition_time: Time
     """When the status flipped last."""
@@ -96,6 +186,7 @@ class Condition(StatusModel):
 
 
 Conditions = Annotated[
-    tuple[Condition, ...], Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["type"]))
+    tuple[Condition, ...],
+    Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["type"])),
 ]
 """Conditions by type."""

@@ -1,5 +1,6 @@
-"""Condition types and reasons, one sentence each. A reason is never renamed; a finer one extends it as a prefix.
+"""Condition types and reasons, one sentence each.
 
+A reason is never renamed; a finer one extends it as a prefix.
 A wait, a refusal and a user's error have different words, so that nobody waits for what will not come.
 """
 

@@ -1,0 +1,73 @@
+"""Objects as the API server gives them -> models. The one place where bytes become values."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from ballast_operator.api.base import ApiModel
+from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, NodePool, Objective
+from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+
+M = TypeVar("M", bound=ApiModel)
+
+REFUSED = {
+    refused.name: refused.message
+    for model in (TrainingJobSpec, ClusterPolicySpec, NodePool, Objective)
+    for refused in model.REFUSED
+}
+"""Fields that are planned and refused until then -> what to do instead."""
+
+
+class InvalidObject(ValueError):  # noqa: N818 - reads as a sentence where it is raised
+    """An object cannot be used.
+
+    Attributes:
+        problems: one line each: ``spec.pipeline.maxStages: what is wrong``.
+    """
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def read_training_job(item: Mapping[str, Any]) -> TrainingJob:
+    """A TrainingJob from its JSON.
+
+    Raises:
+        InvalidObject: a field is missing, unknown, of the wrong type, or breaks a rule.
+    """
+    return _read(TrainingJob, item)
+
+
+def read_cluster_policy(item: Mapping[str, Any]) -> ClusterPolicy:
+    """A ClusterPolicy from its JSON.
+
+    Raises:
+        InvalidObject: a field is missing, unknown, of the wrong type, or breaks a rule.
+    """
+    return _read(ClusterPolicy, item)
+
+
+def _read(model: type[M], item: Mapping[str, Any]) -> M:
+    # Through JSON: only there does strict mode take a word for an enum and a text for a time.
+    try:
+        return model.model_validate_json(json.dumps(item))
+    except ValidationError as error:
+        raise InvalidObject(tuple(_problem(detail) for detail in error.errors(include_url=False))) from error
+
+
+def _problem(detail: Any) -> str:
+    path = ""
+    for part in detail["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    if detail["type"] == "missing":
+        return f"{path[1:]}: missing. To fix: give it a value"
+    if detail["type"] == "extra_forbidden" and detail["loc"][-1] in REFUSED:
+        return f"{path[1:]}: {REFUSED[detail['loc'][-1]]}"
+    if detail["type"] == "extra_forbidden":
+        return f"{path[1:]}: there is no such field. To fix: leave it out, or mend its spelling"
+    if detail["type"] == "rule":
+        return f"{(path + detail['ctx']['field'])[1:]}: {detail['msg']}"
+    return f"{path[1:]}: {detail['msg']}, got {json.dumps(detail['input'])[:200]}"
