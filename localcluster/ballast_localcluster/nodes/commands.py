@@ -1,14 +1,13 @@
 """From a container's spec to the command that runs: environment, expansion, paths, working directory."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ballast_localcluster.nodes.api import Api, Manifest
 from ballast_localcluster.nodes.environment import base_environment, declared_environment, expand
-from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.nodes.node import EMULATED_SLOWDOWN_ANNOTATION, ProcessNode
 from ballast_localcluster.nodes.paths import mount_variable, translate
 from ballast_localcluster.nodes.process import Command
 from ballast_localcluster.nodes.references import ConfigurationError, References
@@ -16,7 +15,7 @@ from ballast_localcluster.nodes.service_account import MOUNT_PATH, write_kubecon
 from ballast_localcluster.nodes.volumes import Volumes, mounts_of
 
 SLOWDOWN_VARIABLE = "BALLAST_EMULATED_SLOWDOWN"
-"""JSON {model family or "default": factor}, from the node; see the trainer's contract."""
+"""JSON {model family or "default": factor}, from the node's annotation; see the trainer's contract."""
 
 TERMINATION_VARIABLE = "TERMINATION_MESSAGE_PATH"
 """The real file that stands for the container's ``terminationMessagePath``."""
@@ -65,7 +64,7 @@ class CommandBuilder:
         given = {
             **base_environment(pod=self.pod, address=self.address, home=home, temporary=temporary),
             **self._cluster_environment(mounts, home),
-            **self._node_environment(container["name"]),
+            **await self._node_environment(container["name"]),
             **{
                 mount_variable(mount["name"]): str(mounts[mount["mountPath"]])
                 for mount in container.get("volumeMounts") or []
@@ -115,10 +114,12 @@ class CommandBuilder:
             variables["KUBECONFIG"] = str(path)
         return variables
 
-    def _node_environment(self, container: str) -> dict[str, str]:
+    async def _node_environment(self, container: str) -> dict[str, str]:
         variables = dict(self.node.environment)
-        if self.node.slowdown:
-            variables[SLOWDOWN_VARIABLE] = json.dumps(dict(self.node.slowdown), sort_keys=True)
+        # As it is now: `kubectl annotate node` changes the speed of the pods that start from then on.
+        node = await self.host_api.call_until_reached("GET", f"/api/v1/nodes/{self.node.name}")
+        if slowdown := (node["metadata"].get("annotations") or {}).get(EMULATED_SLOWDOWN_ANNOTATION):
+            variables[SLOWDOWN_VARIABLE] = slowdown
         # "void", as NVIDIA's runtime has it for a container that may see none.
         held = self.devices.get(container, ())
         variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(str(index) for index in held) or "void"

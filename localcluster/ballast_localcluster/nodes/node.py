@@ -15,8 +15,8 @@ CAPACITY_TYPE_LABEL = "ballast.dev/capacity-type"
 """On nodes: ``onDemand`` or ``spot``."""
 
 EMULATED_SLOWDOWN_ANNOTATION = "ballast.dev/emulated-slowdown"
-"""On process nodes: JSON {model family or "default": factor >= 1}. Written here, read by people and tools; the
-node agent hands the same JSON to its pods as BALLAST_EMULATED_SLOWDOWN. Missing: nothing is emulated."""
+"""On process nodes: JSON {model family or "default": factor >= 1}. Written here, read by the node agent,
+which hands it to the pods that it starts as BALLAST_EMULATED_SLOWDOWN. Missing: nothing is emulated."""
 
 PROCESS_NODE_ANNOTATION = "ballast.dev/process-node"
 """On process nodes: what is emulated, in words. Written here, for people."""

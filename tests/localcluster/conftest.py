@@ -1,0 +1,111 @@
+"""A local cluster with process nodes, shared by the tests of this folder; a namespace for each test."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.testing import ControlPlane, eventually, fresh_namespace
+
+POD_SECONDS = 30.0
+"""For what happens to a pod on a busy machine."""
+
+
+class Pods:
+    """Makes pods in one namespace, and looks at them."""
+
+    def __init__(self, cluster: LocalCluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
+        done = subprocess.run(
+            [self.cluster.kubectl, "--kubeconfig", self.cluster.kubeconfig, "-n", self.namespace, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    def apply(self, *manifests: dict) -> None:
+        items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(items))
+
+    def create(self, name: str, script: str = "", *, container: dict | None = None, **spec) -> None:
+        """A pod with one container that runs a shell script; ``container`` and ``spec`` add to them."""
+        body = {"name": "main", "image": "none", "command": ["sh", "-c", script], **(container or {})}
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, **spec.pop("metadata", {})},
+                "spec": {"restartPolicy": "Never", "containers": [body], **spec},
+            }
+        )
+
+    def get(self, name: str) -> dict | None:
+        text = self.kubectl("get", "pod", name, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text else None
+
+    def status(self, name: str) -> dict:
+        pod = self.get(name)
+        assert pod is not None, f"pod {name} is gone"
+        return pod["status"]
+
+    def wait_for_phase(self, name: str, *phases: str) -> dict:
+        def look() -> dict:
+            status = self.status(name)
+            assert status["phase"] in phases, status
+            return status
+
+        return self.eventually(look, f"pod {name} to be {' or '.join(phases)}")
+
+    def run(self, name: str, script: str, **more) -> dict:
+        """Run a pod to its end; the state its container ended in."""
+        self.create(name, script, **more)
+        status = self.wait_for_phase(name, "Succeeded", "Failed")
+        return status["containerStatuses"][0]["state"]["terminated"]
+
+    def logs(self, name: str, *options: str) -> str:
+        return self.kubectl("logs", name, *options)
+
+    def wait_for_log(self, name: str, line: str) -> None:
+        self.eventually(lambda: line in self.logs(name), f"{line!r} in the log of {name}")
+
+    def wait_until_gone(self, name: str) -> None:
+        self.eventually(lambda: self.get(name) is None, f"pod {name} to be gone")
+
+    def eventually(self, look, what: str):
+        return eventually(look, POD_SECONDS, what)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """One cluster with two nodes of two emulated GPUs each, of different speed."""
+    nodes = [
+        ProcessNode(name="fast", gpus=2, pool="fast", slowdown={"default": 2.0, "transformer": 3.5}),
+        ProcessNode(name="plain", gpus=2, pool="plain", labels={"size": "small"}),
+    ]
+    with LocalCluster(nodes=nodes) as running:
+        yield running
+
+
+@pytest.fixture
+def pods(cluster):
+    """Pods in a fresh namespace."""
+    with fresh_namespace(ControlPlane(kubeconfig=cluster.kubeconfig, cluster=cluster)) as namespace:
+        yield Pods(cluster, namespace)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that id runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
