@@ -1,0 +1,105 @@
+"""Clusters that go on in the background, by name: `ballast up` and `ballast down`."""
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ballast_localcluster.binaries import find_binaries
+from ballast_localcluster.cluster import LocalCluster
+from ballast_localcluster.components import Layout
+from ballast_localcluster.errors import LocalClusterError
+from ballast_localcluster.nodes.node import ProcessNode
+from ballast_localcluster.waiting import Limit, eventually
+from ballast_localcluster.warden import warden_pid
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundCluster:
+    """A cluster that runs in the background.
+
+    Attributes:
+        name: its name.
+        kubeconfig: of its administrator.
+        kubectl: the kubectl that was built with it.
+        folder: where its files and logs are.
+        nodes: names of the nodes it was started with; empty where it was running already.
+        was_running: it was there before.
+    """
+
+    name: str
+    kubeconfig: Path
+    kubectl: Path
+    folder: Path
+    nodes: tuple[str, ...] = ()
+    was_running: bool = False
+
+
+def clusters_folder() -> Path:
+    """Where background clusters are kept: ``$XDG_STATE_HOME`` or ``~/.local/state``, then ``ballast/clusters``."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ballast" / "clusters"
+
+
+def up(name: str, nodes: Iterable[ProcessNode], crds: Sequence[Path] = ()) -> BackgroundCluster:
+    """Start a cluster that goes on when this program ends; one that runs already is left as it is.
+
+    Raises:
+        LocalClusterError: an impossible name, or it does not start.
+    """
+    folder = _folder(name)
+    running = warden_pid(folder) is not None
+    nodes = tuple(nodes)
+    if not running:
+        cluster = LocalCluster(nodes=nodes, crds=crds, folder=folder)
+        try:
+            cluster.start()
+            cluster.release()
+        except BaseException:
+            cluster.stop(failed=True)
+            raise
+    return BackgroundCluster(
+        name=name,
+        kubeconfig=Layout(folder=folder).kubeconfig("admin"),
+        kubectl=find_binaries().program("kubectl"),
+        folder=folder,
+        nodes=() if running else tuple(node.name for node in nodes),
+        was_running=running,
+    )
+
+
+def down(name: str) -> bool:
+    """Stop a background cluster and remove its files; False where there is none of that name.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    folder = _folder(name)
+    pid = warden_pid(folder)
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        eventually(f"cluster {name} to end", lambda: warden_pid(folder) is None, Limit.STOPPED.seconds)
+    existed = pid is not None or folder.exists()
+    shutil.rmtree(folder, ignore_errors=True)  # of one that did not end in order, say by a power cut
+    return existed
+
+
+def names() -> tuple[str, ...]:
+    """Names of the background clusters that run."""
+    base = clusters_folder()
+    if not base.is_dir():
+        return ()
+    return tuple(sorted(entry.name for entry in base.iterdir() if warden_pid(entry) is not None))
+
+
+def _folder(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise LocalClusterError(
+            f"{name!r} cannot be a cluster's name. To fix: lower-case letters, digits and dashes, 42 at most."
+        )
+    return clusters_folder() / name
