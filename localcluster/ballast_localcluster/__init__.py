@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ballast_localcluster.cluster import LocalCluster
-    from ballast_localcluster.default_nodes import default_nodes
     from ballast_localcluster.nodes.node import ProcessNode
 
-__all__ = ["LocalCluster", "ProcessNode", "default_nodes"]
+__all__ = ["LocalCluster", "ProcessNode"]
 
 _HOMES = {
     "LocalCluster": "ballast_localcluster.cluster",
     "ProcessNode": "ballast_localcluster.nodes.node",
-    "default_nodes": "ballast_localcluster.default_nodes",
 }
 
 
