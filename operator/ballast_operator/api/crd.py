@@ -1,0 +1,190 @@
+"""The two CustomResourceDefinitions, made from the models."""
+
+import dataclasses
+from typing import Any
+
+import yaml
+
+from ballast_operator.api import meta
+from ballast_operator.api.base import ApiModel
+from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, ClusterPolicyStatus
+from ballast_operator.api.structural import Schema, structural_schema
+from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+from ballast_operator.api.training_job_status import TrainingJobStatus
+
+HEADER = "# Generated from the models in ballast_operator.api by `ballast crds`. Edit those.\n"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column of ``kubectl get``; those of priority 1 come with ``-o wide``."""
+
+    name: str
+    type: str
+    path: str
+    description: str
+    wide: bool = False
+
+    def to_schema(self) -> dict[str, Any]:
+        """One entry of ``additionalPrinterColumns``."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "jsonPath": self.path,
+            "description": self.description,
+            **({"priority": 1} if self.wide else {}),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """What a CRD says about a kind beyond its schema."""
+
+    kind: str
+    plural: str
+    singular: str
+    short_name: str
+    scope: str
+    root: type[ApiModel]
+    spec: type[ApiModel]
+    status: type[ApiModel]
+    columns: tuple[Column, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the CRD."""
+        return f"{self.plural}.{meta.GROUP}"
+
+    @property
+    def file_name(self) -> str:
+        """File below ``crds/``."""
+        return f"{meta.GROUP}_{self.plural}.yaml"
+
+
+RESOURCES = (
+    Resource(
+        kind=meta.TRAINING_JOB_KIND,
+        plural=meta.TRAINING_JOB_PLURAL,
+        singular=meta.TRAINING_JOB_SINGULAR,
+        short_name=meta.TRAINING_JOB_SHORT_NAME,
+        scope="Namespaced",
+        root=TrainingJob,
+        spec=TrainingJobSpec,
+        status=TrainingJobStatus,
+        columns=(
+            Column("State", "string", ".status.state", "What it does, in one word."),
+            Column("GPU type", "string", ".status.allocation.gpuType", "Type of the GPUs it holds."),
+            Column("GPUs", "integer", ".status.allocation.gpus", "GPUs it holds."),
+            Column("Step", "integer", ".status.progress.step", "Optimizer steps done."),
+            Column("Progress%", "integer", ".status.progress.percent", "Of spec.totalSteps."),
+            Column("Pool", "string", ".status.allocation.pool", "Node pool of its GPUs.", wide=True),
+            Column("Steps/s", "number", ".status.progress.stepsPerSecond", "Speed.", wide=True),
+            Column("Loss", "number", ".status.progress.loss", "Training loss.", wide=True),
+            Column(
+                "Imbalance", "number", ".status.progress.imbalance", "Busiest rank / mean - 1.", wide=True
+            ),
+            Column(
+                "Why",
+                "string",
+                '.status.conditions[?(@.type=="Admitted")].reason',
+                "Reason of the condition Admitted.",
+                wide=True,
+            ),
+            Column("Age", "date", ".metadata.creationTimestamp", "Since it was made."),
+        ),
+    ),
+    Resource(
+        kind=meta.CLUSTER_POLICY_KIND,
+        plural=meta.CLUSTER_POLICY_PLURAL,
+        singular=meta.CLUSTER_POLICY_SINGULAR,
+        short_name=meta.CLUSTER_POLICY_SHORT_NAME,
+        scope="Cluster",
+        root=ClusterPolicy,
+        spec=ClusterPolicySpec,
+        status=ClusterPolicyStatus,
+        columns=(
+            Column("Policy", "string", ".spec.objective.policy", "What the allocation aims at."),
+            Column(
+                "Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether it is in force."
+            ),
+            Column("Why", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of Ready."),
+            Column("GPUs", "integer", ".status.gpus", "GPUs over all pools."),
+            Column("Held", "integer", ".status.gpusHeld", "GPUs that jobs hold."),
+            Column("Waiting", "integer", ".status.jobsWaiting", "Jobs that want GPUs and have none."),
+            Column("Dry run", "boolean", ".spec.dryRun", "Decides, but starts and stops nothing.", wide=True),
+            Column(
+                "Solved",
+                "string",
+                '.status.conditions[?(@.type=="Solved")].reason',
+                "How the last allocation was found.",
+                wide=True,
+            ),
+            Column("Age", "date", ".metadata.creationTimestamp", "Since it was made."),
+        ),
+    ),
+)
+"""All kinds of the API."""
+
+
+def custom_resource_definitions() -> list[dict[str, Any]]:
+    """All CRDs, in a fixed order; fresh values each time."""
+    return [_definition(resource) for resource in RESOURCES]
+
+
+def crd_files() -> dict[str, str]:
+    """File name below ``crds/`` -> its text."""
+    return {resource.file_name: HEADER + to_yaml(_definition(resource)) for resource in RESOURCES}
+
+
+def to_yaml(value: Any) -> str:
+    """YAML in the order of the value, the same bytes for the same value."""
+    text: str = yaml.safe_dump(value, sort_keys=False, width=110, allow_unicode=True)
+    return text
+
+
+def _definition(resource: Resource) -> dict[str, Any]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": resource.name, "labels": {"app.kubernetes.io/part-of": "ballast"}},
+        "spec": {
+            "group": meta.GROUP,
+            "scope": resource.scope,
+            "names": {
+                "kind": resource.kind,
+                "listKind": f"{resource.kind}List",
+                "plural": resource.plural,
+                "singular": resource.singular,
+                "shortNames": [resource.short_name],
+                "categories": [meta.CATEGORY],
+            },
+            "versions": [
+                {
+                    "name": meta.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [column.to_schema() for column in resource.columns],
+                    "schema": {"openAPIV3Schema": _root_schema(resource)},
+                }
+            ],
+        },
+    }
+
+
+def _root_schema(resource: Resource) -> Schema:
+    root: Schema = {
+        "description": " ".join((resource.root.__doc__ or "").split()),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(resource.spec, defaults=True),
+            "status": structural_schema(resource.status, defaults=False),
+        },
+    }
+    if resource.root.RULES:
+        root["x-kubernetes-validations"] = [rule.to_schema() for rule in resource.root.RULES]
+    return root

@@ -1,0 +1,30 @@
+"""``ballast crds``: write the custom resource definitions."""
+
+from pathlib import Path
+
+import click
+
+from ballast_operator.api.crd import crd_files
+
+
+@click.command()
+@click.option(
+    "--output-dir",
+    default="crds",
+    show_default=True,
+    help="Folder to write to, one file a kind; '-' for standard output.",
+)
+def crds(output_dir: str) -> None:
+    """Write the custom resource definitions, made from the operator's own models.
+
+    With --output-dir - they can be piped: ballast crds --output-dir - | kubectl apply -f -
+    """
+    files = crd_files()
+    if output_dir == "-":
+        click.echo("---\n".join(files.values()), nl=False)
+        return
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        click.echo(f"wrote {folder / name}", err=True)
