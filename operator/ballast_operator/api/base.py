@@ -75,6 +75,16 @@ class Refused:
     type: str
     message: str
 
+    def to_schema(self) -> dict[str, Any]:
+        """The field, so that the API server does not drop it before the rule sees it."""
+        anything = {"type": "object", "additionalProperties": True}
+        part: dict[str, Any] = {"description": f"Refused: {self.message}.", "type": self.type}
+        if self.type == "object":
+            part |= anything
+        if self.type == "array":
+            part["items"] = anything
+        return part
+
 
 class ApiModel(BaseModel):
     """A part of an object: camelCase outside, frozen, described by its attributes' docstrings."""
@@ -112,11 +122,7 @@ class ApiModel(BaseModel):
         generated = handler(core_schema)
         own = handler.resolve_ref_schema(generated)
         for refused in cls.REFUSED:
-            own["properties"][refused.name] = {
-                "type": refused.type,
-                "description": f"Refused: {refused.message}.",
-                **({"x-kubernetes-preserve-unknown-fields": True} if refused.type == "object" else {}),
-            }
+            own["properties"][refused.name] = refused.to_schema()
         rules = [
             *cls.RULES,
             *(Rule(f"!has(self.{r.name})", f"{r.name}: {r.message}", f".{r.name}") for r in cls.REFUSED),

@@ -1,0 +1,80 @@
+"""Who may do what: the one source for the Helm chart, for local runs and for the Role of each job.
+
+The operator's rules are what it calls and no more. It may make a job's Role because it holds all that the
+Role grants: Kubernetes refuses to let anyone hand out more than they have.
+"""
+
+from typing import Any
+
+from ballast_policies.contract import lease_name, plan_config_map_name
+
+from ballast_operator.api import meta
+
+Rule = dict[str, list[str]]
+
+_READ = ("get", "list", "watch")
+_OWN = (*_READ, "create", "patch", "delete")
+_RBAC = "rbac.authorization.k8s.io"
+_COORDINATION = "coordination.k8s.io"
+_KINDS = (meta.CLUSTER_POLICY_PLURAL, meta.TRAINING_JOB_PLURAL)
+
+
+def _rule(group: str, resources: tuple[str, ...], verbs: tuple[str, ...], *names: str) -> Rule:
+    rule = {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+    return {**rule, "resourceNames": list(names)} if names else rule
+
+
+def operator_rules() -> list[Rule]:
+    """What the operator's service account may do, in every namespace."""
+    return [
+        # Jobs and policies are the users'; the operator writes their status, and deletes what its TTL ended.
+        _rule(meta.GROUP, _KINDS, _READ),
+        _rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("delete",)),
+        _rule(meta.GROUP, tuple(f"{plural}/status" for plural in _KINDS), ("get", "patch", "update")),
+        # Owner references that block the owner's deletion need this where the admission plugin asks for it.
+        _rule(meta.GROUP, (f"{meta.TRAINING_JOB_PLURAL}/finalizers",), ("update",)),
+        _rule("", ("nodes",), _READ),
+        _rule("", ("pods",), _OWN),
+        _rule("", ("configmaps", "serviceaccounts"), _OWN),
+        _rule(_COORDINATION, ("leases",), (*_OWN, "update")),
+        _rule(_RBAC, ("roles", "rolebindings"), _OWN),
+        _rule("", ("events",), ("create", "patch")),
+    ]
+
+
+def trainer_rules(job: str) -> list[Rule]:
+    """What the pods of a job may do in its namespace: read their plan, renew their Lease. Nothing else."""
+    return [
+        _rule("", ("configmaps",), ("get", "watch"), plan_config_map_name(job)),
+        _rule(_COORDINATION, ("leases",), ("get", "update", "patch"), lease_name(job)),
+    ]
+
+
+def viewer_rules() -> list[Rule]:
+    """For people who look: aggregated to the cluster's ``view`` role."""
+    return [_rule(meta.GROUP, _KINDS, _READ)]
+
+
+def editor_rules() -> list[Rule]:
+    """For people who train: aggregated to ``edit`` and ``admin``. Policies stay with cluster administrators."""
+    verbs = ("create", "update", "patch", "delete", "deletecollection")
+    return [_rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), (*_READ, *verbs))]
+
+
+def people_roles() -> list[dict[str, Any]]:
+    """The ClusterRoles for people."""
+    return [
+        _cluster_role("ballast-viewer", viewer_rules(), "view", "edit", "admin"),
+        _cluster_role("ballast-editor", editor_rules(), "edit", "admin"),
+    ]
+
+
+def _cluster_role(name: str, rules: list[Rule], *aggregate_to: str) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/part-of": "ballast"}
+    labels |= {f"{_RBAC}/aggregate-to-{role}": "true" for role in aggregate_to}
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name, "labels": labels},
+        "rules": rules,
+    }
