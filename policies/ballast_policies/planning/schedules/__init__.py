@@ -1,0 +1,70 @@
+"""Pipeline schedules as data: build, validate, simulate, measure their bubbles, export.
+
+A schedule is, for every rank, the order of its actions (``2F0``: stage 2, forward, microbatch 0).
+"""
+
+from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
+from ballast_policies.planning.schedules.asynchronous import double_buffered, pipedream
+from ballast_policies.planning.schedules.bubbles import (
+    BubbleSplit,
+    bubble_of_data_parallel,
+    chimera_bubble,
+    optimal_active_minibatches,
+    pipeline_bubble,
+    split_bubble,
+)
+from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
+from ballast_policies.planning.schedules.interleaved import (
+    interleaved_one_forward_one_backward,
+    interleaved_zero_bubble,
+)
+from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
+from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
+from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
+from ballast_policies.planning.schedules.synchronous import (
+    forward_only,
+    gpipe,
+    looped_breadth_first,
+    one_forward_one_backward,
+    one_forward_one_backward_replicated,
+)
+from ballast_policies.planning.schedules.v_shaped import zero_bubble_v
+from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
+from ballast_policies.planning.schedules.weights import versions_held, weight_versions
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "BubbleSplit",
+    "Kind",
+    "Schedule",
+    "ScheduleError",
+    "ScheduleFacts",
+    "Span",
+    "StageCosts",
+    "Trace",
+    "WeightRule",
+    "bubble_of_data_parallel",
+    "build_schedule",
+    "chimera_bubble",
+    "double_buffered",
+    "even_costs",
+    "forward_only",
+    "gpipe",
+    "interleaved_one_forward_one_backward",
+    "interleaved_zero_bubble",
+    "looped_breadth_first",
+    "one_forward_one_backward",
+    "one_forward_one_backward_replicated",
+    "optimal_active_minibatches",
+    "pipedream",
+    "pipeline_bubble",
+    "simulate",
+    "split_bubble",
+    "stage_costs",
+    "stages_of",
+    "validate",
+    "versions_held",
+    "weight_versions",
+    "zero_bubble_v",
+]

@@ -1,0 +1,87 @@
+"""How much of the ranks' time is idle: by formula, and split into the schedule's part and imbalance's."""
+
+import dataclasses
+from math import ceil
+
+from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.schedule import Schedule
+from ballast_policies.planning.schedules.simulate import simulate
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleSplit:
+    """Idle fractions of all ranks' time; ``inherent + dynamic == idle``.
+
+    Attributes:
+        idle: of the schedule with its own costs.
+        inherent: of the same schedule with the same work spread evenly over the stages.
+        dynamic: the rest, which balancing can win back. Below 0 only where an uneven partition
+            hides transfers better than an even one.
+    """
+
+    idle: float
+    inherent: float
+    dynamic: float
+
+
+def split_bubble(schedule: Schedule, costs: StageCosts) -> BubbleSplit:
+    """Idle time with these costs, and with the same total work on even stages at even speeds."""
+    idle = simulate(schedule, costs).idle_fraction
+    inherent = simulate(schedule, _evened(schedule, costs)).idle_fraction
+    return BubbleSplit(idle=idle, inherent=inherent, dynamic=idle - inherent)
+
+
+def pipeline_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
+    """(p - 1) / (v m): idle over ideal time of GPipe, 1F1B and interleaved 1F1B (dissertation 4.2.2)."""
+    return (ranks - 1) / (chunks * microbatches)
+
+
+def bubble_of_data_parallel(gpus: int, data_parallel: int, microbatches_of_batch: float) -> float:
+    """(n - d) / b': idle over ideal time where d pipelines share n GPUs and b' = B / b (dissertation 4.3.3)."""
+    return (gpus - data_parallel) / microbatches_of_batch
+
+
+def optimal_active_minibatches(workers: int, input_stage_replicas: int) -> int:
+    """PipeDream's NOAM: inputs admitted per replica of the input stage (dissertation 2.4.2)."""
+    return ceil(workers / input_stage_replicas)
+
+
+def chimera_bubble(ranks: int, *, forward: float, backward: float, transfer: float = 0.0) -> float:
+    """Idle over all time of Chimera's two opposite pipelines (DynMo supplement, equation 1).
+
+    With P ranks and P microbatches, Tf and Tb the whole model's forward and backward over P, and
+    Tc a transfer that nothing hides:
+
+        ((1.5 P^2 + 2 P - 6) Tc + P (P - 2) Tb) / ((3 P^2 - 2 P) Tc + (2 P^2 - 2 P) Tb + P^2 Tf)
+
+    Raises:
+        ValueError: P is odd or below 2, where Chimera has no schedule.
+    """
+    P = ranks
+    if P < 2 or P % 2:
+        raise ValueError(f"Chimera needs an even number of ranks, got {P}")
+    idle = (1.5 * P**2 + 2 * P - 6) * transfer + P * (P - 2) * backward
+    whole = (3 * P**2 - 2 * P) * transfer + (2 * P**2 - 2 * P) * backward + P**2 * forward
+    return idle / whole
+
+
+def _evened(schedule: Schedule, costs: StageCosts) -> StageCosts:
+    """The same seconds in total, the same on every stage of every rank."""
+
+    def mean(values: tuple[float, ...]) -> tuple[float, ...]:
+        if not values:
+            return ()
+        slowed = [
+            value * sum(1 / (costs.speeds[rank] if costs.speeds else 1.0) for rank in holders) / len(holders)
+            for value, holders in zip(values, schedule.stage_ranks, strict=True)
+        ]
+        return (sum(slowed) / len(slowed),) * len(slowed)
+
+    return dataclasses.replace(
+        costs,
+        forward=mean(costs.forward),
+        backward=mean(costs.backward),
+        backward_input=mean(costs.backward_input),
+        update=mean(costs.update),
+        speeds=(),
+    )

@@ -1,0 +1,84 @@
+"""A schedule: for every rank the order of what it does in one step, as a value.
+
+Nothing here runs or times anything: see ``validate``, ``simulate`` and the exporters.
+"""
+
+import dataclasses
+import enum
+
+from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
+
+
+class WeightRule(enum.StrEnum):
+    """Which version of a stage's weights a microbatch meets; see ``weights``."""
+
+    FLUSH = "flush"
+    """One version: the update comes after all microbatches, as in the single process."""
+    STASH = "stash"
+    """The latest at the forward; the same, stashed, at the backward (PipeDream)."""
+    VERTICAL_SYNC = "verticalSync"
+    """On every stage the version that was the latest at the input stage (PipeDream, optional)."""
+    DOUBLE_BUFFERED = "doubleBuffered"
+    """One update behind, at most two versions (PipeDream-2BW)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The order of actions on each rank.
+
+    Attributes:
+        name: for people.
+        microbatches: how many, over all replicas.
+        stage_ranks: by stage, the ranks that hold it. With several, microbatch k goes to
+            ``stage_ranks[stage][k % replicas]``, forward and backward (round-robin, 1F1B-RR).
+        actions: by rank, in order.
+        weights: which version of the weights a microbatch meets.
+        update_every: microbatches per weight update; ``microbatches`` where there is a flush.
+    """
+
+    name: str
+    microbatches: int
+    stage_ranks: tuple[tuple[int, ...], ...]
+    actions: tuple[tuple[Action, ...], ...]
+    weights: WeightRule = WeightRule.FLUSH
+    update_every: int
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.stage_ranks)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.actions)
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The rank that handles ``microbatch`` on ``stage``, forward and backward."""
+        replicas = self.stage_ranks[stage]
+        return replicas[microbatch % len(replicas)]
+
+    def splits_backward(self, stage: int) -> bool:
+        """True where the stage's backward is two actions, for inputs and for weights."""
+        return any(a.kind is Kind.BACKWARD_INPUT and a.stage == stage for row in self.actions for a in row)
+
+
+def loop_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Stage s on rank s mod p: each rank holds ``chunks`` stages, p apart."""
+    return tuple((stage % ranks,) for stage in range(ranks * chunks))
+
+
+def v_ranks(ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Two stages a rank, down and up again: the first and the last stage share rank 0."""
+    return tuple((rank,) for rank in (*range(ranks), *reversed(range(ranks))))
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse counts below 1.
+
+    Raises:
+        ScheduleError: naming the first such count.
+    """
+    for name, count in counts.items():
+        if count < 1:
+            raise ScheduleError(f"{name} is {count}: a schedule needs at least 1")

@@ -1,0 +1,46 @@
+"""Our orders are torch's: what is checked and simulated here is what its runtime runs."""
+
+from types import SimpleNamespace
+
+import pytest
+from ballast_policies.planning.schedules import (
+    interleaved_one_forward_one_backward,
+    interleaved_zero_bubble,
+    zero_bubble_v,
+)
+
+torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+
+
+def torch_order(kind, ranks, microbatches, chunks):
+    """torch's own action lists, without building stages: its method on a stand-in that has the counts."""
+    rounds = max(1, microbatches // ranks)
+    counts = SimpleNamespace(
+        pp_group_size=ranks,
+        n_local_stages=chunks,
+        _n_microbatches=microbatches,
+        microbatches_per_round=microbatches // rounds,
+        num_stages=ranks * chunks,
+    )
+    for rank in range(ranks):
+        actions = kind._calculate_single_rank_operations(counts, rank)
+        yield [str(action) for action in actions if action is not None]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (interleaved_one_forward_one_backward, "ScheduleInterleaved1F1B"),
+        (interleaved_zero_bubble, "ScheduleInterleavedZeroBubble"),
+        (lambda ranks, microbatches, chunks: zero_bubble_v(ranks, microbatches), "ScheduleZBVZeroBubble"),
+    ],
+)
+def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks):
+    """Action by action, on every rank."""
+    chunks = 2 if theirs == "ScheduleZBVZeroBubble" else chunks
+    schedule = ours(ranks, ranks * rounds, chunks)
+    want = list(torch_order(getattr(torch_schedules, theirs), ranks, ranks * rounds, chunks))
+    assert [[str(action) for action in row] for row in schedule.actions] == want
