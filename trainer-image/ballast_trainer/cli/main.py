@@ -29,7 +29,7 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "BALLAST_TRAIN"})
 @click.version_option(package_name="ballast-operator")
 def main() -> None:
     """Train a pipeline that reshapes itself while it runs."""

@@ -3,25 +3,21 @@
 import datetime
 import logging
 import os
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
-from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Rank
+from ballast_policies.contract import Directive, ExitReason, Plan, Rank
 
+from ballast_trainer.cli.local_ranks import run_local_ranks
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError
 
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
-_CHILD_POLL_SECONDS = 0.1
-_CHILD_LEAVE_SECONDS = 30.0
 
 
 def _camel(name: str) -> str:
@@ -64,40 +60,6 @@ def _local_plan(ranks: int) -> Plan:
     return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
 
 
-def _spawn(ranks: int) -> int:
-    """Run this same command in ``ranks`` local processes; the exit code of the first that fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "ballast_trainer", *sys.argv[1:]]
-    children = [
-        subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(ranks)
-    ]
-    try:
-        while any(child.poll() is None for child in children):
-            if any(child.poll() for child in children):
-                # One has failed: the others notice and leave by themselves, but a hung one does not.
-                _end_children(children)
-            time.sleep(_CHILD_POLL_SECONDS)
-    except KeyboardInterrupt:
-        _end_children(children)
-    codes = [child.wait() for child in children]
-    # A rank that only lost its peer is not the cause.
-    first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
-    return 128 - first if first < 0 else first
-
-
-def _end_children(children: list[subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + _CHILD_LEAVE_SECONDS
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-
-
 def _open_store(rank: int) -> tuple[Any, str]:
     """The store under torchrun (the agent's) or of local ranks (rank 0's), and the attempt's prefix."""
     import torch.distributed as dist
@@ -132,7 +94,7 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
     from ballast_trainer.runtime.stopping import StopSignal
 
     stop = StopSignal()
-    stop.install()
+    stop.install(interactive=True)
     job = Job.from_mapping(config)
     ranks = 1 if single_process else int(os.environ.get("WORLD_SIZE", "1"))
     rank = 0 if single_process else int(os.environ.get("RANK", "0"))
@@ -186,16 +148,20 @@ def run(
 ) -> None:
     """Train from a configuration file: alone, with --ranks, or as a rank of torchrun."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-    try:
-        config = read_config(config_path, assignments)
-        if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
-            sys.exit(_spawn(ranks))
-        code = _run(config, log=log, single_process=single_process, channel_folder=channel_folder)
-    except Exception as error:
-        reason = reason_of(error)
-        if reason is ExitReason.FAILED:
-            logger.exception("training failed")
-        code = end(reason, describe(error))
+
+    def body() -> int:
+        try:
+            config = read_config(config_path, assignments)
+            return _run(config, log=log, single_process=single_process, channel_folder=channel_folder)
+        except Exception as error:
+            reason = reason_of(error)
+            if reason is ExitReason.FAILED:
+                logger.exception("training failed")
+            return end(reason, describe(error))
+
+    if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
+        sys.exit(run_local_ranks(ranks, body))
+    code = body()
     sys.stdout.flush()
     # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
     os._exit(code)

@@ -6,11 +6,16 @@ from typing import Any
 
 from ballast_trainer.config import ModelConfig
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.autoencoder import build_autoencoder
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.recurrent import build_recurrent
 
-MODELS: dict[str, Callable[..., Model]] = {"gpt": build_gpt, "recurrent": build_recurrent}
+MODELS: dict[str, Callable[..., Model]] = {
+    "autoencoder": build_autoencoder,
+    "gpt": build_gpt,
+    "recurrent": build_recurrent,
+}
 
 
 def load_callable(field: str, name: str) -> Callable[..., Any]:

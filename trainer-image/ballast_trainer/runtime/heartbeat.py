@@ -49,8 +49,9 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[bytes, float]] = {}
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
+        self._answered = clock()
+        for name, work in (("heartbeat", self._run), ("heartbeat-store", self._watch_store)):
+            threading.Thread(target=work, name=name, daemon=True).start()
 
     def watch(self, pods: Iterable[str]) -> None:
         """Watch these pods from now on, and no others."""
@@ -72,8 +73,17 @@ class Heartbeat:
             except (dist.DistError, RuntimeError) as error:
                 # Rank 0 takes the store along when it ends; this rank may be ending too.
                 hung = f"rank 0's store is gone: {error}"
+            self._answered = self._clock()
             if hung and not self._closed.wait(BEAT_SECONDS):
                 self._lost(hung)
+                return
+
+    def _watch_store(self) -> None:
+        # The store hangs with rank 0, and a call to it then never returns.
+        while not self._closed.wait(BEAT_SECONDS):
+            silent = self._clock() - self._answered
+            if silent > self._hang_seconds:
+                self._lost(f"rank 0's store has not answered for {silent:.0f} s")
                 return
 
     def _hung(self) -> str | None:

@@ -5,7 +5,6 @@ that can be moved, saved and loaded without looking at other layers.
 """
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -179,9 +178,3 @@ class LayerStack(nn.Module):
 
 def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:
     meter.enter(index)
-
-
-def describe(tensors: dict[str, torch.Tensor]) -> bytes:
-    """Names, types and shapes of tensors as JSON, so that another rank can unpack their bytes."""
-    rows = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
-    return json.dumps(rows).encode()

@@ -6,14 +6,14 @@ them keep the layers they had.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Stage
 
-from ballast_trainer.runtime.layers import Layer, LayerSet, describe
+from ballast_trainer.runtime.layers import Layer, LayerSet
+from ballast_trainer.runtime.packing import pack, unpack
 from ballast_trainer.runtime.process_group import World
 
 
@@ -58,31 +58,6 @@ def plan_moves(old: Sequence[Stage], new: Sequence[Stage]) -> tuple[Move, ...]:
     )
 
 
-def _pack(layer: Layer) -> torch.Tensor:
-    """A layer's state as bytes: length of the description, description, tensors."""
-    tensors = {name: value.detach().contiguous() for name, value in layer.state().items()}
-    header = describe(tensors)
-    parts = [
-        torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8),
-        torch.frombuffer(bytearray(header), dtype=torch.uint8),
-        *[value.reshape(-1).view(torch.uint8).cpu() for value in tensors.values() if value.numel()],
-    ]
-    return torch.cat(parts)
-
-
-def _unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
-    length = int(data[:8].clone().view(torch.int64))
-    rows = json.loads(bytes(data[8 : 8 + length].tolist()))
-    offset = 8 + length
-    tensors = {}
-    for name, dtype_name, shape in rows:
-        dtype = getattr(torch, dtype_name)
-        size = torch.Size(shape).numel() * dtype.itemsize
-        tensors[name] = data[offset : offset + size].clone().view(dtype).reshape(shape)
-        offset += size
-    return tensors
-
-
 def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
     """Carry out the moves; collective over the world.
 
@@ -93,7 +68,7 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
     device = world.device
     outgoing = [move for move in moves if move.source == world.rank]
     incoming = [move for move in moves if move.target == world.rank]
-    packed = [_pack(layers[move.layer]).to(device) for move in outgoing]
+    packed = [pack(layers[move.layer].state()).to(device) for move in outgoing]
     sizes = [torch.zeros(len(moves), dtype=torch.int64, device=device)]
     for move, data in zip(outgoing, packed, strict=True):
         sizes[0][moves.index(move)] = data.numel()
@@ -117,7 +92,7 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
     try:
         for move, buffer in zip(incoming, received, strict=True):
             layer = layers.make(move.layer)
-            layer.load({name: value.to(device) for name, value in _unpack(buffer.cpu()).items()})
+            layer.load({name: value.to(device) for name, value in unpack(buffer.cpu()).items()})
             arrived.append(layer)
     except (RuntimeError, ValueError, KeyError) as error:
         failure = error

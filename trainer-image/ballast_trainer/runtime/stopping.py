@@ -10,9 +10,13 @@ class StopSignal:
     def __init__(self) -> None:
         self.received = False
 
-    def install(self) -> None:
-        """Listen to SIGTERM from now on."""
+    def install(self, *, interactive: bool = False) -> None:
+        """Listen to SIGTERM from now on; ``interactive`` to the first Ctrl-C too."""
         signal.signal(signal.SIGTERM, self._receive)
+        if interactive:
+            signal.signal(signal.SIGINT, self._receive)
 
     def _receive(self, number: int, frame: types.FrameType | None) -> None:
         self.received = True
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

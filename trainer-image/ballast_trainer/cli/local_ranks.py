@@ -1,0 +1,81 @@
+"""Local ranks as forks of one process, which imports torch once for all of them."""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+
+from ballast_policies.contract import ExitCode
+
+_POLL_SECONDS = 0.05
+_LEAVE_SECONDS = 30.0
+"""How long the other ranks have to notice that one has failed, and leave."""
+
+
+def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
+    """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
+
+    SIGTERM is passed on to the ranks, which then save and leave.
+
+    Returns:
+        0 where all ranks end well; else the exit code of a rank that failed by itself.
+    """
+    # The forks share what is imported here, in time and in memory.
+    importlib.import_module("ballast_trainer.preload")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    children = []
+    for rank in range(ranks):
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        child = context.Process(target=_rank, args=(environment, body))
+        child.start()
+        children.append(child)
+
+    def pass_on(number: int, frame: types.FrameType | None) -> None:
+        for child in children:
+            if child.is_alive():
+                os.kill(child.pid or 0, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    # Ctrl-C reaches the ranks by itself; this process waits for them to save.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while any(child.is_alive() for child in children):
+        if any(child.exitcode for child in children):
+            _end(children)
+        time.sleep(_POLL_SECONDS)
+    codes = [child.exitcode or 0 for child in children]
+    # A rank that only lost its peer is not the cause.
+    first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
+    return 128 - first if first < 0 else first
+
+
+def _rank(environment: dict[str, str], body: Callable[[], int]) -> None:
+    os.environ.update(environment)
+    code = body()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
+    os._exit(code)
+
+
+def _end(children: Sequence[BaseProcess]) -> None:
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.kill()
+            child.join()

@@ -1,0 +1,88 @@
+"""A layer's tensors as one message of bytes, exact, with zeros left out where most are zero.
+
+Layout: length of the description (8 bytes), description (JSON rows of name, type, shape, kept
+count), then the bytes of each tensor.  A tensor of which fewer than :data:`SPARSE_BELOW` elements
+differ from zero goes as a bit per element and the values that differ: a pruned layer moves at the
+price of what is left of it.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+SPARSE_BELOW = 0.75
+"""Density below which a bit per element costs less than the zeros do."""
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The tensors as a uint8 vector."""
+    rows: list[tuple[str, str, list[int], int | None]] = []
+    parts: list[torch.Tensor] = []
+    for name, value in tensors.items():
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        kept = None
+        if flat.dtype == torch.bool:
+            parts.append(_bits(flat))
+        else:
+            filled = flat.ne(0)
+            count = int(filled.sum())
+            if count < SPARSE_BELOW * flat.numel() and not _has_negative_zero(flat):
+                kept = count
+                parts.append(_bits(filled))
+                flat = flat[filled]
+            if flat.numel():
+                parts.append(flat.view(torch.uint8))
+        rows.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), kept))
+    header = json.dumps(rows).encode()
+    length = torch.tensor([len(header)], dtype=torch.int64).view(torch.uint8)
+    return torch.cat([length, torch.frombuffer(bytearray(header), dtype=torch.uint8), *parts])
+
+
+def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of a message.
+
+    Raises:
+        ValueError: the bytes are not a message of :func:`pack`.
+    """
+    length = int(data[:8].clone().view(torch.int64))
+    if not 0 <= length <= data.numel() - 8:
+        raise ValueError(f"a message of {data.numel()} bytes cannot have a description of {length}")
+    rows = json.loads(data[8 : 8 + length].numpy().tobytes())
+    offset = 8 + length
+    tensors = {}
+
+    def take(size: int) -> torch.Tensor:
+        nonlocal offset
+        if offset + size > data.numel():
+            raise ValueError(f"the message ends at byte {data.numel()}, expected {offset + size} or more")
+        part = data[offset : offset + size].clone()
+        offset += size
+        return part
+
+    for name, dtype_name, shape, kept in rows:
+        dtype, count = getattr(torch, dtype_name), math.prod(shape)
+        if dtype == torch.bool:
+            flat = _from_bits(take(-(-count // 8)), count)
+        elif kept is None:
+            flat = take(count * dtype.itemsize).view(dtype)
+        else:
+            filled = _from_bits(take(-(-count // 8)), count)
+            flat = torch.zeros(count, dtype=dtype)
+            flat[filled] = take(kept * dtype.itemsize).view(dtype)
+        tensors[name] = flat.reshape(shape)
+    return tensors
+
+
+def _bits(flat: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.packbits(flat.numpy()))
+
+
+def _from_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=count).astype(bool))
+
+
+def _has_negative_zero(flat: torch.Tensor) -> bool:
+    return flat.is_floating_point() and bool((flat.eq(0) & flat.signbit()).any())
