@@ -13,11 +13,13 @@ from ballast_policies.planning.schedules.bubbles import (
     pipeline_bubble,
     split_bubble,
 )
+from ballast_policies.planning.schedules.chrome_trace import chrome_trace
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
 from ballast_policies.planning.schedules.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
 )
+from ballast_policies.planning.schedules.picture import schedule_svg
 from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
 from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
 from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
@@ -27,6 +29,12 @@ from ballast_policies.planning.schedules.synchronous import (
     looped_breadth_first,
     one_forward_one_backward,
     one_forward_one_backward_replicated,
+)
+from ballast_policies.planning.schedules.text import (
+    schedule_csv,
+    schedule_from_csv,
+    schedule_text,
+    timeline,
 )
 from ballast_policies.planning.schedules.v_shaped import zero_bubble_v
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
@@ -47,6 +55,7 @@ __all__ = [
     "bubble_of_data_parallel",
     "build_schedule",
     "chimera_bubble",
+    "chrome_trace",
     "double_buffered",
     "even_costs",
     "forward_only",
@@ -59,10 +68,15 @@ __all__ = [
     "optimal_active_minibatches",
     "pipedream",
     "pipeline_bubble",
+    "schedule_csv",
+    "schedule_from_csv",
+    "schedule_svg",
+    "schedule_text",
     "simulate",
     "split_bubble",
     "stage_costs",
     "stages_of",
+    "timeline",
     "validate",
     "versions_held",
     "weight_versions",

@@ -37,7 +37,7 @@ def pipeline_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def bubble_of_data_parallel(gpus: int, data_parallel: int, microbatches_of_batch: float) -> float:
-    """(n - d) / b': idle over ideal time where d pipelines share n GPUs and b' = B / b (dissertation 4.3.3)."""
+    """(n - d) / b': idle over ideal time; d pipelines on n GPUs, b' = B / b (dissertation 4.3.3)."""
     return (gpus - data_parallel) / microbatches_of_batch
 
 

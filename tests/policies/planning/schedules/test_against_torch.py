@@ -6,6 +6,7 @@ import pytest
 from ballast_policies.planning.schedules import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
+    schedule_csv,
     zero_bubble_v,
 )
 
@@ -44,3 +45,13 @@ def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks):
     schedule = ours(ranks, ranks * rounds, chunks)
     want = list(torch_order(getattr(torch_schedules, theirs), ranks, ranks * rounds, chunks))
     assert [[str(action) for action in row] for row in schedule.actions] == want
+
+
+def test_torch_reads_our_csv():
+    """Each entry is an action of torch's own, and says the same."""
+    text = schedule_csv(zero_bubble_v(4, 8))
+    read = [
+        [str(torch_schedules._Action.from_str(entry)) for entry in line.split(",")]
+        for line in text.splitlines()
+    ]
+    assert "".join(",".join(row) + "\n" for row in read) == text

@@ -49,7 +49,7 @@ def test_every_schedule_is_valid_for_every_size(name, ranks, rounds):
 
 @given(data=st.data(), replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4))
 def test_d2_round_robin_sends_forward_and_backward_to_the_same_replica(data, replicas):
-    """1F1B-RR: microbatch k is on replica k mod r, both ways, and nothing deadlocks, with or without flush."""
+    """1F1B-RR: microbatch k is on replica k mod r, both ways; nothing deadlocks, flush or not."""
     microbatches = 6 * data.draw(st.integers(1, 3))
     for schedule in (
         one_forward_one_backward_replicated(replicas, microbatches),
@@ -167,7 +167,7 @@ def test_a_serial_link_carries_one_transfer_at_a_time():
 
 
 def test_d3_weight_stashing_is_p_minus_1_minus_s_updates_late():
-    """Stage s (from 0) computes microbatch t with max(0, t - (p - 1 - s)) updates; it holds p - s versions."""
+    """Stage s (from 0) computes microbatch t with max(0, t - (p - 1 - s)) updates, and holds p - s."""
     p, m = 4, 12
     schedule = pipedream([1] * p, m)
     assert weight_versions(schedule) == {(s, t): max(0, t - (p - 1 - s)) for s in range(p) for t in range(m)}

@@ -1,0 +1,97 @@
+"""What a schedule looks like outside: text, CSV, chrome trace, picture."""
+
+import itertools
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from ballast_policies.planning.schedules import (
+    SCHEDULES,
+    ScheduleError,
+    build_schedule,
+    chrome_trace,
+    even_costs,
+    one_forward_one_backward,
+    one_forward_one_backward_replicated,
+    pipedream,
+    schedule_csv,
+    schedule_from_csv,
+    schedule_svg,
+    schedule_text,
+    simulate,
+    timeline,
+    validate,
+)
+
+
+def test_the_text_of_1f1b():
+    """One line a rank, in torch's words."""
+    assert schedule_text(one_forward_one_backward(2, 3)) == (
+        "rank 0: 0F0 0F1 0B0 0F2 0B1 0B2\nrank 1: 1F0 1B0 1F1 1B1 1F2 1B2"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if not name.startswith("PipeDream")])
+def test_the_csv_reads_back(name):
+    """The same actions on the same ranks, valid again."""
+    schedule = build_schedule(name, ranks=3, microbatches=6, chunks=2)
+    again = schedule_from_csv(schedule_csv(schedule), name=name)
+    assert again.actions == schedule.actions
+    assert again.stage_ranks == schedule.stage_ranks
+    validate(again)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("0F0,0X0\n", "'0X0' is not an action"),
+        ("\n", "holds no actions"),
+        ("0F0\n0F1\n", r"stage 0 is on ranks \[0, 1\]: give stage_ranks"),
+        ("1F0\n", r"no rank acts on stages \[0\]"),
+    ],
+)
+def test_an_unreadable_csv_is_refused(text, want):
+    """The entry and the reason are named."""
+    with pytest.raises(ScheduleError, match=want):
+        schedule_from_csv(text, name="bad")
+
+
+def test_a_csv_with_replicas_needs_their_ranks():
+    """Given them, the schedule reads back."""
+    schedule = one_forward_one_backward_replicated([2, 1], 4)
+    again = schedule_from_csv(schedule_csv(schedule), name="rr", stage_ranks=schedule.stage_ranks)
+    assert again.actions == schedule.actions
+
+
+def test_updates_have_no_csv_form():
+    """torch's runtime could not run them."""
+    with pytest.raises(ScheduleError, match="updates between microbatches"):
+        schedule_csv(pipedream([1, 1], 4))
+
+
+def test_the_timeline_of_1f1b_shows_its_bubble():
+    """Forward digits, backward letters, dots while a rank waits."""
+    trace = simulate(one_forward_one_backward(2, 2), even_costs(2))
+    assert timeline(trace, columns=9) == "rank  0 01..aa.bb\nrank  1 .0aa1bb.."
+
+
+def test_the_chrome_trace_has_every_action_once_in_microseconds():
+    """Events of one rank do not overlap and end at the makespan."""
+    trace = simulate(build_schedule("ZeroBubbleV", ranks=4, microbatches=8), even_costs(8))
+    events = [event for event in json.loads(chrome_trace(trace))["traceEvents"] if event["ph"] == "X"]
+    assert len(events) == sum(len(row) for row in trace.schedule.actions)
+    for rank in range(4):
+        row = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == rank)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(row))
+    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(trace.makespan * 1e6)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_the_picture_is_svg_with_a_box_for_every_action(name):
+    """It parses, and its boxes stay inside."""
+    schedule = build_schedule(name, ranks=4, microbatches=8, chunks=2)
+    root = ET.fromstring(schedule_svg(simulate(schedule, even_costs(schedule.stages))))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [box for box in root.iter(f"{space}rect") if box.get("stroke")]
+    assert len(boxes) == sum(len(row) for row in schedule.actions)
+    assert all(float(box.get("x")) + float(box.get("width")) <= 1000 for box in boxes)
