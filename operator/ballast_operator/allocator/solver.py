@@ -8,7 +8,6 @@ another. Whatever happens, the caller gets an allocation and the name of the way
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import logging
 import pickle
 import sys
@@ -20,6 +19,7 @@ from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.problem import Allocation, Problem
 
 from ballast_operator.allocator.solver_process import HEADER, encode
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 
 logger = logging.getLogger(__name__)
@@ -27,23 +27,12 @@ logger = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solver_process")
 
 
-class SolveOutcome(enum.StrEnum):
-    """How an allocation came about; the reason of the ClusterPolicy's condition ``Solved``."""
-
-    SOLVED = "Solved"
-    """By the policy's solver, within its time."""
-    TIME_LIMIT = "SolverTimeLimit"
-    """By the greedy fallback: the solver took too long and was killed."""
-    FAILED = "SolverFailed"
-    """By the greedy fallback: the solver refused the problem or its process died."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Solve:
-    """An allocation, and how it came about."""
+    """An allocation, and how it came about: ``outcome`` is a reason of the policy's condition Solved."""
 
     allocation: Allocation
-    outcome: SolveOutcome
+    outcome: PolicyReason
     message: str
     seconds: float
 
@@ -67,38 +56,49 @@ class Solver:
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
-    async def solve(self, policy: str, problem: Problem, options: Mapping[str, Any] | None = None) -> Solve:
+    async def solve(
+        self,
+        policy: str,
+        problem: Problem,
+        *,
+        limit_seconds: float | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Solve:
         """The policy's allocation of ``problem``, or the greedy one where the solver fails or is late."""
+        limit = self._settings.limit_seconds if limit_seconds is None else limit_seconds
         async with self._lock:
             started = time.monotonic()
             try:
-                answer = await self._ask((policy, problem, dict(options or {})))
+                answer = await self._ask((policy, problem, dict(options or {})), limit)
             except TimeoutError:
                 await self.kill()
                 return self._fall_back(
                     problem,
                     started,
-                    SolveOutcome.TIME_LIMIT,
-                    f"the solver was killed after {time.monotonic() - started:.1f} s with {len(problem.jobs)} jobs "
-                    f"(limit {self._settings.limit_seconds:g} s); greedy allocation used",
+                    PolicyReason.FALLBACK_AFTER_TIMEOUT,
+                    f"the solver was killed after {time.monotonic() - started:.1f} s "
+                    f"({len(problem.jobs)} jobs, limit {limit:g} s); greedy allocation used",
                 )
             except (_ProcessDied, OSError) as error:
                 await self.kill()
                 return self._fall_back(
                     problem,
                     started,
-                    SolveOutcome.FAILED,
+                    PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
                     f"the solver's process died ({error}); greedy allocation used",
                 )
             kind, value = answer
             if kind != "ok":
                 return self._fall_back(
-                    problem, started, SolveOutcome.FAILED, f"{value}; greedy allocation used"
+                    problem,
+                    started,
+                    PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
+                    f"{value}; greedy allocation used",
                 )
             seconds = time.monotonic() - started
             return Solve(
                 allocation=value,
-                outcome=SolveOutcome.SOLVED,
+                outcome=PolicyReason.OPTIMAL,
                 seconds=seconds,
                 message=f"{policy}: objective {value.objective:.6g} in {seconds:.3f} s by {value.solver}",
             )
@@ -114,11 +114,11 @@ class Solver:
         # Closing the transport here keeps its finaliser from running after the loop has ended.
         process._transport.close()  # type: ignore[attr-defined]
 
-    async def _ask(self, question: object) -> tuple[str, Any]:
+    async def _ask(self, question: object, limit_seconds: float) -> tuple[str, Any]:
         process = await asyncio.wait_for(self._started(), self._settings.start_seconds)
         assert process.stdin is not None
         process.stdin.write(encode(question))
-        async with asyncio.timeout(self._settings.limit_seconds):
+        async with asyncio.timeout(limit_seconds):
             await process.stdin.drain()
             answer: tuple[str, Any] = await _receive(process)
             return answer
@@ -133,7 +133,7 @@ class Solver:
         return self._process
 
     @staticmethod
-    def _fall_back(problem: Problem, started: float, outcome: SolveOutcome, message: str) -> Solve:
+    def _fall_back(problem: Problem, started: float, outcome: PolicyReason, message: str) -> Solve:
         logger.warning("solver fallback reason=%s: %s", outcome, message)
         allocation = greedy(problem)
         return Solve(

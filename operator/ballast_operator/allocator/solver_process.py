@@ -37,7 +37,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     while (question := _read(questions)) is not None:
         policy, problem, options = question
         try:
-            answer = ("ok", allocate(policy, problem, **options))
+            answer: tuple[str, Any] = ("ok", allocate(policy, problem, **options))
         except (ValueError, ArithmeticError, RuntimeError) as error:
             answer = ("error", f"{type(error).__name__}: {error}")
         answers.write(encode(answer))

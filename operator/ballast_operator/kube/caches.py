@@ -137,6 +137,8 @@ class Caches:
         store = self.stores[kind]
         changed = [item for item in items if store.put(item)]
         gone = [item for item in store.missing_from(items, version) if store.remove(item)]
+        if changed or gone:
+            self.lagging_since.setdefault(kind, time.monotonic())
         for item in changed + gone:
             self._tell(kind, item)
         return len(changed) + len(gone)

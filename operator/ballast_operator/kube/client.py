@@ -60,6 +60,11 @@ class Cluster:
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
 
+    @property
+    def configuration(self) -> kubernetes_client.Configuration:
+        """Address and credentials."""
+        return self._api.configuration
+
     async def close(self) -> None:
         """Close the connections."""
         await self._api.close()

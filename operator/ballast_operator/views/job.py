@@ -22,7 +22,6 @@ class JobView:
         lease: None before it exists.
         plan: the newest plan; None before the first launch.
         plan_written: when it was written.
-        objects: names of the job's other objects that exist, as "Kind/name".
     """
 
     key: Key
@@ -31,12 +30,11 @@ class JobView:
     spec: JobSpec | None
     spec_problem: str = ""
     deleting: bool = False
-    status: JobStatus = JobStatus()
+    status: JobStatus = dataclasses.field(default_factory=JobStatus)
     pods: tuple[PodView, ...] = ()
     lease: LeaseView | None = None
     plan: Plan | None = None
     plan_written: Time | None = None
-    objects: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -82,6 +80,12 @@ class JobView:
             and plan.directive is Directive.SHRINK
             and len(plan.ranks) < len(held.slots)
         )
+
+    @property
+    def finished_step(self) -> int | None:
+        """The last step, where training is done and saved; None while there is more to do."""
+        step = self.lease.finished_step if self.lease is not None else None
+        return step if self.spec is not None and step is not None and step >= self.spec.total_steps else None
 
     @property
     def released(self) -> tuple[PodView, ...]:

@@ -4,9 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-CONFIG_FIELDS = ("totalSteps", "model", "pipeline", "dynamics", "rebalance", "repack", "checkpoint")
-"""Fields that the trainer gets as ``config.json``, verbatim."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
@@ -35,8 +32,6 @@ class JobSpec:
     gpu_types: tuple[str, ...]
     throughput: Mapping[str, Mapping[int, float]]
     weight: float
-    entity: str | None
-    deadline: str | None
     suspend: bool
     backoff_limit: int
     ttl_seconds: int | None

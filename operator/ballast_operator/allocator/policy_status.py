@@ -1,0 +1,198 @@
+"""What a ClusterPolicy's status says after a decision."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ballast_policies.allocation.rounds import Round
+
+from ballast_operator.allocator.snapshot import Snapshot, held_by_pool
+from ballast_operator.allocator.solver import Solve
+from ballast_operator.api import cluster_policy as api
+from ballast_operator.api.base import Condition
+from ballast_operator.api.conditions import PolicyCondition, PolicyReason
+from ballast_operator.events import WARNING_REASONS
+from ballast_operator.kube.kinds import POLICY, Object
+from ballast_operator.steps.outcome import Notice
+from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.job import JobView
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyReport:
+    """What a decision has to say about one policy; what is missing did not come to pass."""
+
+    misconfigured: str = ""
+    policy_in_force: str = ""
+    snapshot: Snapshot | None = None
+    jobs: Sequence[JobView] = ()
+    policy: api.ClusterPolicy | None = None
+    solve: Solve | None = None
+    round_: Round | None = None
+    plan_id: str = ""
+    time: Time | None = None
+
+
+Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
+
+
+def policy_status(
+    item: Object, report: PolicyReport, *, now: Time
+) -> tuple[dict[str, Any] | None, tuple[Notice, ...]]:
+    """(the object to apply, or None where nothing worth a write has changed; notices of flips)."""
+    old = item.get("status") or {}
+    before = {c["type"]: c for c in old.get("conditions") or []}
+    conditions = []
+    notices = []
+    generation = item["metadata"].get("generation", 0)
+    for kind, value, reason, message in verdicts(report):
+        known = before.get(kind)
+        status = "True" if value else "False"
+        same = known is not None and known["status"] == status
+        since = parse(known["lastTransitionTime"]) if known is not None and same else now
+        conditions.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message,
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+        if known is None or (known["status"], known["reason"]) != (status, reason):
+            level = "Warning" if reason in WARNING_REASONS else "Normal"
+            notices.append(Notice(type=level, reason=reason, message=f"{kind} is {status}: {message}"))
+    content = _status(report, tuple(conditions), generation).to_dict()
+    if not _worth_writing(old, content):
+        return None, ()
+    body = {
+        "apiVersion": POLICY.api_version,
+        "kind": POLICY.kind,
+        "metadata": {"name": item["metadata"]["name"]},
+        "status": content,
+    }
+    return body, tuple(notices)
+
+
+def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
+    """The conditions, in order: Valid, Solved (after a solve), Ready."""
+    if report.misconfigured:
+        return (
+            (PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
+            (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid"),
+        )
+    if report.policy_in_force:
+        message = f"ClusterPolicy {report.policy_in_force} is older and in force. To fix: delete one of them"
+        return ((PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
+    snapshot, policy, solve = report.snapshot, report.policy, report.solve
+    assert snapshot is not None and policy is not None
+    if snapshot.overlaps:
+        message = "; ".join(snapshot.overlaps[:5]) + ". To fix: make the node selectors exclude each other"
+        return (
+            (PolicyCondition.VALID, False, PolicyReason.OVERLAPPING_POOLS, message),
+            (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid; running jobs go on"),
+        )
+    found = [_valid(snapshot, policy)]
+    assert solve is not None
+    if not any(node.gpus for node in snapshot.nodes):
+        found.append(
+            (PolicyCondition.SOLVED, False, PolicyReason.NO_CAPACITY, "no node of the pools has a GPU for us")
+        )
+    elif not snapshot.problem.jobs:
+        found.append((PolicyCondition.SOLVED, True, PolicyReason.NOTHING_TO_ALLOCATE, "no job wants GPUs"))
+    else:
+        optimal = solve.outcome is PolicyReason.OPTIMAL
+        message = f"by {solve.allocation.solver}" if optimal else solve.message
+        found.append((PolicyCondition.SOLVED, optimal, solve.outcome, message))
+    if policy.spec.dry_run:
+        message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
+        found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
+    else:
+        message = f"rounds of {policy.spec.round_seconds} s by {policy.spec.objective.policy}"
+        found.append((PolicyCondition.READY, True, PolicyReason.IN_FORCE, message))
+    return tuple(found)
+
+
+def _valid(snapshot: Snapshot, policy: api.ClusterPolicy) -> Verdict:
+    if snapshot.empty_pools:
+        message = f"no node matches pool {', '.join(snapshot.empty_pools)} at present"
+        return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
+    if snapshot.dry_pools:
+        message = f"nodes of pool {', '.join(snapshot.dry_pools)} do not offer the pool's gpuResource"
+        return PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message
+    message = f"{len(policy.spec.node_pools)} pools, {len(snapshot.nodes)} nodes"
+    return PolicyCondition.VALID, True, PolicyReason.VALID, message
+
+
+def _status(
+    report: PolicyReport, conditions: tuple[Condition, ...], generation: int
+) -> api.ClusterPolicyStatus:
+    snapshot, policy = report.snapshot, report.policy
+    if snapshot is None or policy is None:
+        return api.ClusterPolicyStatus(observed_generation=generation, conditions=conditions)
+    held = held_by_pool(report.jobs)
+    capacity = tuple(
+        api.PoolCapacity(
+            pool=pool.name,
+            gpu_type=pool.gpu_type,
+            nodes=len(snapshot.members[pool.name]),
+            gpus=sum(node.gpus for node in snapshot.nodes if node.pool == pool.name),
+            gpus_held=held[pool.name],
+        )
+        for pool in policy.spec.node_pools
+    )
+    wanting = [view for view in report.jobs if not view.status.finished and not view.deleting]
+    running = sum(1 for view in wanting if view.status.held is not None)
+    solve, round_ = report.solve, report.round_
+    last: api.Round | None = None
+    proposed: tuple[api.Proposed, ...] = ()
+    if solve is not None and round_ is not None and report.time is not None:
+        last = api.Round(
+            plan_id=report.plan_id,
+            time=report.time,
+            policy=solve.allocation.policy,
+            solve_seconds=round(solve.seconds, 4),
+            objective_value=solve.allocation.objective,
+            gap=solve.allocation.gap,
+        )
+        if policy.spec.dry_run:
+            proposed = _proposed(snapshot, round_)
+    return api.ClusterPolicyStatus(
+        observed_generation=generation,
+        conditions=conditions,
+        capacity=capacity,
+        gpus=sum(entry.gpus for entry in capacity),
+        gpus_held=sum(entry.gpus_held for entry in capacity),
+        jobs_running=running,
+        jobs_waiting=len(wanting) - running,
+        last_round=last,
+        proposed=proposed,
+    )
+
+
+def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:
+    found = []
+    for name in sorted(snapshot.keys)[:1000]:
+        placement = round_.placements.get(name)
+        found.append(
+            api.Proposed(
+                job=name,
+                gpu_type=placement.gpu_type if placement is not None else "",
+                pool=placement.pool if placement is not None else "",
+                gpus=len(placement.nodes) if placement is not None else 0,
+                why=round_.reasons.get(name, "")[:4096],
+            )
+        )
+    return tuple(found)
+
+
+def _worth_writing(old: Object, new: dict[str, Any]) -> bool:
+    """Whether more than the name, time and duration of the last round has changed."""
+
+    def stable(status: Object) -> dict[str, Any]:
+        last = status.get("lastRound") or {}
+        kept = {k: v for k, v in last.items() if k not in ("planId", "time", "solveSeconds")}
+        return {**status, "lastRound": kept}
+
+    return stable(old) != stable(new)

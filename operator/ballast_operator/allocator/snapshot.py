@@ -1,0 +1,227 @@
+"""One look at the cluster, as the values that the policies decide on."""
+
+import dataclasses
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.rounds import Gang, Node, Placement
+
+from ballast_operator.allocator.throughput import Measurements, estimate
+from ballast_operator.api.cluster_policy import ClusterPolicySpec, NodePool
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import NodeView, foreign_use
+from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.status import Cause, Held
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a job is not in the problem at all."""
+
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster at one moment.
+
+    Attributes:
+        nodes: of the pools, with the GPUs that are ours to hand out.
+        members: pool -> its ready nodes.
+        gangs: jobs that want GPUs.
+        problem: the same as the allocation problem.
+        running: job name -> its placement, for gangs that hold GPUs and go on.
+        running_since: job name -> epoch seconds.
+        leaving: jobs whose gang is ending and that will want GPUs again.
+        refusals: jobs that cannot be placed by this policy.
+        overlaps: nodes that match two pools, in words.
+        empty_pools, dry_pools: pools without nodes; pools whose nodes offer no GPU.
+    """
+
+    nodes: tuple[Node, ...]
+    members: Mapping[str, tuple[str, ...]]
+    gangs: tuple[Gang, ...]
+    problem: Problem
+    running: Mapping[str, Placement]
+    running_since: Mapping[str, float]
+    launches: Mapping[str, int]
+    keys: Mapping[str, Key]
+    refusals: Mapping[Key, Refusal]
+    overlaps: tuple[str, ...]
+    empty_pools: tuple[str, ...]
+    dry_pools: tuple[str, ...]
+
+
+def job_id(key: Key) -> str:
+    """A job's name in problems and rounds."""
+    return f"{key[0]}/{key[1]}"
+
+
+def take_snapshot(
+    spec: ClusterPolicySpec,
+    *,
+    nodes: Mapping[str, NodeView],
+    pods: Sequence[Object],
+    jobs: Sequence[JobView],
+    measurements: Measurements,
+    now: Time,
+) -> Snapshot:
+    """What the policy ``spec`` has to decide on."""
+    pools, overlaps = assign_nodes(spec.node_pools, nodes)
+    held_on: dict[str, Counter[str]] = defaultdict(Counter)
+    for view in jobs:
+        held = view.status.held
+        if held is not None and held.ending is None:
+            held_on[held.pool].update(held.nodes)
+    values: list[Node] = []
+    for pool in spec.node_pools:
+        foreign = foreign_use(pods, pool.gpu_resource)
+        for node in pools[pool.name]:
+            # A node that takes no new pods is there only for the gangs that run on it.
+            free = node.gpus(pool.gpu_resource) - foreign[node.name]
+            gpus = free if node.schedulable else min(free, held_on[pool.name][node.name])
+            values.append(Node(name=node.name, pool=pool.name, gpu_type=pool.gpu_type, gpus=max(0, gpus)))
+    capacity: Counter[str] = Counter()
+    by_pool: Counter[str] = Counter()
+    for value in values:
+        capacity[value.gpu_type] += value.gpus
+        by_pool[value.pool] += value.gpus
+    gpu_types = tuple(sorted({pool.gpu_type for pool in spec.node_pools}))
+    gangs, problem_jobs, keys, launches, refusals = [], [], {}, {}, {}
+    running, since = {}, {}
+    for view in jobs:
+        name = job_id(view.key)
+        if not wants_gpus(view, now):
+            continue
+        assert view.spec is not None
+        held = view.status.held if view.status.held is not None and view.status.held.ending is None else None
+        allowed = [t for t in gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types]
+        size = len(held.slots) if held is not None else gang_size(view, spec.node_pools, by_pool, allowed)
+        refusal = None if held is not None else refuse(view.spec, spec.node_pools, by_pool, allowed, size)
+        if refusal is not None:
+            refusals[view.key] = refusal
+            continue
+        rates = estimate(view.spec, measurements.of(view.key), allowed, size)
+        gangs.append(Gang(job=name, gpus=size, throughput=rates))
+        problem_jobs.append(Job(name=name, throughput=rates, gpus=size, weight=view.spec.weight))
+        keys[name], launches[name] = view.key, view.status.launches
+        if held is not None:
+            running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)
+            since[name] = held.since.timestamp()
+    return Snapshot(
+        nodes=tuple(values),
+        members={name: tuple(node.name for node in members) for name, members in pools.items()},
+        gangs=tuple(gangs),
+        problem=Problem(gpu_types=gpu_types, capacity=dict(capacity), jobs=tuple(problem_jobs)),
+        running=running,
+        running_since=since,
+        launches=launches,
+        keys=keys,
+        refusals=refusals,
+        overlaps=tuple(overlaps),
+        empty_pools=tuple(name for name, members in pools.items() if not members),
+        dry_pools=tuple(
+            pool.name
+            for pool in spec.node_pools
+            if pools[pool.name] and not any(node.gpus(pool.gpu_resource) for node in pools[pool.name])
+        ),
+    )
+
+
+def assign_nodes(
+    pools: Sequence[NodePool], nodes: Mapping[str, NodeView]
+) -> tuple[dict[str, list[NodeView]], list[str]]:
+    """(pool -> its nodes by name, nodes that match two pools in words)."""
+    members: dict[str, list[NodeView]] = {pool.name: [] for pool in pools}
+    overlaps = []
+    for name in sorted(nodes):
+        labels = nodes[name].labels
+        matching = [p.name for p in pools if all(labels.get(k) == v for k, v in p.node_selector.items())]
+        if len(matching) > 1:
+            overlaps.append(f"node {name} matches pools {' and '.join(matching)}")
+        elif matching:
+            members[matching[0]].append(nodes[name])
+    return members, overlaps
+
+
+def wants_gpus(view: JobView, now: Time) -> bool:
+    """Whether the job takes part in the allocation."""
+    status = view.status
+    if view.deleting or view.spec is None or status.finished or view.finished_step is not None:
+        return False
+    if view.spec.suspend or (status.next_launch_at is not None and status.next_launch_at > now):
+        return False
+    return (
+        status.held is None or status.held.ending is None or status.held.ending.cause is not Cause.COMPLETED
+    )
+
+
+def gang_size(
+    view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
+) -> int:
+    """Most stages that the job wants and that some pool it may use has; at least ``minStages``.
+
+    A job that has repacked asks for no more than it had then: its model got smaller for good.
+    """
+    spec = view.spec
+    assert spec is not None
+    wanted = spec.max_stages
+    if spec.layers is not None:
+        wanted = min(wanted, spec.layers)
+    if view.status.repacks:
+        wanted = min(wanted, len(view.status.repacks[-1]["survivors"]))
+    largest = max((by_pool[pool.name] for pool in pools if pool.gpu_type in allowed), default=0)
+    return max(1, min(spec.min_stages, wanted), min(wanted, largest))
+
+
+def refuse(
+    spec: JobSpec, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str], size: int
+) -> Refusal | None:
+    """Why no round of this policy can ever place the job; None: one can."""
+    have = ", ".join(sorted({pool.gpu_type for pool in pools}))
+    if spec.layers is not None and spec.min_stages > spec.layers:
+        return Refusal(
+            reason=JobReason.MISCONFIGURED,
+            message=f"pipeline.minStages {spec.min_stages} is above model.layers {spec.layers}. "
+            "To fix: lower minStages",
+        )
+    if not allowed:
+        return Refusal(
+            reason=JobReason.NO_MATCHING_GPU_TYPE,
+            message=f"gpuTypes allows {', '.join(spec.gpu_types)}; the node pools have {have}. "
+            "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
+        )
+    largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
+    if max(largest.values(), default=0) < size:
+        sizes = ", ".join(f"{name} {count}" for name, count in sorted(largest.items()))
+        return Refusal(
+            reason=JobReason.EXCEEDS_CAPACITY,
+            message=f"needs {size} GPUs of one pool; the pools that it may use have: {sizes}. "
+            "To fix: lower pipeline.minStages, or add nodes",
+        )
+    return None
+
+
+def signature(snapshot: Snapshot) -> str:
+    """Equal for snapshots that have the same allocation: throughput is rounded to 5 %."""
+    jobs = [
+        (job.name, job.gpus, job.weight, {t: f"{rate:.1e}" for t, rate in sorted(job.throughput.items())})
+        for job in snapshot.problem.jobs
+    ]
+    return json.dumps([jobs, sorted(snapshot.problem.capacity.items())])
+
+
+def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
+    """Pool -> GPUs that jobs hold, those on their way out included."""
+    found: Counter[str] = Counter()
+    for view in jobs:
+        held: Held | None = view.status.held
+        if held is not None:
+            found[held.pool] += len(held.slots)
+    return found

@@ -1,0 +1,71 @@
+"""From a round to a wish for each job."""
+
+from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.rounds import Round
+
+from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.kube.kinds import Key
+from ballast_operator.views.wish import Verb, Wish
+
+
+def wishes_of(
+    snapshot: Snapshot, round_: Round, allocation: Allocation, *, plan_id: str, dry_run: bool
+) -> dict[Key, Wish]:
+    """A wish for each job of the snapshot and for each refused one."""
+    found: dict[Key, Wish] = {}
+    for name, key in snapshot.keys.items():
+        placement = round_.placements.get(name)
+        running = snapshot.running.get(name)
+        launches, why = snapshot.launches[name], round_.reasons.get(name, "")
+        best = next_best(allocation, snapshot, name, chosen=placement.gpu_type if placement else None)
+        if running is not None and (dry_run or placement == running):
+            found[key] = Wish(
+                verb=Verb.KEEP,
+                launches=launches,
+                gpu_type=running.gpu_type,
+                pool=running.pool,
+                nodes=running.nodes,
+                plan_id=plan_id,
+                why=why,
+                chosen=f"{len(running.nodes)} x {running.gpu_type} of pool {running.pool}",
+                next_best=best,
+            )
+        elif placement is None:
+            found[key] = Wish(
+                verb=Verb.NONE,
+                launches=launches,
+                plan_id=plan_id,
+                reason=JobReason.WAITING_FOR_CAPACITY,
+                why=why,
+                next_best=best,
+            )
+        else:
+            chosen = f"{len(placement.nodes)} x {placement.gpu_type} of pool {placement.pool}"
+            found[key] = Wish(
+                verb=Verb.NONE if dry_run else Verb.PLACE,
+                launches=launches,
+                gpu_type=placement.gpu_type,
+                pool=placement.pool,
+                nodes=placement.nodes,
+                plan_id=plan_id,
+                reason=JobReason.DRY_RUN,
+                why=f"would get {chosen}: {why}" if dry_run else why,
+                chosen=chosen,
+                next_best=best,
+            )
+    return found
+
+
+def next_best(allocation: Allocation, snapshot: Snapshot, name: str, *, chosen: str | None) -> str:
+    """The type that would have been second, with its speed; empty where there is none."""
+    job = next(job for job in snapshot.problem.jobs if job.name == name)
+    shares = allocation.allocation.get(name, {})
+    others = [t for t in snapshot.problem.gpu_types if t != chosen and job.throughput.get(t, 0.0) > 0]
+    if not others:
+        return ""
+    second = max(others, key=lambda t: (shares.get(t, 0.0), job.throughput[t], t))
+    return (
+        f"{job.gpus} x {second}: {job.throughput[second]:.3g} steps/s, "
+        f"share of the time {shares.get(second, 0.0):.0%}"
+    )

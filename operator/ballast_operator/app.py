@@ -1,0 +1,247 @@
+"""The operator as a whole: what is started, in which order, and how it ends.
+
+Lead first, then list, then watch and work: a follower holds a connection and nothing else.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import socket
+import time
+import uuid
+from collections import deque
+
+import kopf
+from ballast_policies.contract import JOB_LABEL
+
+from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.solver import Solver
+from ballast_operator.health import serve, stale_streams
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.client import Cluster, connect
+from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key, Kind, Object, key_of
+from ballast_operator.kube.leadership import Leadership
+from ballast_operator.kube.queue import KeyQueue
+from ballast_operator.kube.streams import keep_in_step, resync, watch_registry, watch_settings
+from ballast_operator.metrics import Metrics
+from ballast_operator.observer import Observer
+from ballast_operator.reconciler import PassRunner, Reconciler
+from ballast_operator.settings import Settings
+from ballast_operator.views.convert import state_of
+from ballast_operator.views.nodes import NodeView, is_ours, read_node
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line gives.
+
+    Attributes:
+        kubeconfig: None: ``$KUBECONFIG``, the pod's account, or ``~/.kube/config``.
+        namespace: watch this namespace's jobs only; empty: all.
+        lease_namespace: where the leader's Lease is.
+        health_host, health_port: where ``/healthz`` and ``/metrics`` are served; port 0: one that is free.
+    """
+
+    kubeconfig: str | None = None
+    namespace: str = ""
+    lease_namespace: str = "ballast-system"
+    health_host: str = "0.0.0.0"
+    health_port: int = 8080
+
+
+class Operator:
+    """One replica."""
+
+    def __init__(self, options: Options, settings: Settings) -> None:
+        self._options = options
+        self._settings = settings
+        self._metrics = Metrics()
+        self._caches = Caches()
+        self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
+        self._nodes: dict[str, NodeView] = {}
+        self._writes: deque[float] = deque(maxlen=100_000)
+        self._leadership: Leadership | None = None
+        self._allocator: Allocator | None = None
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """End gracefully: finish what is under way, give the lease back."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Run until :meth:`stop`.
+
+        Raises:
+            NotLeader: the lease was lost; the process should end and start anew.
+        """
+        identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        limit = self._settings.api.request_seconds
+        async with (
+            await connect(self._options.kubeconfig, request_seconds=limit) as cluster,
+            await connect(
+                self._options.kubeconfig, request_seconds=self._settings.leader.renew_seconds
+            ) as own,
+            Solver(self._settings.solver) as solver,
+        ):
+            leadership = Leadership(
+                own,
+                namespace=self._options.lease_namespace,
+                identity=identity,
+                settings=self._settings.leader,
+            )
+            self._leadership = leadership
+            cluster.fence = leadership.check
+            cluster.on_write = self._wrote
+            runner, port = await serve(
+                host=self._options.health_host,
+                port=self._options.health_port,
+                metrics=self._metrics,
+                problems=self._problems,
+            )
+            logger.info("serving /healthz and /metrics on port %d", port)
+            try:
+                await self._lead(cluster, leadership, solver)
+            finally:
+                await leadership.release()
+                await runner.cleanup()
+
+    async def _lead(self, cluster: Cluster, leadership: Leadership, solver: Solver) -> None:
+        if not await self._unless_stopped(leadership.acquire()):
+            return
+        self._metrics.leader.set(1)
+        observer = Observer(self._caches)
+        reconciler = Reconciler(
+            cluster,
+            observer,
+            settings=self._settings.job,
+            metrics=self._metrics,
+            allocate=self._allocate,
+        )
+        self._allocator = Allocator(
+            cluster,
+            observer,
+            reconciler,
+            solver,
+            settings=self._settings.solver,
+            metrics=self._metrics,
+            enqueue=self._queue.add,
+        )
+        run_pass = PassRunner(reconciler, metrics=self._metrics, again=self._queue.add)
+        self._caches.listeners.append(self._changed)
+        await resync(self._caches, cluster, self._options.namespace)
+        self._allocate()
+        parts = [
+            leadership.hold(),
+            self._allocator.run(),
+            keep_in_step(
+                self._caches,
+                cluster,
+                self._options.namespace,
+                every_seconds=self._settings.api.resync_seconds,
+            ),
+            self._gauges(observer),
+            *(self._queue.work(run_pass) for _ in range(self._settings.workers)),
+        ]
+        tasks = [asyncio.create_task(part) for part in parts]  # type: ignore[arg-type]
+        # kopf ends every task of the loop that is younger than itself, so it is started last.
+        tasks.append(asyncio.create_task(self._watch(cluster)))
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()
+        finally:
+            self._stop.set()
+            for task in [*tasks[:-1], stopped]:
+                task.cancel()
+            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+
+    async def _watch(self, cluster: Cluster) -> None:
+        namespace = self._options.namespace
+        await kopf.operator(
+            registry=watch_registry(self._caches, cluster),
+            settings=watch_settings(request_seconds=self._settings.api.request_seconds),
+            clusterwide=not namespace,
+            namespaces=[namespace] if namespace else [],
+            standalone=True,
+            stop_flag=self._stop,
+        )
+
+    async def _unless_stopped(self, wait: object) -> bool:
+        task = asyncio.ensure_future(wait)  # type: ignore[arg-type]
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)
+            return False
+        await asyncio.gather(stopped, return_exceptions=True)
+        task.result()
+        return True
+
+    def _changed(self, kind: Kind, item: Object) -> None:
+        """Who has to look at a change; nothing is decided here."""
+        metadata = item["metadata"]
+        if kind is JOB:
+            self._queue.add(key_of(item))
+            self._allocate()
+        elif kind is POLICY:
+            self._allocate()
+        elif kind is NODE:
+            self._node_changed(item)
+        else:
+            job = (metadata.get("labels") or {}).get(JOB_LABEL)
+            if job:
+                self._queue.add((metadata.get("namespace", ""), job))
+            if kind is POD and (not is_ours(item) or metadata.get("deletionTimestamp")):
+                self._allocate()
+
+    def _node_changed(self, item: Object) -> None:
+        """Nodes report often; only what matters to placement is a change."""
+        name = item["metadata"]["name"]
+        known = self._caches[NODE].get(("", name)) is not None
+        view = read_node(item) if known else None
+        if view is not None and self._nodes.get(name) == view:
+            return
+        if view is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = view
+        self._allocate()
+        for pod in self._caches[POD]:
+            if is_ours(pod) and (pod.get("spec") or {}).get("nodeName") == name:
+                job = pod["metadata"]["labels"][JOB_LABEL]
+                self._queue.add((pod["metadata"].get("namespace", ""), job))
+
+    def _allocate(self) -> None:
+        if self._allocator is not None:
+            self._allocator.poke()
+
+    def _wrote(self, verb: str, kind: Kind) -> None:
+        self._metrics.api_writes.labels(verb, kind.kind).inc()
+        self._writes.append(time.monotonic())
+
+    def _problems(self) -> list[str]:
+        return stale_streams(
+            self._caches, stale_seconds=self._settings.api.stale_seconds, now=time.monotonic()
+        )
+
+    async def _gauges(self, observer: Observer) -> None:
+        """Figures that are counted, not caught: once in five seconds."""
+        while True:
+            moment = time.monotonic()
+            self._metrics.jobs.clear()
+            unfinished = 0
+            for view in observer.jobs():
+                self._metrics.jobs.labels(state_of(view.status)).inc()
+                unfinished += not view.status.finished
+            recent = sum(1 for at in self._writes if moment - at < 60)
+            self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)
+            for kind in self._caches.stores:
+                since = self._caches.lagging_since.get(kind)
+                self._metrics.watch_age_seconds.labels(kind.kind).set(0 if since is None else moment - since)
+            await asyncio.sleep(5)

@@ -1,0 +1,86 @@
+"""``ballast operator``: what the operator's image runs."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ballast_operator.app import Options
+    from ballast_operator.settings import Settings
+
+
+@click.command("operator")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Connect with this file; default: $KUBECONFIG, the pod's service account, or ~/.kube/config.",
+)
+@click.option("--namespace", default="", help="Look after this namespace's jobs only; default: all.")
+@click.option(
+    "--lease-namespace",
+    default=lambda: os.environ.get("BALLAST_NAMESPACE", "ballast-system"),
+    show_default="$BALLAST_NAMESPACE, or ballast-system",
+    help="Namespace of the leader's Lease.",
+)
+@click.option(
+    "--metrics-host", default="0.0.0.0", show_default=True, help="Address of /healthz and /metrics."
+)
+@click.option(
+    "--metrics-port", default=8080, show_default=True, help="Port of /healthz and /metrics; 0: a free one."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="How much to say on standard error.",
+)
+def operator(
+    kubeconfig: str | None,
+    namespace: str,
+    lease_namespace: str,
+    metrics_host: str,
+    metrics_port: int,
+    log_level: str,
+) -> None:
+    """Run the operator until SIGTERM."""
+    from ballast_operator.app import Options
+    from ballast_operator.errors import NotLeader
+    from ballast_operator.settings import from_environment
+
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        settings = from_environment(os.environ)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    options = Options(
+        kubeconfig=kubeconfig,
+        namespace=namespace,
+        lease_namespace=lease_namespace,
+        health_host=metrics_host,
+        health_port=metrics_port,
+    )
+    try:
+        asyncio.run(_run(options, settings))
+    except NotLeader as error:
+        raise click.ClickException(f"{error}: ending, to start anew as a follower") from error
+    except OSError as error:
+        raise click.ClickException(f"{error}. To fix: choose another --metrics-port") from error
+
+
+async def _run(options: "Options", settings: "Settings") -> None:
+    from ballast_operator.app import Operator
+
+    operator = Operator(options, settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, operator.stop)
+    await operator.run()

@@ -1,0 +1,1 @@
+"""Builders of the objects a job owns: pure functions, a fresh value each call."""

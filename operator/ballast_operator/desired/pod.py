@@ -1,0 +1,84 @@
+"""A trainer pod: the user's template, plus what the operator has to have."""
+
+import copy
+from typing import Any
+
+from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+
+from ballast_operator.desired.access import trainer_account
+from ballast_operator.desired.owned import owned
+from ballast_operator.kube.kinds import POD, Object
+from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.status import Held, Slot
+
+COMMAND = ["ballast-train", "pod"]
+"""What the first container runs unless the template says otherwise."""
+
+
+def pod_object(
+    view: JobView, spec: JobSpec, held: Held, *, rank: int, slot: Slot, gpu_resource: str
+) -> dict[str, Any]:
+    """The pod of ``rank``, pinned to the slot's node; kube-scheduler still binds it."""
+    template = copy.deepcopy(dict(spec.template))
+    pod = owned(view, POD, slot.pod, spec=dict(template.get("spec") or {}))
+    metadata, wanted = pod["metadata"], template.get("metadata") or {}
+    ours = {**metadata["labels"], JOB_LABEL: view.name, LAUNCH_LABEL: str(held.launch), RANK_LABEL: str(rank)}
+    metadata["labels"] = {**(wanted.get("labels") or {}), **ours}
+    if wanted.get("annotations"):
+        metadata["annotations"] = dict(wanted["annotations"])
+    content = pod["spec"]
+    containers = content.get("containers") or [{"name": "trainer"}]
+    content["containers"] = [_trainer(view, spec, containers[0], gpu_resource), *containers[1:]]
+    content["restartPolicy"] = "Never"
+    content["serviceAccountName"] = trainer_account(view.name)
+    content["affinity"] = pinned(content.get("affinity") or {}, slot.node)
+    return pod
+
+
+def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
+    """The affinity with every required node term narrowed to one node by name."""
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    node_affinity = dict(affinity.get("nodeAffinity") or {})
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
+        "nodeSelectorTerms": [{**term, "matchFields": [field]} for term in terms]
+    }
+    return {**affinity, "nodeAffinity": node_affinity}
+
+
+def pinned_node(pod: Object) -> str:
+    """The node a pod is bound or pinned to; empty where it is neither."""
+    content = pod.get("spec") or {}
+    if content.get("nodeName"):
+        return str(content["nodeName"])
+    required = ((content.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    for term in required.get("nodeSelectorTerms") or []:
+        for field in term.get("matchFields") or []:
+            if field.get("key") == "metadata.name" and len(field.get("values") or []) == 1:
+                return str(field["values"][0])
+    return ""
+
+
+def _trainer(view: JobView, spec: JobSpec, container: dict[str, Any], gpu_resource: str) -> dict[str, Any]:
+    container = dict(container)
+    if not container.get("command") and not container.get("args"):
+        container["command"] = list(COMMAND)
+    ours: list[dict[str, Any]] = [
+        {"name": "BALLAST_JOB", "value": view.name},
+        {"name": "BALLAST_NAMESPACE", "value": view.key[0]},
+        {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "BALLAST_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path},
+    ]
+    users = list(container.get("env") or [])
+    named = {variable["name"] for variable in users}
+    container["env"] = [*(variable for variable in ours if variable["name"] not in named), *users]
+    resources = dict(container.get("resources") or {})
+    for part in ("requests", "limits"):
+        resources[part] = {**(resources.get(part) or {}), gpu_resource: "1"}
+    container["resources"] = resources
+    return container

@@ -1,0 +1,92 @@
+"""Kubernetes Events: one when a condition flips, one for each notice; never the same twice in a row."""
+
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import EVENT, Kind
+from ballast_operator.steps.outcome import Notice
+from ballast_operator.views.clock import now, show
+from ballast_operator.views.status import Condition
+
+COMPONENT = "ballast-operator"
+"""Who reports, as ``kubectl describe`` shows it."""
+
+WARNING_REASONS = frozenset(
+    {
+        "ExceedsCapacity",
+        "NoMatchingGpuType",
+        "Misconfigured",
+        "BackoffLimitExceeded",
+        "ProposalRefused",
+        "OverlappingPools",
+        "FallbackAfterTimeout",
+        "FallbackAfterSolverError",
+        "NotBound",
+    }
+)
+"""Reasons that ask for a person's attention."""
+
+logger = logging.getLogger(__name__)
+
+
+def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Notice, ...]:
+    """A notice for each condition whose truth or reason has changed."""
+    before = {condition.type: (condition.status, condition.reason) for condition in old}
+    return tuple(
+        Notice(
+            type="Warning" if condition.reason in WARNING_REASONS or condition.type == "Failed" else "Normal",
+            reason=condition.reason,
+            message=f"{condition.type} is {condition.status}: {condition.message}",
+        )
+        for condition in new
+        if before.get(condition.type) != (condition.status, condition.reason)
+    )
+
+
+class Recorder:
+    """Posts Events. An Event is a courtesy: one that cannot be posted is logged and forgotten."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def post(self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[Notice]) -> None:
+        """Post notices about one object, leaving out those that repeat the last one of their reason."""
+        for notice in notices:
+            if self._last.get((uid, notice.reason)) == notice.message:
+                continue
+            self._last[(uid, notice.reason)] = notice.message
+            self._last.move_to_end((uid, notice.reason))
+            while len(self._last) > 10_000:
+                self._last.popitem(last=False)
+            time = show(now())
+            body = {
+                "apiVersion": EVENT.api_version,
+                "kind": EVENT.kind,
+                "metadata": {"namespace": namespace or "default", "name": f"{name}.{uuid.uuid4().hex[:16]}"},
+                "involvedObject": {
+                    "apiVersion": kind.api_version,
+                    "kind": kind.kind,
+                    "name": name,
+                    "uid": uid,
+                    **({"namespace": namespace} if namespace else {}),
+                },
+                "type": notice.type,
+                "reason": notice.reason,
+                "message": notice.message[:1024],
+                "source": {"component": COMPONENT},
+                "reportingComponent": COMPONENT,
+                "firstTimestamp": time,
+                "lastTimestamp": time,
+                "count": 1,
+            }
+            try:
+                await self._cluster.create(EVENT, body)
+            except (Conflict, NotFound, Rejected, Unavailable) as error:
+                logger.info(
+                    "event not posted object=%s/%s reason=%s: %s", namespace, name, notice.reason, error
+                )

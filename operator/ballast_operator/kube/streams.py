@@ -1,0 +1,95 @@
+"""Watches, by kopf: every event goes into the caches, and nothing else happens in a handler.
+
+kopf's other services are switched off: no finalizers, no annotations, no posted events, no peering.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import kopf
+
+from ballast_operator.errors import Rejected, Unavailable
+from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import Kind
+
+
+def watch_registry(caches: Caches, cluster: Cluster) -> kopf.OperatorRegistry:
+    """Handlers that feed ``caches``."""
+    registry = kopf.OperatorRegistry()
+
+    def login(**_: Any) -> kopf.ConnectionInfo:
+        return connection(cluster)
+
+    kopf.on.login(registry=registry)(login)
+    for kind in WATCHED:
+        _feed(registry, caches, kind)
+    return registry
+
+
+def _feed(registry: kopf.OperatorRegistry, caches: Caches, kind: Kind) -> None:
+    group, _, version = kind.api_version.rpartition("/")
+
+    async def seen(event: Any, **_: Any) -> None:
+        item = event["object"]
+        caches.watched(kind, event["type"], item)
+
+    kopf.on.event(group, version, kind.plural, registry=registry, id=f"seen-{kind.plural}")(seen)
+
+
+def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
+    """Kopf's settings: bounded streams, nothing written."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = request_seconds
+    settings.networking.request_timeout = request_seconds
+    settings.networking.connect_timeout = request_seconds
+    settings.networking.enforce_retry_after = True
+    settings.scanning.disabled = True
+    settings.process.ultimate_exiting_timeout = 30
+    settings.persistence.finalizer = "ballast.dev/not-used"
+    for kind, selector in SELECTORS.items():
+        settings.watching.label_selectors[kind.plural] = selector
+    return settings
+
+
+def connection(cluster: Cluster) -> kopf.ConnectionInfo:
+    """The connection that ``cluster`` uses, for kopf."""
+    configuration = cluster.configuration
+    header = configuration.get_api_key_with_prefix("BearerToken") or ""
+    scheme, _, token = header.rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+async def resync(caches: Caches, cluster: Cluster, namespace: str) -> None:
+    """List everything once and bring the caches up to it; what a watch has lost is found here.
+
+    Raises:
+        Unavailable: the API server did not answer.
+        Rejected: the operator has no right to list a kind.
+    """
+    for kind in WATCHED:
+        where = namespace if kind.namespaced and kind.plural != "pods" else ""
+        items, version = await cluster.list(kind, namespace=where, label_selector=SELECTORS.get(kind, ""))
+        caches.listed(kind, items, version)
+
+
+async def keep_in_step(caches: Caches, cluster: Cluster, namespace: str, *, every_seconds: float) -> None:
+    """:func:`resync` for ever. ``/healthz`` fails where a watch stays behind what lists show."""
+    while True:
+        await asyncio.sleep(every_seconds)
+        with contextlib.suppress(Unavailable, Rejected):
+            await resync(caches, cluster, namespace)

@@ -1,0 +1,125 @@
+"""Reads the caches into views. Nothing here talks to the API server."""
+
+import time
+from collections.abc import Callable
+
+from ballast_policies.contract import PLAN_KEY, ContractError, Plan, lease_name, plan_config_map_name
+
+from ballast_operator.desired.plan import WRITTEN_ANNOTATION
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object
+from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.convert import read_spec, read_status
+from ballast_operator.views.job import JobView
+from ballast_operator.views.lease import LeaseView, read_lease
+from ballast_operator.views.nodes import NodeView, read_node
+from ballast_operator.views.pod import PodView, read_pod
+from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.status import Held
+
+
+class Observer:
+    """Views of jobs and nodes, from the caches at this moment."""
+
+    def __init__(self, caches: Caches, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.caches = caches
+        self._clock = clock
+        self._renewals: dict[Key, tuple[str, float]] = {}
+        self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
+        self.reservations: dict[Key, Held] = {}
+
+    def job(self, key: Key) -> JobView | None:
+        """The job as it is known now; None: there is no such job.
+
+        Raises:
+            ValueError: its status cannot be read.
+        """
+        item = self.caches[JOB].get(key)
+        if item is None:
+            self.forget(key)
+            return None
+        metadata = item["metadata"]
+        spec, problem = self._spec(key, item)
+        plan, written = self._plan(key, metadata["uid"])
+        pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if _owned(pod, metadata["uid"])]
+        return JobView(
+            key=key,
+            uid=metadata["uid"],
+            generation=metadata.get("generation", 0),
+            spec=spec,
+            spec_problem=problem,
+            deleting=bool(metadata.get("deletionTimestamp")),
+            status=read_status(item),
+            pods=tuple(sorted(pods, key=lambda pod: (pod.launch, pod.rank))),
+            lease=self._lease(key, metadata["uid"]),
+            plan=plan,
+            plan_written=written,
+        )
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, by age and name."""
+        items = sorted(
+            self.caches[JOB],
+            key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
+        )
+        views = (
+            self.job((item["metadata"].get("namespace", ""), item["metadata"]["name"])) for item in items
+        )
+        return [view for view in views if view is not None]
+
+    def nodes(self) -> dict[str, NodeView]:
+        """All nodes by name."""
+        return {item["metadata"]["name"]: read_node(item) for item in self.caches[NODE]}
+
+    def held(self) -> dict[Key, Held]:
+        """What jobs hold by their status, or are about to by a write under way."""
+        found = dict(self.reservations)
+        for item in self.caches[JOB]:
+            held = read_status(item).held
+            if held is not None:
+                found[(item["metadata"].get("namespace", ""), item["metadata"]["name"])] = held
+        return found
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+        self._renewals.pop(key, None)
+        self._specs.pop(key, None)
+
+    def _spec(self, key: Key, item: Object) -> tuple[JobSpec | None, str]:
+        version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
+        known = self._specs.get(key)
+        if known is None or known[0] != version:
+            known = (version, read_spec(item))
+            self._specs[key] = known
+        return known[1]
+
+    def _pod(self, item: Object) -> PodView:
+        name = (item.get("spec") or {}).get("nodeName", "")
+        node = self.caches[NODE].get(("", name)) if name else None
+        return read_pod(item, node_ready=not name or (node is not None and read_node(node).ready))
+
+    def _lease(self, key: Key, uid: str) -> LeaseView | None:
+        item = self.caches[LEASE].get((key[0], lease_name(key[1])))
+        if item is None or not _owned(item, uid):
+            return None
+        renewed = (item.get("spec") or {}).get("renewTime") or ""
+        known = self._renewals.get(key)
+        if known is None or known[0] != renewed:
+            known = (renewed, self._clock())
+            self._renewals[key] = known
+        return read_lease(item, quiet_seconds=self._clock() - known[1])
+
+    def _plan(self, key: Key, uid: str) -> tuple[Plan | None, Time | None]:
+        item = self.caches[CONFIG_MAP].get((key[0], plan_config_map_name(key[1])))
+        if item is None or not _owned(item, uid):
+            return None, None
+        try:
+            plan = Plan.from_json((item.get("data") or {}).get(PLAN_KEY, ""))
+        except ContractError:
+            return None, None
+        written = (item["metadata"].get("annotations") or {}).get(WRITTEN_ANNOTATION)
+        return plan, parse(written) if written else parse(item["metadata"]["creationTimestamp"])
+
+
+def _owned(item: Object, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or [])

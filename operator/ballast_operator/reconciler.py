@@ -1,0 +1,259 @@
+"""One pass over one job: observe, decide, apply, report."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from ballast_policies.contract import plan_config_map_name
+
+from ballast_operator.desired.plan import plan_object
+from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.events import Recorder, flips
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Key
+from ballast_operator.metrics import Metrics
+from ballast_operator.observer import Observer
+from ballast_operator.settings import JobSettings
+from ballast_operator.steps.decide import decide, refused
+from ballast_operator.steps.outcome import Action, Apply, CreatePod, DeleteJob, DeletePod, Outcome, WritePlan
+from ballast_operator.views.clock import Time, now
+from ballast_operator.views.convert import read_status, write_status
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import shortage
+from ballast_operator.views.status import JobStatus
+from ballast_operator.views.wish import Verb, Wish
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTerms:
+    """What a job's pass has to know of a pool: the price of a GPU hour, and the resource pods ask for."""
+
+    price_per_hour: float = 0.0
+    gpu_resource: str = "nvidia.com/gpu"
+
+
+class Reconciler:
+    """Drives jobs to what the allocator and their trainers want. One pass a job at a time.
+
+    Attributes:
+        wishes: job -> what the allocator wants; written by the allocator.
+        pools: pool -> its terms; written by the allocator.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        observer: Observer,
+        *,
+        settings: JobSettings,
+        metrics: Metrics,
+        allocate: Callable[[], None],
+        clock: Callable[[], Time] = now,
+    ) -> None:
+        self._cluster = cluster
+        self._observer = observer
+        self._settings = settings
+        self._metrics = metrics
+        self._allocate = allocate
+        self._clock = clock
+        self._recorder = Recorder(cluster)
+        self._progress_written: dict[Key, Time] = {}
+        self.wishes: dict[Key, Wish] = {}
+        self.pools: dict[str, PoolTerms] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass.
+
+        Returns:
+            Seconds after which to look again even if nothing changes; None: only on a change.
+
+        Raises:
+            Conflict, NotFound: the caches were behind; look again soon.
+            Unavailable: the API server did not answer; look again later.
+            NotLeader: another replica leads.
+        """
+        # 1. Observe.
+        view = self._observer.job(key)
+        if view is None:
+            self._forget(key)
+            return None
+        # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
+        outcome = self._decide(view)
+        launching = view.status.held is None and outcome.status.held is not None
+        if launching and outcome.status.held is not None:
+            self._observer.reservations[key] = outcome.status.held
+        try:
+            # 3. Apply.
+            try:
+                for action in outcome.actions:
+                    await self._carry_out(view, action)
+            except Rejected as error:
+                outcome = refused(view, str(error), now=self._clock(), settings=self._settings)
+            # 4. Report.
+            return await self._report(view, outcome)
+        finally:
+            if launching:
+                self._observer.reservations.pop(key, None)
+
+    def _decide(self, view: JobView) -> Outcome:
+        wish = self.wishes.get(view.key)
+        held = view.status.held
+        pool = self.pools.get(
+            held.pool if held is not None else wish.pool if wish is not None else "", PoolTerms()
+        )
+        lacking = ""
+        if held is None and wish is not None and wish.verb is Verb.PLACE:
+            lacking = shortage(
+                wish.nodes,
+                key=view.key,
+                nodes=self._observer.nodes(),
+                pods=self._observer.caches[POD],
+                held=self._observer.held(),
+                resource=pool.gpu_resource,
+            )
+        return decide(
+            view,
+            wish=wish,
+            shortage=lacking,
+            now=self._clock(),
+            settings=self._settings,
+            price_per_hour=pool.price_per_hour,
+            gpu_resource=pool.gpu_resource,
+        )
+
+    async def _carry_out(self, view: JobView, action: Action) -> None:
+        namespace = view.key[0]
+        match action:
+            case Apply(kind, body):
+                self._observer.caches.wrote(kind, await self._cluster.apply(kind, body))
+            case CreatePod(body):
+                self._observer.caches.wrote(POD, await self._cluster.create(POD, body))
+                logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
+            case DeletePod(name, uid, grace_seconds):
+                await self._cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
+                logger.info("pod deletion asked job=%s/%s pod=%s uid=%s", *view.key, name, uid)
+            case WritePlan(plan):
+                assert view.spec is not None
+                known = self._observer.caches[CONFIG_MAP].get((namespace, plan_config_map_name(view.name)))
+                version = known["metadata"]["resourceVersion"] if known is not None else None
+                body = plan_object(view, view.spec, plan, now=self._clock(), resource_version=version)
+                # Without a known version the object must not exist yet: create it, so that a plan written
+                # by an earlier leader is never replaced unread.
+                write = self._cluster.apply if known is not None else self._cluster.create
+                self._observer.caches.wrote(CONFIG_MAP, await write(CONFIG_MAP, body))
+                logger.info(
+                    "plan written job=%s/%s epoch=%d launch=%d directive=%s ranks=%d",
+                    *view.key,
+                    plan.epoch,
+                    plan.launch,
+                    plan.directive,
+                    len(plan.ranks),
+                )
+            case DeleteJob(uid):
+                await self._cluster.delete(JOB, namespace, view.name, uid=uid)
+
+    async def _report(self, view: JobView, outcome: Outcome) -> float | None:
+        item = self._observer.caches[JOB].get(view.key)
+        if item is None or item["metadata"]["uid"] != view.uid:
+            return None
+        again = outcome.again_seconds
+        if outcome.status != view.status:
+            wait = self._too_soon(view, outcome.status)
+            if wait > 0:
+                return wait if again is None else min(again, wait)
+            body = {
+                "apiVersion": JOB.api_version,
+                "kind": JOB.kind,
+                "metadata": {
+                    "namespace": view.key[0],
+                    "name": view.name,
+                    # Decided on this version: whoever else has written since makes it a Conflict.
+                    "resourceVersion": item["metadata"]["resourceVersion"],
+                },
+                "status": write_status(outcome.status),
+            }
+            written = await self._cluster.apply(JOB, body, subresource="status")
+            self._observer.caches.wrote(JOB, written)
+            self._progress_written[view.key] = self._clock()
+            self._count(outcome)
+            notices = (*flips(view.status.conditions, outcome.status.conditions), *outcome.notices)
+            for notice in notices:
+                logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
+            await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
+        if outcome.allocate:
+            self._allocate()
+        return again
+
+    def _too_soon(self, view: JobView, status: JobStatus) -> float:
+        """Seconds to wait where nothing but progress has changed since a recent write."""
+        old = dataclasses.replace(
+            view.status, progress=status.progress, cost=status.cost, cost_at=status.cost_at
+        )
+        last = self._progress_written.get(view.key)
+        if old != status or last is None:
+            return 0.0
+        return self._settings.progress_seconds - (self._clock() - last).total_seconds()
+
+    def _count(self, outcome: Outcome) -> None:
+        for name, label, amount in outcome.counts:
+            metric = getattr(self._metrics, name)
+            (metric.labels(label) if label else metric).inc(amount)
+
+    def _forget(self, key: Key) -> None:
+        for table in (self.wishes, self._progress_written, self._observer.reservations):
+            table.pop(key, None)  # type: ignore[attr-defined]
+        self._allocate()
+
+
+class PassRunner:
+    """Runs passes for a queue and says when to look again; the one place where a pass's errors end."""
+
+    def __init__(
+        self, reconciler: Reconciler, *, metrics: Metrics, again: Callable[[Key, float], None]
+    ) -> None:
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._again = again
+        self._failures: dict[Key, int] = {}
+
+    async def __call__(self, key: Key) -> None:
+        """One pass over ``key``; NotLeader is raised on."""
+        started = time.monotonic()
+        try:
+            again = await self._reconciler.reconcile(key)
+        except (Conflict, NotFound) as error:
+            logger.debug("job=%s/%s requeued: %s", *key, error)
+            self._later(key, type(error).__name__, base=0.1)
+        except Unavailable as error:
+            logger.warning("job=%s/%s requeued: %s", *key, error)
+            self._later(key, "Unavailable", base=1.0)
+        except Rejected as error:
+            logger.error("job=%s/%s refused by the API server: %s", *key, error)
+            self._later(key, "Rejected", base=5.0)
+        except NotLeader:
+            raise
+        except Exception:  # a bug in one job's pass must not stop the others'
+            logger.exception("job=%s/%s failed", *key)
+            self._later(key, "Bug", base=5.0)
+        else:
+            self._failures.pop(key, None)
+            if again is not None:
+                self._again(key, again)
+        finally:
+            self._metrics.reconcile_seconds.observe(time.monotonic() - started)
+
+    def _later(self, key: Key, reason: str, *, base: float) -> None:
+        self._metrics.reconcile_errors.labels(reason).inc()
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self._again(key, min(60.0, base * 2.0 ** (self._failures[key] - 1)))
+
+
+def statuses(observer: Observer) -> Mapping[Key, JobStatus]:
+    """Status of every job, for the metrics and the allocator."""
+    return {
+        (item["metadata"].get("namespace", ""), item["metadata"]["name"]): read_status(item)
+        for item in observer.caches[JOB]
+    }

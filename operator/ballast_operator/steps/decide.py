@@ -1,0 +1,108 @@
+"""The page on which a job's pass is decided: from a view to an outcome, nothing else."""
+
+import dataclasses
+
+from ballast_policies.contract import Directive
+
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.settings import JobSettings
+from ballast_operator.steps.finished import tidy
+from ballast_operator.steps.gang import start_gang
+from ballast_operator.steps.outcome import Outcome, Situation, set_condition
+from ballast_operator.steps.running import run_gang
+from ballast_operator.steps.stopping import end, stop_gang
+from ballast_operator.steps.waiting import decided, wait_or_launch
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.status import Cause, JobStatus
+from ballast_operator.views.wish import Verb, Wish
+
+
+def decide(
+    view: JobView,
+    *,
+    wish: Wish | None,
+    shortage: str,
+    now: Time,
+    settings: JobSettings,
+    price_per_hour: float = 0.0,
+    gpu_resource: str = "nvidia.com/gpu",
+) -> Outcome:
+    """What to do about a job now.
+
+    Args:
+        view: the job and all that belongs to it.
+        wish: what the allocator wants; None: it has not spoken yet.
+        shortage: why the wish's nodes cannot hold the gang yet, in words; empty: they can.
+        now: the present.
+        settings: deadlines.
+        price_per_hour: of one GPU that the job holds.
+        gpu_resource: extended resource that a pod of the gang asks for.
+    """
+    if view.deleting:
+        return Outcome(status=view.status)  # the garbage collector deletes what the job owns
+    view = dataclasses.replace(
+        view, status=dataclasses.replace(view.status, observed_generation=view.generation)
+    )
+    if view.spec is None:
+        return Outcome(status=_misconfigured(view, now))
+    situation = Situation(
+        view=view,
+        spec=view.spec,
+        wish=wish,
+        shortage=shortage,
+        now=now,
+        settings=settings,
+        price_per_hour=price_per_hour,
+        gpu_resource=gpu_resource,
+    )
+    held = view.status.held
+    if view.status.finished:
+        return tidy(situation)
+    if held is None:
+        return wait_or_launch(situation)
+    if held.ending is not None:
+        return stop_gang(situation)
+    if view.finished_step is not None:
+        done = f"{view.finished_step} of {view.spec.total_steps} steps are done and saved"
+        return end(situation, Cause.COMPLETED, done)
+    if situation.spec.suspend:
+        return end(situation, Cause.SUSPENDED, "spec.suspend is set")
+    if wish is not None and wish.launches == held.launch and not _committed(view):
+        if wish.verb is Verb.KEEP:
+            situation = dataclasses.replace(
+                situation, view=dataclasses.replace(view, status=decided(view.status, wish))
+            )
+        else:
+            return end(situation, Cause.PREEMPTED, wish.why or "the allocator took the GPUs back")
+    return start_gang(situation) if view.launched_plan is None else run_gang(situation)
+
+
+def _committed(view: JobView) -> bool:
+    """In the middle of a shrink: it ends, one way or the other, before anything else is asked of the job."""
+    plan = view.launched_plan
+    return plan is not None and plan.directive is Directive.SHRINK and view.shrinking
+
+
+def _misconfigured(view: JobView, now: Time) -> JobStatus:
+    return set_condition(
+        view.status,
+        JobCondition.ADMITTED,
+        False,
+        JobReason.MISCONFIGURED,
+        view.spec_problem,
+        now=now,
+        generation=view.generation,
+    )
+
+
+def refused(view: JobView, message: str, *, now: Time, settings: JobSettings) -> Outcome:
+    """The API server refuses an object of the job: the template is wrong, or a quota forbids it.
+
+    Either ends the launch and counts toward ``backoffLimit``, so that it is not tried for ever.
+    """
+    held = view.status.held
+    if view.spec is None or held is None or held.ending is not None:
+        return Outcome(status=view.status, again_seconds=settings.restart_max_seconds)
+    situation = Situation(view=view, spec=view.spec, wish=None, shortage="", now=now, settings=settings)
+    return end(situation, Cause.USER_ERROR, f"the API server refused an object of the job: {message}")

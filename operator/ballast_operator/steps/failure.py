@@ -1,0 +1,84 @@
+"""Whether a launch has failed, and whose fault it was."""
+
+from ballast_policies.contract import Directive
+
+from ballast_operator.steps.outcome import Situation, seconds_since
+from ballast_operator.views.pod import PodView
+from ballast_operator.views.status import Cause
+
+Failure = tuple[Cause, str]
+
+
+def failed(situation: Situation) -> Failure | None:
+    """Why the gang cannot go on, or None.
+
+    A rank that dies takes others with it, and their ends may be seen first; where only followers have
+    ended, the culprit is waited for ``exit_seconds`` (see :func:`settling`).
+    """
+    view = situation.view
+    plan = view.launched_plan
+    released = {pod.name for pod in view.released} if view.shrinking else set()
+    gang = [pod for pod in view.gang if pod.name not in released or pod.phase == "Failed"]
+    if view.acknowledged:
+        gang = [pod for pod in gang if pod.name not in released]
+    culprit = next((pod for pod in gang if pod.at_fault), None)
+    if culprit is not None:
+        return Cause.USER_ERROR, describe(culprit)
+    lost = _lost(situation, gang)
+    if lost is not None:
+        return lost
+    if plan is None:
+        return None
+    missing = [rank.pod for rank in plan.ranks if rank.pod not in {pod.name for pod in view.gang}]
+    if missing:
+        return Cause.POD_LOST, f"deleted by someone else: {', '.join(missing)}"
+    peers = [pod for pod in gang if pod.lost_peer]
+    if peers and not settling(situation):
+        return Cause.PEER_LOST, f"{describe(peers[0])}; no other rank is to blame"
+    return _silent(situation, started=view.acknowledged or plan.directive is not Directive.RUN)
+
+
+def settling(situation: Situation) -> bool:
+    """Some rank has just ended because of another: the other's end will be seen soon."""
+    quiet = situation.view.lease.quiet_seconds if situation.view.lease is not None else 0.0
+    return quiet < situation.settings.exit_seconds and any(
+        pod.alive and pod.node_ready for pod in situation.view.gang
+    )
+
+
+def describe(pod: PodView) -> str:
+    """A pod's end in words."""
+    code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
+    said = pod.message.message if pod.message is not None else pod.detail
+    reason = pod.message.reason if pod.message is not None else pod.reason
+    return f"pod {pod.name} ended{code}" + (f" ({reason})" if reason else "") + (f": {said}" if said else "")
+
+
+def _lost(situation: Situation, gang: list[PodView]) -> Failure | None:
+    for pod in gang:
+        if pod.leaving and pod.alive:
+            return Cause.POD_LOST, f"pod {pod.name} is being deleted by someone else"
+        if pod.phase != "Failed" or pod.lost_peer:
+            continue
+        if not pod.node_ready:
+            return Cause.NODE_LOST, f"node {pod.node} is lost; {describe(pod)}"
+        return Cause.POD_LOST, describe(pod)
+    dead = sorted({pod.node for pod in gang if pod.node and not pod.node_ready})
+    lease = situation.view.lease
+    if dead and (lease is None or lease.quiet_seconds > situation.settings.exit_seconds):
+        return Cause.NODE_LOST, f"node {', '.join(dead)} is not ready and the job is silent"
+    return None
+
+
+def _silent(situation: Situation, *, started: bool) -> Failure | None:
+    view, settings = situation.view, situation.settings
+    quiet = view.lease.quiet_seconds if view.lease is not None else 0.0
+    if started:
+        if quiet > settings.heartbeat_seconds and any(pod.alive for pod in view.kept):
+            return Cause.HUNG, f"the lease was not renewed for {quiet:.0f} s while pods run"
+        return None
+    assert view.plan_written is not None
+    since = seconds_since(situation, view.plan_written)
+    if since > settings.start_seconds:
+        return Cause.HUNG, f"no acknowledgement of the plan within {settings.start_seconds:g} s"
+    return None

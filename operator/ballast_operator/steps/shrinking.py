@@ -1,0 +1,163 @@
+"""A repack: check the trainer's proposal, plan the shrink, release exactly the named pods after the ack."""
+
+import dataclasses
+from typing import Any
+
+from ballast_policies.contract import Directive, Plan, Proposal, Rank
+
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.steps.cost import accrue
+from ballast_operator.steps.outcome import (
+    Notice,
+    Outcome,
+    Situation,
+    WritePlan,
+    say,
+    seconds_since,
+)
+from ballast_operator.steps.stopping import deletions, end
+from ballast_operator.views.clock import show
+from ballast_operator.views.status import Cause
+
+KEPT_REPACKS = 20
+"""``status.repacks`` holds the newest so many."""
+
+
+def open_proposal(situation: Situation) -> Proposal | None:
+    """The trainer's proposal, where it speaks of the plan in force and has not been answered."""
+    view = situation.view
+    plan, lease = view.launched_plan, view.lease
+    if plan is None or lease is None or lease.proposal is None or not view.acknowledged:
+        return None
+    return lease.proposal if lease.proposal.epoch == plan.epoch else None
+
+
+def refusal(situation: Situation, proposal: Proposal) -> str:
+    """Why the proposal cannot be accepted, with numbers; empty: it can."""
+    plan, spec = situation.view.launched_plan, situation.spec
+    assert plan is not None
+    pods = [rank.pod for rank in plan.ranks]
+    if not spec.repack_enabled:
+        return "spec.repack.enabled is false"
+    if sorted((*proposal.kept_pods, *proposal.released_pods)) != sorted(pods):
+        named = sorted((*proposal.kept_pods, *proposal.released_pods))
+        return f"it names {named}, the plan's pods are {sorted(pods)}"
+    if proposal.kept_pods[0] != pods[0]:
+        return f"rank 0 has to stay {pods[0]}, it names {proposal.kept_pods[0]}"
+    if len(proposal.kept_pods) < spec.repack_min_stages:
+        return f"it keeps {len(proposal.kept_pods)} pods, spec.repack.minStages is {spec.repack_min_stages}"
+    limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
+    if proposal.step_seconds_after > limit:
+        return (
+            f"steps would take {proposal.step_seconds_after:.4g} s, now {proposal.step_seconds_before:.4g} s; "
+            f"spec.repack.maxSlowdown {spec.repack_max_slowdown:g} allows {limit:.4g} s"
+        )
+    if any(stage.rank >= len(proposal.kept_pods) for stage in proposal.stages):
+        highest = max(stage.rank for stage in proposal.stages)
+        return f"a stage is on rank {highest}, but it keeps {len(proposal.kept_pods)} pods"
+    return ""
+
+
+def answer(situation: Situation, proposal: Proposal) -> Outcome:
+    """Accept or refuse a proposal."""
+    view = situation.view
+    plan = view.launched_plan
+    assert plan is not None
+    why_not = refusal(situation, proposal)
+    if why_not:
+        message = f"proposal of step {proposal.step} refused: {why_not}"
+        status = say(
+            situation, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
+        )
+        return Outcome(status=status)
+    try:
+        shrunk = shrink_plan(plan, proposal)
+    except ValueError as error:
+        message = f"proposal of step {proposal.step} refused: {error}"
+        status = say(
+            situation, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
+        )
+        return Outcome(status=status)
+    message = f"releasing {', '.join(proposal.released_pods)}: {proposal.reason}"
+    status = say(situation, view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message)
+    return Outcome(
+        status=status, actions=(WritePlan(shrunk),), again_seconds=situation.settings.shrink_seconds
+    )
+
+
+def shrink_plan(plan: Plan, proposal: Proposal) -> Plan:
+    """The next epoch: the kept pods in their new order, everything else as it was.
+
+    Raises:
+        ValueError: the proposal's stages leave gaps.
+    """
+    ranks = {rank.pod: rank for rank in plan.ranks}
+    return Plan(
+        job=plan.job,
+        epoch=plan.epoch + 1,
+        launch=plan.launch,
+        directive=Directive.SHRINK,
+        ranks=tuple(
+            Rank(rank=new, pod=pod, address=ranks[pod].address, gpu_type=ranks[pod].gpu_type)
+            for new, pod in enumerate(proposal.kept_pods)
+        ),
+        stages=proposal.stages,
+        reason=proposal.reason,
+    )
+
+
+def carry_on_shrink(situation: Situation) -> Outcome:
+    """One pass of a shrink that is planned: wait for the ack, delete the released pods, write it down."""
+    view, settings = situation.view, situation.settings
+    plan, held = view.launched_plan, view.status.held
+    assert plan is not None and held is not None and view.plan_written is not None
+    if not view.acknowledged:
+        left = settings.shrink_seconds - seconds_since(situation, view.plan_written)
+        if left > 0:
+            return Outcome(status=view.status, again_seconds=left)
+        return end(
+            situation,
+            Cause.SHRINK_TIMEOUT,
+            f"the shrink to {len(plan.ranks)} pods (epoch {plan.epoch}) was not acknowledged within "
+            f"{settings.shrink_seconds:g} s; restarting from the checkpoint",
+        )
+    if view.released:
+        actions = deletions(situation, view.released, since=view.plan_written)
+        return Outcome(status=view.status, actions=actions, again_seconds=settings.exit_seconds)
+    gone = tuple(slot.pod for slot in held.slots if plan.rank_of(slot.pod) is None)
+    kept = {slot.pod: slot for slot in held.slots if plan.rank_of(slot.pod) is not None}
+    entry = _entry(situation, plan, gone)
+    status = accrue(situation, view.status)
+    held = dataclasses.replace(held, slots=tuple(kept[rank.pod] for rank in plan.ranks))
+    status = dataclasses.replace(status, held=held, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
+    message = f"{', '.join(gone)} released at step {entry['step']}; {len(kept)} pods go on"
+    status = say(situation, status, JobCondition.REPACKED, True, JobReason.PODS_RELEASED, message)
+    return Outcome(
+        status=status,
+        allocate=True,
+        again_seconds=0.0,
+        notices=(Notice(type="Normal", reason=JobReason.PODS_RELEASED, message=message),),
+        counts=(("repacks", "", 1), ("released_gpus", "", len(gone))),
+    )
+
+
+def _entry(situation: Situation, plan: Plan, gone: tuple[str, ...]) -> dict[str, Any]:
+    view = situation.view
+    lease = view.lease
+    ack = lease.ack if lease is not None else None
+    proposal = lease.proposal if lease is not None else None
+    uids = {pod.name: pod.uid for pod in view.kept}
+    entry: dict[str, Any] = {
+        "epoch": plan.epoch,
+        "time": show(situation.now),
+        "releasedPods": list(gone),
+        "survivors": [{"name": rank.pod, "uid": uids[rank.pod]} for rank in plan.ranks if rank.pod in uids],
+        "step": ack.step if ack is not None else 0,
+    }
+    if ack is not None and ack.pause_ms is not None:
+        entry["pauseMs"] = ack.pause_ms
+    if proposal is not None and proposal.epoch == plan.epoch - 1:
+        entry["stepSecondsBefore"] = proposal.step_seconds_before
+        entry["stepSecondsAfter"] = proposal.step_seconds_after
+        entry["reason"] = proposal.reason
+    return entry

@@ -1,0 +1,132 @@
+"""GPUs: what nodes have, who uses them, and what is left.
+
+A GPU is free when no pod that lives holds it and no launch that is written down counts on it.  A pod
+that has been asked to go still holds its GPU; one that has ended does not.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ballast_policies.contract import JOB_LABEL
+
+from ballast_operator.desired.pod import pinned_node
+from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.views.status import Held
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node.
+
+    Attributes:
+        schedulable: Ready, and not cordoned.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    ready: bool
+    schedulable: bool
+    allocatable: Mapping[str, str]
+
+    def gpus(self, resource: str) -> int:
+        """How many GPUs of ``resource`` it offers to pods."""
+        return quantity(self.allocatable.get(resource, "0"))
+
+
+def read_node(item: Object) -> NodeView:
+    """A node from its JSON."""
+    status, content = item.get("status") or {}, item.get("spec") or {}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    return NodeView(
+        name=item["metadata"]["name"],
+        labels=item["metadata"].get("labels") or {},
+        ready=ready,
+        schedulable=ready and not content.get("unschedulable", False),
+        allocatable=status.get("allocatable") or {},
+    )
+
+
+def quantity(text: Any) -> int:
+    """A count of an extended resource: a whole number, plain or with the suffix k."""
+    number = str(text)
+    return int(number[:-1]) * 1000 if number.endswith("k") else int(number)
+
+
+def pod_gpus(pod: Object, resource: str) -> int:
+    """GPUs that a pod asks for."""
+    total = 0
+    for container in (pod.get("spec") or {}).get("containers") or []:
+        resources = container.get("resources") or {}
+        wanted = (resources.get("limits") or {}).get(resource) or (resources.get("requests") or {}).get(
+            resource
+        )
+        total += quantity(wanted or 0)
+    return total
+
+
+def is_ours(pod: Object) -> bool:
+    """It carries a job's label."""
+    return JOB_LABEL in (pod["metadata"].get("labels") or {})
+
+
+def _lives(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def foreign_use(pods: Iterable[Object], resource: str) -> Counter[str]:
+    """Node -> GPUs that pods of others hold."""
+    used: Counter[str] = Counter()
+    for pod in pods:
+        if not is_ours(pod) and _lives(pod):
+            node = (pod.get("spec") or {}).get("nodeName")
+            if node:
+                used[node] += pod_gpus(pod, resource)
+    return used
+
+
+def own_use(pods: Iterable[Object], held: Mapping[Key, Held], resource: str, *, but: Key) -> Counter[str]:
+    """Node -> GPUs that pods of jobs hold, or that written launches other than ``but``'s count on."""
+    used: Counter[str] = Counter()
+    counted: set[tuple[str, str]] = set()
+    for pod in pods:
+        labels = pod["metadata"].get("labels") or {}
+        namespace = pod["metadata"].get("namespace", "")
+        if JOB_LABEL not in labels or not _lives(pod):
+            continue
+        counted.add((namespace, pod["metadata"]["name"]))
+        node = pinned_node(pod)
+        if node:
+            used[node] += pod_gpus(pod, resource)
+    for key, gang in held.items():
+        if key == but or gang.ending is not None:
+            continue
+        for slot in gang.slots:
+            if (key[0], slot.pod) not in counted:
+                used[slot.node] += 1
+    return used
+
+
+def shortage(
+    wanted: Iterable[str],
+    *,
+    key: Key,
+    nodes: Mapping[str, NodeView],
+    pods: Iterable[Object],
+    held: Mapping[Key, Held],
+    resource: str,
+) -> str:
+    """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, in words; empty: it can."""
+    pods = list(pods)
+    taken = foreign_use(pods, resource) + own_use(pods, held, resource, but=key)
+    for name, count in sorted(Counter(wanted).items()):
+        node = nodes.get(name)
+        if node is None or not node.schedulable:
+            return f"node {name} is not ready for pods"
+        free = node.gpus(resource) - taken[name]
+        if free < count:
+            return (
+                f"{max(free, 0)} of {count} GPUs on node {name} are free; the others' pods are not gone yet"
+            )
+    return ""
