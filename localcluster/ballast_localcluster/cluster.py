@@ -62,6 +62,7 @@ class LocalCluster:
         self._rest: Rest | None = None
         self._binaries: Binaries | None = None
         self._agents: dict[str, tuple[str, ...]] = {}
+        self._lost: set[str] = set()
 
     def start(self) -> Self:
         """Start the control plane and the first nodes, and wait until all of it is ready.
@@ -121,7 +122,7 @@ class LocalCluster:
         if not nodes:
             return
         rest, layout, warden = self._running()
-        taken = {name for names in self._agents.values() for name in names}
+        taken = {name for agent, names in self._agents.items() if agent not in self._lost for name in names}
         if double := taken & {node.name for node in nodes}:
             raise LocalClusterError(f"nodes {sorted(double)} are in the cluster already")
         agent = f"node-agent-{len(self._agents)}"
@@ -150,15 +151,17 @@ class LocalCluster:
     def lose_node(self, name: str) -> None:
         """Cut the power of a node: its agent and its pods die at once, and nobody tells the API server.
 
-        The nodes that were added in the same call share an agent, and its fate.
+        The nodes that were added in the same call share an agent, and its fate.  Adding them again brings
+        them back.
 
         Raises:
             LocalClusterError: no agent serves a node of that name.
         """
         _, _, warden = self._running()
         for agent, names in self._agents.items():
-            if name in names:
+            if name in names and agent not in self._lost:
                 warden.kill(agent)
+                self._lost.add(agent)
                 return
         raise LocalClusterError(f"no agent of this cluster serves a node {name!r}: {self._agents}")
 
@@ -211,7 +214,7 @@ class LocalCluster:
         server = f"https://{HOST}:{ports.api_server}"
         write_credentials(layout.credentials, server, layout.certificates / "ca.crt")
         (layout.folder / "scheduler.json").write_text(components.scheduler_configuration(layout))
-        self._agents = {}
+        self._agents, self._lost = {}, set()
         warden = self._warden = WardenHandle(layout.folder, layout.logs / "warden.log")
         rest = self._rest = Rest(layout.kubeconfig("admin"))
 
@@ -253,7 +256,7 @@ class LocalCluster:
         _, layout, warden = self._running()
 
         def look_again() -> bool:
-            warden.check(layout.logs)
+            warden.check(layout.logs, ignored=self._lost)
             return look()
 
         try:

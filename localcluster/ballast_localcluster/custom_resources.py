@@ -29,7 +29,8 @@ def install_custom_resources(rest: Rest, files: Sequence[Path]) -> None:
                 rest.apply(f"{_PATH}/{names[-1]}", manifest)
 
     def established(name: str) -> bool:
-        conditions = rest.call("GET", f"{_PATH}/{name}").get("status", {}).get("conditions", [])
+        status = rest.call("GET", f"{_PATH}/{name}").get("status") or {}
+        conditions = status.get("conditions") or []  # null until the controller has looked at it
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     for name in names:

@@ -16,6 +16,9 @@ from pathlib import Path
 MARK_VARIABLE = "BALLAST_LOCAL_CLUSTER"
 """In the environment of everything a cluster runs: the cluster's folder."""
 
+PART_VARIABLE = "BALLAST_LOCAL_CLUSTER_PART"
+"""The same, and which of the warden's processes it came from."""
+
 _PR_SET_PDEATHSIG = 1
 _LINUX = sys.platform.startswith("linux")
 _LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None

@@ -26,7 +26,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ballast_localcluster.processes import MARK_VARIABLE, die_with_parent, kill_marked, signal_group
+from ballast_localcluster.processes import (
+    MARK_VARIABLE,
+    PART_VARIABLE,
+    die_with_parent,
+    kill_marked,
+    signal_group,
+)
 
 LOCK_NAME = "warden.lock"
 EXITS_NAME = "exits.jsonl"
@@ -108,7 +114,11 @@ class Warden:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**what["environment"], MARK_VARIABLE: str(self._folder)},
+                env={
+                    **what["environment"],
+                    MARK_VARIABLE: str(self._folder),
+                    PART_VARIABLE: self._part(name),
+                },
                 cwd=self._folder,
                 start_new_session=True,
                 preexec_fn=die_with_parent(number),
@@ -123,6 +133,11 @@ class Warden:
         code = await child.wait()
         with (self._folder / EXITS_NAME).open("a") as exits:
             exits.write(json.dumps({"name": name, "pid": child.pid, "code": code}) + "\n")
+        # What an agent that was killed could not clean up any more.
+        kill_marked(f"{PART_VARIABLE}={self._part(name)}")
+
+    def _part(self, name: str) -> str:
+        return str(self._folder / name)
 
     async def _end(self) -> None:
         keepers = [name for name, grace in self._graces.items() if grace]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 VERSION = "v1.34.4-ballast.process"
 """Reported as kubelet's version: the API it speaks, and that it is none."""
+
+_PARENT_POLL_SECONDS = 1.0
 
 
 class NodeAgent:
@@ -112,10 +115,21 @@ async def serve(configuration: AgentConfiguration) -> None:
     task = asyncio.ensure_future(NodeAgent(configuration).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    watching = asyncio.create_task(_watch_parent(task))
     try:
         await task
     except asyncio.CancelledError:
         log.info("the agent ends, and its pods with it")
+    finally:
+        watching.cancel()
+
+
+async def _watch_parent(task: asyncio.Task[None]) -> None:
+    """End when the warden is gone; the kernel tells us on Linux, elsewhere looking has to do."""
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110 - nothing tells of it but looking
+        await asyncio.sleep(_PARENT_POLL_SECONDS)
+    task.cancel()
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -125,13 +125,14 @@ class Api:
             version = listed["metadata"]["resourceVersion"]
             while version is not None:
                 try:
-                    async for event in self._watch(path, query, version):
-                        if event["type"] == "ERROR":
-                            version = None  # too old: list again
-                            break
-                        version = event["object"]["metadata"]["resourceVersion"]
-                        if event["type"] != "BOOKMARK":
-                            yield event
+                    async with contextlib.aclosing(self._watch(path, query, version)) as events:
+                        async for event in events:
+                            if event["type"] == "ERROR":
+                                version = None  # too old: list again
+                                break
+                            version = event["object"]["metadata"]["resourceVersion"]
+                            if event["type"] != "BOOKMARK":
+                                yield event
                 except ApiError as error:
                     log.info("watch of %s: %s", path, error)
                     version = None
@@ -139,7 +140,9 @@ class Api:
                     log.info("watch of %s broke: %s", path, error)
                     await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncIterator[Manifest]:
+    async def _watch(
+        self, path: str, query: Mapping[str, str], version: str
+    ) -> AsyncGenerator[Manifest, None]:
         assert self._session is not None
         parameters = {
             **query,

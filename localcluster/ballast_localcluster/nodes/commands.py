@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ballast_localcluster.nodes.api import Api, Manifest
+from ballast_localcluster.nodes.api import Api, ApiError, Manifest
 from ballast_localcluster.nodes.environment import base_environment, declared_environment, expand
 from ballast_localcluster.nodes.node import EMULATED_SLOWDOWN_ANNOTATION, ProcessNode
 from ballast_localcluster.nodes.paths import mount_variable, translate
@@ -117,7 +117,10 @@ class CommandBuilder:
     async def _node_environment(self, container: str) -> dict[str, str]:
         variables = dict(self.node.environment)
         # As it is now: `kubectl annotate node` changes the speed of the pods that start from then on.
-        node = await self.host_api.call_until_reached("GET", f"/api/v1/nodes/{self.node.name}")
+        try:
+            node = await self.host_api.call_until_reached("GET", f"/api/v1/nodes/{self.node.name}")
+        except ApiError as error:  # the Node was deleted, and its pods are going
+            raise ConfigurationError(str(error)) from error
         if slowdown := (node["metadata"].get("annotations") or {}).get(EMULATED_SLOWDOWN_ANNOTATION):
             variables[SLOWDOWN_VARIABLE] = slowdown
         # "void", as NVIDIA's runtime has it for a container that may see none.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ballast_localcluster.nodes.api import Manifest
 from ballast_localcluster.nodes.references import ConfigurationError, References, field_value
-from ballast_localcluster.processes import MARK_VARIABLE
+from ballast_localcluster.processes import MARK_VARIABLE, PART_VARIABLE
 
 POD_MARK_VARIABLE = "BALLAST_POD_UID"
 """In the environment of every process of a pod: the pod's UID. By it, strays are found when the pod ends."""
 
-_INHERITED = (MARK_VARIABLE, "PYTHONPATH", "LD_LIBRARY_PATH")
-"""The cluster's mark, and what this Python may need to start at all."""
+_INHERITED = (MARK_VARIABLE, PART_VARIABLE, "PYTHONPATH", "LD_LIBRARY_PATH")
+"""The cluster's marks, and what this Python may need to start at all."""
 
 _EXPANSION = re.compile(r"\$(?:\$|\(([A-Za-z_.\-][A-Za-z0-9_.\-]*)\))")
 _NAME = re.compile(r"[A-Za-z_.\-][A-Za-z0-9_.\-]*")

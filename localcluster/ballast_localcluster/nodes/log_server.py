@@ -76,7 +76,7 @@ class LogServer:
         if query.get("timestamps") == "true":
             return web.Response(status=400, text="process nodes do not keep the time of a line\n")
         previous = query.get("previous") == "true"
-        run = runner.restarts - 1 if previous else runner.restarts
+        run = runner.previous_run if previous else runner.restarts
         path = pod.log_folder / runner.name / f"{run}.log"
         if not path.is_file():
             text = f"container {runner.name} has no {'previous ' if previous else ''}log\n"

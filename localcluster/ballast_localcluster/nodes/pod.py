@@ -61,7 +61,6 @@ class Pod:
         self._forced: dict[str, str] = {}
         self._status: Manifest = {}
         self._gone = False
-        self._deleting = False
         self._stopping = asyncio.Event()
         self._publishing = asyncio.Lock()
         self._life: asyncio.Task[None] | None = None
@@ -82,11 +81,12 @@ class Pod:
 
     def begin(self) -> None:
         """Start to run it; a pod that has ended already only waits for its deletion."""
+        self._resume()
         phase = self.manifest.get("status", {}).get("phase")
         if self.metadata.get("deletionTimestamp") or phase in TERMINAL:
             return
-        self._resume()
         self._life = asyncio.create_task(self._live())
+        self._life.add_done_callback(self._report_fault)
 
     def delete(self, grace_seconds: float) -> None:
         """The pod is being deleted: end its processes within the grace, then let the object go."""
@@ -139,7 +139,8 @@ class Pod:
             self._force("OutOf" + GPU_RESOURCE, str(error))
             await self._publish()
             return
-        self._address = self._host.addresses.take()
+        on_host = self.manifest["spec"].get("hostNetwork", False)
+        self._address = self._host.address if on_host else self._host.addresses.take()
         refreshing = None
         try:
             volumes = Volumes(
@@ -206,6 +207,12 @@ class Pod:
         )
         self._stop(self.manifest["spec"].get("terminationGracePeriodSeconds", 30))
 
+    def _report_fault(self, life: asyncio.Task[None]) -> None:
+        """A fault of the agent itself: say so where somebody will look."""
+        if not life.cancelled() and (fault := life.exception()):
+            log.error("pod %s", self._path, exc_info=fault)
+            self._host.events.post(self.manifest, "Warning", "NodeAgentFault", repr(fault))
+
     def _force(self, reason: str, message: str) -> None:
         self._forced = {"forced_phase": "Failed", "reason": reason, "message": message}
 
@@ -225,8 +232,7 @@ class Pod:
 
     async def _ended(self) -> None:
         if self._life is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._life
+            await asyncio.wait([self._life])
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _finish(self) -> None:

@@ -76,6 +76,12 @@ class ContainerRunner:
         """Process id of the first process; None while none runs."""
         return self._process.pid if self._process and isinstance(self._state, Running) else None
 
+    @property
+    def previous_run(self) -> int:
+        """Number of the run before the one that runs or, where none does, of the one that ran last."""
+        between_runs = isinstance(self._state, Waiting) and self._last_state is not None
+        return self.restarts if between_runs else self.restarts - 1
+
     def resume(self, previous: Manifest) -> None:
         """Take over from an agent that is gone, and its processes with it.
 
@@ -112,6 +118,7 @@ class ContainerRunner:
         backoff = Backoff()
         if isinstance(self._state, Terminated):  # resumed
             if not restarts(policy, self._state.exit_code):
+                await self._changed()
                 return self._state
             self._last_state, self.restarts = self._state, self.restarts + 1
         while True:

@@ -37,6 +37,9 @@ class Terminated:
     container_id: str = ""
 
 
+_REPLACE = {"$patch": "replace"}
+"""In a list of a strategic merge patch: the list as given, not merged with what an agent before had written."""
+
 State = Waiting | Running | Terminated
 
 
@@ -133,8 +136,8 @@ def pod_status(
         "reason": reason or None,
         "message": message or None,
         "hostIP": host_address,
-        "hostIPs": [{"ip": host_address}],
-        **({"podIP": address, "podIPs": [{"ip": address}]} if address else {}),
+        "hostIPs": [_REPLACE, {"ip": host_address}],
+        **({"podIP": address, "podIPs": [_REPLACE, {"ip": address}]} if address else {}),
         "startTime": start_time,
         "conditions": [
             _condition(kind, holds, {} if holds else reasons, previous) for kind, holds, reasons in wanted

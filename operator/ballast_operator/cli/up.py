@@ -19,8 +19,8 @@ import click
 def up(nodes: str, name: str, output: str) -> None:
     """Start a local Kubernetes cluster in the background.
 
-    A real control plane (etcd, API server, controllers, scheduler) and process nodes, whose pods are processes
-    of this machine and whose GPUs are emulated.  It stays until `ballast down`.
+    A real control plane (etcd, API server, controllers, scheduler) and process nodes, whose pods are
+    processes of this machine and whose GPUs are emulated.  It stays until `ballast down`.
     """
     from ballast_localcluster.background import up as start
     from ballast_localcluster.default_nodes import default_nodes, read_nodes

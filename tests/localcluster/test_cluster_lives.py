@@ -1,0 +1,231 @@
+"""Clusters start and stop, side by side, and leave nothing, whatever their owner dies of."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.errors import StartError
+from ballast_localcluster.processes import MARK_VARIABLE, marked_processes
+from ballast_localcluster.testing import ControlPlane, eventually, fresh_namespace
+from ballast_localcluster.warden import warden_pid
+
+from .conftest import Pods, is_alive
+
+pytestmark = pytest.mark.api
+
+START_SECONDS = 120.0
+END_SECONDS = 30.0
+
+OWNER = """
+import signal, sys, time
+from ballast_localcluster import LocalCluster, ProcessNode
+cluster = LocalCluster(nodes=[ProcessNode(name="n")]).start()
+print(cluster.folder, cluster.kubeconfig, cluster.kubectl, flush=True)
+try:
+    time.sleep(1000)
+finally:
+    cluster.stop()
+"""
+
+SLEEPER = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "a"},
+    "spec": {
+        "containers": [
+            {"name": "c", "image": "none", "command": ["sh", "-c", "setsid sleep 1000 & sleep 1000"]}
+        ]
+    },
+}
+
+
+@pytest.fixture
+def owner():
+    """A program of its own that runs a cluster with a pod; and the cluster's folder."""
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as program:
+        folder, kubeconfig, kubectl = map(Path, program.stdout.readline().split())
+        command = [kubectl, "--kubeconfig", kubeconfig]
+        subprocess.run([*command, "apply", "-f", "-"], input=json.dumps(SLEEPER), text=True, check=True)
+        subprocess.run(
+            [*command, "wait", "--for=condition=Ready", "pod/a", "--timeout=60s"], check=True, timeout=90
+        )
+        yield program, folder
+        program.kill()
+
+
+def processes_of(folder):
+    return marked_processes(f"{MARK_VARIABLE}={folder}")
+
+
+def expect_nothing_left(folder):
+    eventually(lambda: not processes_of(folder), END_SECONDS, f"the processes of {folder} to be gone")
+    eventually(lambda: not folder.exists(), END_SECONDS, f"{folder} to be removed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_cluster_ends_with_its_owner(owner, number):
+    """Killed, terminated or interrupted: control plane, agent, pods and files are gone."""
+    program, folder = owner
+    assert len(processes_of(folder)) >= 7, "four components, an agent, and the pod's processes"
+    program.send_signal(number)
+    program.wait(END_SECONDS)
+    expect_nothing_left(folder)
+
+
+def test_the_processes_end_even_with_the_warden(owner):
+    """A SIGKILL of the warden itself takes all of them with it."""
+    _, folder = owner
+    os.kill(warden_pid(folder), signal.SIGKILL)
+    eventually(lambda: not processes_of(folder), END_SECONDS, "the processes to be gone")
+    shutil.rmtree(folder)  # nobody was left to do it
+
+
+def test_pods_end_with_their_agent(owner):
+    """A SIGKILL of the node agent leaves no process of its pods, also none that left its group."""
+    _, folder = owner
+    (agent,) = [pid for pid in processes_of(folder) if b"ballast_localcluster.nodes" in command_line(pid)]
+    sleepers = [pid for pid in processes_of(folder) if b"sleep" in command_line(pid)]
+    assert len(sleepers) >= 3
+    os.kill(agent, signal.SIGKILL)
+    eventually(lambda: not any(is_alive(pid) for pid in sleepers), END_SECONDS, "the pods to be gone")
+    assert processes_of(folder), "the control plane goes on"
+
+
+def command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has gone meanwhile
+        return b""
+
+
+def test_two_clusters_do_not_meet(cluster):
+    """Own ports, own nodes, own pod addresses."""
+    with LocalCluster(nodes=[ProcessNode(name="other")]) as second:
+        assert second.server != cluster.server
+        addresses = set()
+        for each in (cluster, second):
+            plane = ControlPlane(kubeconfig=each.kubeconfig, cluster=each)
+            with fresh_namespace(plane) as namespace:
+                pods = Pods(each, namespace)
+                pods.create("a", "exec sleep 1000")
+                addresses.add(pods.wait_for_phase("a", "Running")["podIP"])
+        assert len(addresses) == 2
+        assert "fast" not in Pods(second, "default").kubectl("get", "nodes")
+        folder = second.folder
+    expect_nothing_left(folder)
+    assert Pods(cluster, "default").kubectl("get", "--raw", "/readyz") == "ok"
+
+
+def test_a_second_stop_does_nothing():
+    """Stopping is safe from a finally as well."""
+    cluster = LocalCluster().start()
+    cluster.stop()
+    cluster.stop()
+
+
+def test_logs_are_kept_after_a_failure_and_nothing_else_is(capsys, tmp_path):
+    """The place is said, and neither keys nor data stay there."""
+    kept = tmp_path / "cluster"
+    with pytest.raises(RuntimeError, match="made to fail"), LocalCluster(folder=kept) as cluster:
+        folder = cluster.folder
+        raise RuntimeError("made to fail")
+    assert str(folder / "logs") in capsys.readouterr().err
+    assert {entry.name for entry in folder.iterdir()} <= {"logs", "exits.jsonl"}
+    assert (folder / "logs" / "kube-apiserver.log").stat().st_size > 0
+    assert not processes_of(folder)
+
+
+def test_a_component_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
+    """The error says which component ended, with what code, and the end of its log."""
+    for name in ("etcd", "kube-controller-manager", "kube-scheduler", "kubectl", "kube-apiserver"):
+        program = tmp_path / name
+        program.write_text(
+            "#!/bin/sh\n[ ${0##*/} = etcd ] && exec sleep 1000\necho broken on purpose; exit 7\n"
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("BALLAST_CONTROLPLANE", str(tmp_path))
+    with pytest.raises(StartError, match=r"(?s)kube-apiserver ended with code 7.*broken on purpose"):
+        LocalCluster(folder=tmp_path / "cluster").start()
+
+
+def test_kinds_given_at_the_start_are_served_and_collected_at_once(tmp_path):
+    """Custom resources installed before the controllers: their pods go with them without a wait."""
+    crd = tmp_path / "crd.yaml"
+    crd.write_text(
+        textwrap.dedent("""
+        apiVersion: apiextensions.k8s.io/v1
+        kind: CustomResourceDefinition
+        metadata: {name: things.example.dev}
+        spec:
+          group: example.dev
+          names: {kind: Thing, plural: things}
+          scope: Namespaced
+          versions:
+          - name: v1
+            served: true
+            storage: true
+            schema: {openAPIV3Schema: {type: object}}
+        """)
+    )
+    with LocalCluster(crds=[crd], nodes=[ProcessNode(name="n")]) as cluster:
+        pods = Pods(cluster, "default")
+        pods.apply({"apiVersion": "example.dev/v1", "kind": "Thing", "metadata": {"name": "t"}})
+        uid = pods.kubectl("get", "thing", "t", "-o", "jsonpath={.metadata.uid}")
+        owner = {"apiVersion": "example.dev/v1", "kind": "Thing", "name": "t", "uid": uid}
+        pods.create("a", "exec sleep 1000", metadata={"ownerReferences": [owner]})
+        pods.wait_for_phase("a", "Running")
+        pods.kubectl("delete", "thing", "t")
+        pods.wait_until_gone("a")
+
+
+def test_a_lost_node_becomes_not_ready_and_its_pods_are_evicted():
+    """Power lost: the lease runs out, the node is tainted, its pods are deleted, and it may come back."""
+    from ballast_localcluster.components import Settings
+
+    quick = Settings(node_monitor_grace_seconds=6, eviction_seconds=1)
+    node = ProcessNode(name="n")
+    with LocalCluster(nodes=[node], settings=quick) as cluster:
+        # Where every node is lost, Kubernetes thinks that it is itself cut off, and evicts nobody.
+        cluster.add_node(ProcessNode(name="other"))
+        pods = Pods(cluster, "default")
+        pods.create("a", "exec sleep 1000", nodeName="n")
+        pods.wait_for_phase("a", "Running")
+        cluster.lose_node("n")
+
+        def lost():
+            found = json.loads(pods.kubectl("get", "node", "n", "-o", "json"))
+            (ready,) = [c for c in found["status"]["conditions"] if c["type"] == "Ready"]
+            return ready["status"] == "Unknown" and "deletionTimestamp" in pods.get("a")["metadata"]
+
+        eventually(lost, END_SECONDS, "the node to be lost and its pod evicted")
+        cluster.add_node(node)
+        pods.wait_until_gone("a")
+        assert pods.run("b", "true")["exitCode"] == 0
+
+
+def test_a_node_that_comes_back_fails_the_pods_that_died_with_it():
+    """An agent that starts anew finds pods whose processes are gone, and says so, or starts them again."""
+    node = ProcessNode(name="n")
+    with LocalCluster(nodes=[node]) as cluster:
+        pods = Pods(cluster, "default")
+        pods.create("never", "exec sleep 1000")
+        pods.create("always", "exec sleep 1000", restartPolicy="Always")
+        pods.wait_for_phase("never", "Running")
+        pods.wait_for_phase("always", "Running")
+        cluster.lose_node("n")
+        cluster.add_node(node)
+        status = pods.wait_for_phase("never", "Failed")
+        assert status["containerStatuses"][0]["state"]["terminated"]["reason"] == "NodeLost"
+
+        def restarted():
+            (container,) = pods.status("always")["containerStatuses"]
+            return container["restartCount"] == 1 and "running" in container["state"]
+
+        eventually(restarted, END_SECONDS, "the other pod to run again")

@@ -1,0 +1,143 @@
+"""How pods end: signals and grace, restarts, deletion, and nothing of them is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .conftest import is_alive
+
+pytestmark = pytest.mark.api
+
+
+def pid_of(pods, name):
+    """Process id of a container's first process."""
+    (container,) = pods.status(name)["containerStatuses"]
+    return int(container["containerID"].removeprefix("process://"))
+
+
+def test_deletion_sends_sigterm_and_waits_for_the_process(pods, tmp_path):
+    """A process that ends itself within the grace does its last work."""
+    left = tmp_path / "left"
+    pods.create("a", f"trap 'echo saved > {left}; exit 75' TERM; echo up; while :; do sleep 0.05; done")
+    pods.wait_for_log("a", "up")
+    pods.kubectl("delete", "pod", "a", "--wait=false")
+    pods.wait_until_gone("a")
+    assert left.read_text() == "saved\n"
+
+
+def test_the_status_before_the_end_shows_the_exit_code(pods):
+    """Whoever watches a deleted pod sees how its process ended before the object goes."""
+    pods.create(
+        "a",
+        "trap 'exit 75' TERM; echo up; while :; do sleep 0.05; done",
+        metadata={"finalizers": ["ballast.dev/test"]},
+    )
+    pods.wait_for_log("a", "up")
+    pods.kubectl("delete", "pod", "a", "--wait=false")
+    status = pods.wait_for_phase("a", "Failed")
+    assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 75
+    pods.kubectl("patch", "pod", "a", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    pods.wait_until_gone("a")
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_all_its_children(pods):
+    """After the grace, the whole process group goes, and what left the group, too."""
+    pods.create("a", "trap '' TERM; (setsid sleep 1000 &) ; sleep 1000 & echo up; wait; sleep 1000")
+    pods.wait_for_log("a", "up")
+    mark = f"BALLAST_POD_UID={pods.get('a')['metadata']['uid']}".encode()
+
+    def processes():
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:  # another user's, or gone
+                continue
+        return found
+
+    pods.eventually(lambda: len(processes()) >= 3, "shell and two sleepers")
+    pods.kubectl("delete", "pod", "a", "--grace-period=1", "--wait=false")
+    pods.wait_until_gone("a")
+    assert processes() == []
+
+
+def test_a_forced_deletion_kills_at_once(pods):
+    """With --force the object goes first, and the process follows without a grace."""
+    pods.create("a", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+    pods.wait_for_log("a", "up")
+    pid = pid_of(pods, "a")
+    pods.kubectl("delete", "pod", "a", "--force", "--grace-period=0")
+    pods.eventually(lambda: not is_alive(pid), "the process to be gone")
+
+
+def test_a_pod_that_has_ended_is_deleted_without_waiting(pods):
+    """There is nothing to wait for."""
+    pods.run("a", "true")
+    pods.kubectl("delete", "pod", "a", "--timeout=10s")
+    assert pods.get("a") is None
+
+
+def test_a_pod_that_cannot_start_is_deleted_without_waiting(pods):
+    """A missing volume does not hold the deletion up."""
+    pods.create("a", "true", volumes=[{"name": "v", "configMap": {"name": "missing"}}])
+    pods.wait_for_phase("a", "Pending")
+    pods.eventually(lambda: "FailedMount" in pods.kubectl("get", "events"), "the event")
+    pods.kubectl("delete", "pod", "a", "--timeout=20s")
+    assert pods.get("a") is None
+
+
+def test_a_new_pod_of_the_same_name_is_another_pod(pods):
+    """Deleting one and making the next at once confuses nobody: own process, own folder, own log."""
+    pods.run("a", "echo first")
+    pods.kubectl("delete", "pod", "a")
+    pods.run("a", "echo second")
+    assert pods.logs("a") == "second\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "script", "ends"), [("Never", "exit 1", "Failed"), ("OnFailure", "true", "Succeeded")]
+)
+def test_restart_policies_that_let_a_process_rest(pods, policy, script, ends):
+    """Never restarts nothing, OnFailure not what ended well."""
+    pods.create("a", script, restartPolicy=policy)
+    assert pods.wait_for_phase("a", ends)["containerStatuses"][0]["restartCount"] == 0
+
+
+@pytest.mark.parametrize(("policy", "code"), [("Always", 0), ("OnFailure", 3)])
+def test_restart_policies_that_start_it_again(pods, policy, code):
+    """The count rises, the last end is kept, later restarts wait; the log of the run before is there."""
+    pods.create("a", f"echo run; exit {code}", restartPolicy=policy)
+
+    def crash_looping():
+        (container,) = pods.status("a").get("containerStatuses", [{"restartCount": 0}])
+        assert container["restartCount"] >= 1
+        assert container["lastState"]["terminated"]["exitCode"] == code
+        assert container["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+        return True
+
+    pods.eventually(crash_looping, "a back-off")
+    assert pods.logs("a", "--previous") == "run\n"
+    assert pods.status("a")["phase"] == "Running"
+
+
+def test_a_process_killed_from_outside_is_seen_at_once(pods):
+    """Say, by the machine's memory killer."""
+    pods.create("a", "exec sleep 1000")
+    pods.wait_for_phase("a", "Running")
+    os.kill(pid_of(pods, "a"), signal.SIGKILL)
+    status = pods.wait_for_phase("a", "Failed")
+    assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
+
+
+def test_pods_of_a_deleted_owner_are_collected(pods):
+    """The garbage collector deletes what a deleted object owned, quickly enough to wait for."""
+    pods.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}})
+    uid = pods.kubectl("get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
+    pods.create("a", "exec sleep 1000", metadata={"ownerReferences": [owner]})
+    pods.wait_for_phase("a", "Running")
+    pods.kubectl("delete", "configmap", "owner")
+    pods.wait_until_gone("a")
