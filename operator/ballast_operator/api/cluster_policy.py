@@ -98,7 +98,7 @@ class Moves(ApiModel):
 class Solver(ApiModel):
     """Limits of the solver."""
 
-    time_limit_seconds: Annotated[float, Field(ge=0.05, le=3600)] = 10.0
+    time_limit_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """After so long the solver is ended and the greedy fallback decides."""
 
 

@@ -56,7 +56,7 @@ def viewer_rules() -> list[Rule]:
 
 
 def editor_rules() -> list[Rule]:
-    """For people who train: aggregated to ``edit`` and ``admin``. Policies stay with cluster administrators."""
+    """For people who train: aggregated to ``edit`` and ``admin``. Policies stay with administrators."""
     verbs = ("create", "update", "patch", "delete", "deletecollection")
     return [_rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), (*_READ, *verbs))]
 

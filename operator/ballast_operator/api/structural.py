@@ -83,6 +83,9 @@ def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if exclusive in source:
             result |= {bound: source[exclusive], exclusive: True}
+        if bound in result and int(result[bound]) != result[bound]:
+            # The API server cuts the fraction off a bound before it compares a whole number with it.
+            raise UnsupportedSchemaError(f"{path}: {bound} {result[bound]} is not a whole number")
     if source.get("type") == "integer":
         result["format"] = "int64"
     if defaults and _worth_defaulting(source):

@@ -1,0 +1,186 @@
+"""Malformed objects: (scenario, path of the change, value, field that the refusal names, words of it).
+
+One table for two readers: the API server (CRDs) and the operator (models).
+"""
+
+from typing import Any
+
+from tests.operator.api.objects import REMOVED
+
+Case = tuple[str, str, Any, str, str]
+
+CONTAINER = {"name": "trainer", "image": "trainer:1"}
+
+JOBS: list[Case] = [
+    ("no total steps", "spec.totalSteps", REMOVED, "spec.totalSteps", "required"),
+    ("no steps at all", "spec.totalSteps", 0, "spec.totalSteps", "greater than or equal to 1"),
+    ("steps as a word", "spec.totalSteps", "many", "spec.totalSteps", "integer"),
+    ("no model", "spec.model", REMOVED, "spec.model", "required"),
+    ("a model name with a space", "spec.model.name", "my model", "spec.model.name", "match"),
+    ("a model of no layers", "spec.model.layers", 0, "spec.model.layers", "greater than or equal to 1"),
+    ("more stages than layers", "spec.model.layers", 3, "spec.pipeline.maxStages", "above model.layers"),
+    ("no pipeline", "spec.pipeline", REMOVED, "spec.pipeline", "required"),
+    ("fewest above most", "spec.pipeline.minStages", 5, "spec.pipeline.minStages", "above maxStages"),
+    ("a fractional number of stages", "spec.pipeline.maxStages", 3.5, "spec.pipeline.maxStages", "integer"),
+    (
+        "too few microbatches",
+        "spec.pipeline.microbatches",
+        2,
+        "spec.pipeline.maxStages",
+        "above microbatches",
+    ),
+    ("an uneven batch", "spec.pipeline.globalBatchSize", 20, "spec.pipeline.globalBatchSize", "multiple"),
+    (
+        "a negative batch",
+        "spec.pipeline.globalBatchSize",
+        -8,
+        "spec.pipeline.globalBatchSize",
+        "greater than",
+    ),
+    ("a schedule that does not work yet", "spec.pipeline.schedule", "ZBV", "spec.pipeline.schedule", "1F1B"),
+    ("a change of an unknown kind", "spec.dynamics.0.kind", "magic", "spec.dynamics[0].kind", "freezing"),
+    (
+        "a kind of change that does not work yet",
+        "spec.dynamics.0.kind",
+        "mixtureOfDepths",
+        "spec.dynamics[0].kind",
+        "pruning",
+    ),
+    ("a change without a target", "spec.dynamics.0.target", REMOVED, "spec.dynamics[0].target", "required"),
+    (
+        "pruning more than all",
+        "spec.dynamics.0.target",
+        1.5,
+        "spec.dynamics[0].target",
+        "less than or equal to 1",
+    ),
+    (
+        "a change that ends before it starts",
+        "spec.dynamics.0.endStep",
+        5,
+        "spec.dynamics[0].endStep",
+        "before",
+    ),
+    (
+        "a kind of change twice",
+        "spec.dynamics.1",
+        {"kind": "pruning", "endStep": 9, "target": 0.1},
+        "spec.dynamics[1]",
+        "duplicate",
+    ),
+    (
+        "a negative gain",
+        "spec.rebalance.minGain",
+        -0.1,
+        "spec.rebalance.minGain",
+        "greater than or equal to 0",
+    ),
+    ("rebalancing as a word", "spec.rebalance.enabled", "yes", "spec.rebalance.enabled", "boolean"),
+    ("shrinking to more", "spec.repack.minStages", 6, "spec.repack.minStages", "never shrink"),
+    ("a GPU type twice", "spec.gpuTypes.2", "v100", "spec.gpuTypes[2]", "duplicate"),
+    ("a GPU type with a slash", "spec.gpuTypes.0", "nvidia/v100", "spec.gpuTypes[0]", "match"),
+    (
+        "two speeds for one choice",
+        "spec.throughput.1",
+        {"gpuType": "v100", "stages": 4, "stepsPerSecond": 3.0},
+        "spec.throughput[1]",
+        "duplicate",
+    ),
+    (
+        "a negative speed",
+        "spec.throughput.0.stepsPerSecond",
+        -1.0,
+        "spec.throughput[0].stepsPerSecond",
+        "greater than or equal to 0",
+    ),
+    ("no weight", "spec.weight", 0, "spec.weight", "greater than 0"),
+    ("a relative checkpoint path", "spec.checkpoint.path", "checkpoints", "spec.checkpoint.path", "match"),
+    ("no checkpoint", "spec.checkpoint", REMOVED, "spec.checkpoint", "required"),
+    ("a negative backoff limit", "spec.backoffLimit", -1, "spec.backoffLimit", "greater than or equal to 0"),
+    ("no template", "spec.template", REMOVED, "spec.template", "required"),
+    ("no containers", "spec.template.spec.containers", [], "spec.template.spec.containers", "at least 1"),
+    (
+        "a container without a name",
+        "spec.template.spec.containers",
+        [{"image": "trainer:1"}],
+        "spec.template.spec.containers[0].name",
+        "required",
+    ),
+    (
+        "pods that restart by themselves",
+        "spec.template.spec.restartPolicy",
+        "Always",
+        "spec.template.spec.restartPolicy",
+        "Never",
+    ),
+    ("a node chosen by the user", "spec.template.spec.nodeName", "n1", "spec.template.spec.nodeName", "node"),
+    (
+        "a service account chosen by the user",
+        "spec.template.spec.serviceAccountName",
+        "root",
+        "spec.template.spec.serviceAccountName",
+        "own service account",
+    ),
+    ("a budget", "spec.budget", 100, "spec.budget", "does not stop a job by its cost"),
+    ("a deadline", "spec.deadline", "2030-01-01T00:00:00Z", "spec.deadline", "deadlines"),
+    ("a team", "spec.entity", "vision", "spec.entity", "weight"),
+    ("a field that does not exist", "spec.pipelines", {}, "spec.pipelines", "field"),
+    ("a name too long for host names", "metadata.name", "a" * 49, "", "metadata.name is part of host names"),
+    ("a name with a dot", "metadata.name", "my.job", "", "metadata.name is part of host names"),
+    ("a name that starts with a digit", "metadata.name", "7b", "", "metadata.name is part of host names"),
+]
+
+POLICIES: list[Case] = [
+    ("no pools", "spec.nodePools", [], "spec.nodePools", "at least 1"),
+    ("an unknown objective", "spec.objective.policy", "luck", "spec.objective.policy", "max-min-fairness"),
+    ("teams without such a policy", "spec.objective.entities", [], "spec.objective.entities", "by team"),
+    ("a round of no length", "spec.roundSeconds", 0, "spec.roundSeconds", "greater than or equal to 1"),
+    (
+        "a pool without a GPU type",
+        "spec.nodePools.0.gpuType",
+        REMOVED,
+        "spec.nodePools[0].gpuType",
+        "required",
+    ),
+    (
+        "a pool that matches every node",
+        "spec.nodePools.0.nodeSelector",
+        {},
+        "spec.nodePools[0].nodeSelector",
+        "at least 1",
+    ),
+    ("two pools of one name", "spec.nodePools.1.name", "fast", "spec.nodePools[1]", "duplicate"),
+    ("a pool with a bad name", "spec.nodePools.0.name", "Fast!", "spec.nodePools[0].name", "match"),
+    (
+        "a negative price",
+        "spec.nodePools.0.pricePerGpuHour",
+        -1,
+        "spec.nodePools[0].pricePerGpuHour",
+        "greater than or equal to 0",
+    ),
+    (
+        "a capacity type that does not exist",
+        "spec.nodePools.0.capacityType",
+        "reserved",
+        "spec.nodePools[0].capacityType",
+        "onDemand",
+    ),
+    (
+        "a GPU resource without a domain",
+        "spec.nodePools.0.gpuResource",
+        "gpu",
+        "spec.nodePools[0].gpuResource",
+        "match",
+    ),
+    ("shared GPUs", "spec.nodePools.0.sharing", "pairs", "spec.nodePools[0].sharing", "whole GPUs"),
+    ("nodes to be added", "spec.nodePools.0.maxNodes", 9, "spec.nodePools[0].maxNodes", "add or remove"),
+    (
+        "a solver without time",
+        "spec.solver.timeLimitSeconds",
+        0,
+        "spec.solver.timeLimitSeconds",
+        "greater than 0",
+    ),
+    ("nothing may ever move", "spec.moves.minRunSeconds", 1e6, "spec.moves.minRunSeconds", "hundred rounds"),
+    ("settings for spot", "spec.spot", {"notice": 30}, "spec.spot", "capacityType"),
+]

@@ -1,0 +1,196 @@
+"""A real API server takes the examples and refuses what is malformed, by the CRDs alone."""
+
+import json
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ballast_localcluster.testing import ControlPlane
+from kubernetes import client
+
+from tests.operator.api.malformed import JOBS, POLICIES, Case
+from tests.operator.api.objects import JOB, POLICY, changed
+
+pytestmark = pytest.mark.api
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+AS_KUBECTL = {"fieldValidation": "Strict", "dryRun": "All"}
+"""Unknown fields are an error; nothing is kept."""
+
+PLURALS = {"TrainingJob": "trainingjobs", "ClusterPolicy": "clusterpolicies"}
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> Iterator[client.ApiClient]:
+    with control_plane.client() as opened:
+        yield opened
+
+
+class RefusedError(Exception):
+    """The API server said no."""
+
+
+def send(api: client.ApiClient, method: str, item: dict[str, Any], **query: str) -> dict[str, Any]:
+    """Create (POST) or replace (PUT) an object.
+
+    Raises:
+        RefusedError: with the API server's message.
+    """
+    plural = PLURALS[item["kind"]]
+    path = f"/apis/ballast.dev/v1alpha1/{plural}"
+    if item["kind"] == "TrainingJob":
+        path = (
+            f"/apis/ballast.dev/v1alpha1/namespaces/{item['metadata'].get('namespace', 'default')}/{plural}"
+        )
+    if method == "PUT":
+        path += f"/{item['metadata']['name']}"
+    status, result = call(api, method, f"{path}?{urllib.parse.urlencode(query)}", item)
+    if status in (400, 422):
+        raise RefusedError(result["message"])
+    assert status in (200, 201), result
+    return result
+
+
+def call(
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    accept: str = "application/json",
+) -> tuple[int, dict[str, Any]]:
+    """HTTP status and JSON of one request as administrator."""
+    request = api.param_serialize(
+        method=method,
+        resource_path=path,
+        path_params={},
+        query_params=[],
+        post_params=[],
+        files={},
+        header_params={"Content-Type": "application/json", "Accept": accept},
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    answer = api.call_api(*request)
+    return answer.status, json.loads(answer.read())
+
+
+def refusal(api: client.ApiClient, method: str, item: dict[str, Any]) -> str:
+    """The message with which the API server refuses the object, asked as kubectl asks."""
+    with pytest.raises(RefusedError) as caught:
+        send(api, method, item, **AS_KUBECTL)
+    return str(caught.value)
+
+
+def check_refused(api: client.ApiClient, item: dict[str, Any], case: Case) -> None:
+    _, _, _, field, words = case
+    message = refusal(api, "POST", item)
+    assert field in message
+    assert words.lower() in message.lower()
+
+
+@pytest.mark.parametrize("case", JOBS, ids=lambda case: case[0])
+def test_a_malformed_training_job(api: client.ApiClient, case: Case) -> None:
+    """Is refused with a message that names field and reason."""
+    check_refused(api, changed(JOB, case[1], case[2]), case)
+
+
+@pytest.mark.parametrize("case", POLICIES, ids=lambda case: case[0])
+def test_a_malformed_cluster_policy(api: client.ApiClient, case: Case) -> None:
+    """Is refused with a message that names field and reason."""
+    check_refused(api, changed(POLICY, case[1], case[2]), case)
+
+
+@pytest.mark.parametrize("item", [JOB, POLICY], ids=["TrainingJob", "ClusterPolicy"])
+def test_a_wellformed_object(api: client.ApiClient, item: dict[str, Any]) -> None:
+    """Is accepted, so that the refusals above have their one reason."""
+    send(api, "POST", item, **AS_KUBECTL)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example(api: client.ApiClient, path: Path) -> None:
+    """Is accepted as it is."""
+    for item in yaml.safe_load_all(path.read_text()):
+        send(api, "POST", item, **AS_KUBECTL)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("spec.model.name", "recurrent", "model is immutable"),
+        ("spec.model.args.width", 128, "model is immutable"),
+        ("spec.pipeline.globalBatchSize", 32, "globalBatchSize is immutable"),
+        ("spec.checkpoint.path", "/elsewhere", "path is immutable"),
+    ],
+)
+def test_a_change_that_makes_no_sense(
+    api: client.ApiClient, namespace: str, path: str, value: Any, words: str
+) -> None:
+    """Is refused and says what to do instead."""
+    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
+    message = refusal(api, "PUT", changed(job, path, value))
+    assert words in message
+    assert "make a new TrainingJob" in message
+
+
+def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
+    """Suspending, weighing anew and training longer are accepted."""
+    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
+    for path, value in (("spec.suspend", True), ("spec.weight", 2.5), ("spec.totalSteps", 2000)):
+        job = send(api, "PUT", changed(job, path, value), fieldValidation="Strict")
+
+
+def test_defaults(api: client.ApiClient, namespace: str) -> None:
+    """The API server fills in the models' defaults, no others."""
+    from ballast_operator.api import read_training_job
+
+    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
+    given = read_training_job(JOB)
+    assert read_training_job(job).spec == given.spec
+    assert job["spec"]["rebalance"] == given.spec.rebalance.to_dict()
+    assert job["spec"]["repack"] == given.spec.repack.to_dict()
+
+
+def test_the_status_is_its_own_subresource(api: client.ApiClient, namespace: str) -> None:
+    """A user who writes a status along with the spec changes nothing."""
+    job = changed(JOB, "metadata.namespace", namespace)
+    job = send(api, "POST", changed(job, "status.state", "Succeeded"))
+    assert "status" not in job
+
+
+def test_the_table(api: client.ApiClient, namespace: str) -> None:
+    """kubectl shows state, GPU type, GPUs, step, progress and age, each from its field."""
+    job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
+    custom = client.CustomObjectsApi(api)
+    custom.patch_namespaced_custom_object_status(
+        "ballast.dev",
+        "v1alpha1",
+        namespace,
+        "trainingjobs",
+        job["metadata"]["name"],
+        {
+            "status": {
+                "state": "Running",
+                "allocation": {
+                    "gpuType": "v100",
+                    "pool": "fast",
+                    "gpus": 4,
+                    "since": "2026-01-01T00:00:00Z",
+                },
+                "progress": {"step": 420, "percent": 42},
+            }
+        },
+    )
+    _, table = call(
+        api,
+        "GET",
+        f"/apis/ballast.dev/v1alpha1/namespaces/{namespace}/trainingjobs",
+        accept="application/json;as=Table;g=meta.k8s.io;v=v1",
+    )
+    shown = [column["name"] for column in table["columnDefinitions"] if column["priority"] == 0]
+    assert shown == ["Name", "State", "GPU type", "GPUs", "Step", "Progress%", "Age"]
+    row = dict(zip([c["name"] for c in table["columnDefinitions"]], table["rows"][0]["cells"], strict=True))
+    assert (row["State"], row["GPU type"], row["GPUs"]) == ("Running", "v100", 4)
+    assert (row["Step"], row["Progress%"]) == (420, 42)

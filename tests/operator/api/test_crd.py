@@ -1,0 +1,128 @@
+"""The generated CRDs: what is committed is what the models say, and what the API server needs is there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ballast_operator.api.base import ApiModel
+from ballast_operator.api.crd import crd_files, custom_resource_definitions
+from ballast_operator.api.structural import UnsupportedSchemaError, structural_schema
+from ballast_operator.cli.crds import crds
+from click.testing import CliRunner
+from pydantic import Field
+
+FOLDER = Path(__file__).parents[3] / "crds"
+
+
+def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema inside one, with its path."""
+    yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from schemas(part, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from schemas(schema[key], f"{path}.{key}")
+
+
+ALL = [
+    (definition["spec"]["names"]["kind"] + path, schema)
+    for definition in custom_resource_definitions()
+    for path, schema in schemas(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+]
+
+
+def test_the_committed_files() -> None:
+    """Are what the models say today; to mend: make generate."""
+    committed = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
+    assert committed == crd_files()
+
+
+def test_the_command_writes_them(tmp_path: Path) -> None:
+    """Into any folder."""
+    result = CliRunner().invoke(crds, ["--output-dir", str(tmp_path / "made")])
+    assert result.exit_code == 0
+    assert {path.name: path.read_text() for path in (tmp_path / "made").iterdir()} == crd_files()
+
+
+def test_the_command_prints_them() -> None:
+    """As one stream of documents that kubectl takes."""
+    result = CliRunner().invoke(crds, ["--output-dir", "-"])
+    assert list(yaml.safe_load_all(result.stdout)) == custom_resource_definitions()
+
+
+def test_short_names_and_category() -> None:
+    """``kubectl get tj``, ``kubectl get bcp`` and ``kubectl get ballast`` find the kinds."""
+    names = [definition["spec"]["names"] for definition in custom_resource_definitions()]
+    assert [n["shortNames"] for n in names] == [["tj"], ["bcp"]]
+    assert [n["categories"] for n in names] == [["ballast"], ["ballast"]]
+
+
+@pytest.mark.parametrize(("path", "schema"), ALL, ids=[path for path, _ in ALL])
+def test_every_field(path: str, schema: dict[str, Any]) -> None:
+    """Has a type; a list says how it merges or is of scalars; text that rules read is bounded."""
+    assert schema["type"] in ("object", "array", "string", "integer", "number", "boolean")
+    if schema["type"] == "array" and "maxItems" in schema:
+        assert "x-kubernetes-list-type" in schema
+    for rule in schema.get("x-kubernetes-validations", []):
+        assert len(rule["message"]) < 200
+        assert ". To fix: " in rule["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "schema"), [(p, s) for p, s in ALL if p.endswith(".conditions")], ids=lambda v: str(v)[:40]
+)
+def test_conditions(path: str, schema: dict[str, Any]) -> None:
+    """Merge by type, so that two writers of two conditions do not fight."""
+    assert schema["x-kubernetes-list-type"] == "map"
+    assert schema["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_no_defaults_in_a_status() -> None:
+    """A status says what was written, not what a schema made up."""
+    assert [path for path, schema in ALL if ".status" in path and "default" in schema] == []
+
+
+def test_a_model_that_a_crd_cannot_express() -> None:
+    """Is refused with the path, instead of a CRD that means something else."""
+
+    class Either(ApiModel):
+        value: int | str
+
+    with pytest.raises(UnsupportedSchemaError, match=r"Either\.value: a CRD cannot say one of 2 schemas"):
+        structural_schema(Either, defaults=True)
+
+
+def test_a_fractional_bound() -> None:
+    """Is refused: the API server would take 0 for at least 0.05."""
+
+    class Fraction(ApiModel):
+        value: float = Field(ge=0.05)
+
+    with pytest.raises(UnsupportedSchemaError, match=r"Fraction\.value: minimum 0\.05 is not a whole number"):
+        structural_schema(Fraction, defaults=True)
+
+
+def test_an_optional_field() -> None:
+    """Has the type of its value: absent is Kubernetes' word for None."""
+
+    class Optional(ApiModel):
+        value: int | None = None
+        """A value."""
+
+    assert structural_schema(Optional, defaults=True)["properties"]["value"] == {
+        "description": "A value.",
+        "type": "integer",
+        "format": "int64",
+    }
+
+
+def test_bounds_that_exclude_their_value() -> None:
+    """Are a number and a yes, as OpenAPI 3.0 has them."""
+
+    class Positive(ApiModel):
+        value: float = Field(gt=0)
+
+    value = structural_schema(Positive, defaults=True)["properties"]["value"]
+    assert (value["minimum"], value["exclusiveMinimum"]) == (0, True)

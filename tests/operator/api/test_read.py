@@ -1,0 +1,66 @@
+"""The operator reads objects into models by the same rules as the API server checks them."""
+
+import pytest
+from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
+from ballast_operator.api.training_job import TRAINER_FIELDS
+
+from tests.operator.api.malformed import JOBS, POLICIES, Case
+from tests.operator.api.objects import JOB, POLICY, changed
+
+LISTS_BY_KEY = "duplicate"
+"""Only the API server compares the entries of a list: an object with two of one key never gets here."""
+
+
+@pytest.mark.parametrize("case", [c for c in JOBS if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
+def test_a_malformed_training_job(case: Case) -> None:
+    """Is refused here too, with the field named, should an old CRD have let it through."""
+    with pytest.raises(InvalidObject) as caught:
+        read_training_job(changed(JOB, case[1], case[2]))
+    assert any(problem.startswith(case[3]) for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("case", [c for c in POLICIES if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
+def test_a_malformed_cluster_policy(case: Case) -> None:
+    """Is refused here too, with the field named."""
+    with pytest.raises(InvalidObject) as caught:
+        read_cluster_policy(changed(POLICY, case[1], case[2]))
+    assert any(problem.startswith(case[3]) for problem in caught.value.problems)
+
+
+def test_several_problems() -> None:
+    """All are named at once, so that a user mends them in one go."""
+    item = changed(changed(JOB, "spec.totalSteps", 0), "spec.weight", "heavy")
+    with pytest.raises(InvalidObject) as caught:
+        read_training_job(item)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["spec.totalSteps", "spec.weight"]
+
+
+def test_a_rule_over_two_fields() -> None:
+    """Names the field to change and says how."""
+    with pytest.raises(InvalidObject, match=r"spec\.pipeline\.minStages: .* To fix: lower minStages"):
+        read_training_job(changed(JOB, "spec.pipeline.minStages", 5))
+
+
+def test_the_trainers_share() -> None:
+    """config.json has the fields that the trainer acts on, with defaults filled in, and nothing else."""
+    config = read_training_job(JOB).trainer_config()
+    assert tuple(config) == TRAINER_FIELDS
+    assert config["model"] == {"name": "gpt", "args": {"width": 64}, "layers": 8}
+    assert config["rebalance"] == {"enabled": True, "everySteps": 20, "minGain": 0.05}
+
+
+def test_fields_of_the_pods_that_ballast_does_not_know() -> None:
+    """Pass through to the pods unchanged."""
+    volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}
+    item = changed(JOB, "spec.template.spec.volumes", [volume])
+    container = {"name": "trainer", "image": "t:1", "env": [{"name": "A", "value": "b"}]}
+    item = changed(item, "spec.template.spec.containers", [container])
+    template = read_training_job(item).spec.template.as_object()
+    assert template["spec"] == {"volumes": [volume], "containers": [container]}
+
+
+def test_a_status_of_a_newer_operator() -> None:
+    """Is read as far as it is known: a rollback of the operator loses no job."""
+    status = {"state": "Running", "launches": 2, "sparkles": True}
+    read = read_training_job(changed(JOB, "status", status)).status
+    assert (read.state, read.launches) == ("Running", 2)

@@ -1,0 +1,121 @@
+"""Objects survive the way through the models, whatever their values."""
+
+from typing import Any
+
+from ballast_operator.api import read_cluster_policy, read_training_job
+from hypothesis import given
+from hypothesis import strategies as st
+
+NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+NUMBERS = st.floats(min_value=0, max_value=1e6, allow_nan=False)
+JSON = st.recursive(
+    st.booleans() | st.integers(-(2**53), 2**53) | NUMBERS | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def dynamics(draw: st.DrawFn) -> list[dict[str, Any]]:
+    kinds = draw(st.lists(st.sampled_from(["pruning", "freezing"]), unique=True))
+    starts = [draw(st.integers(0, 1000)) for _ in kinds]
+    return [
+        {
+            "kind": kind,
+            "startStep": start,
+            "endStep": start + draw(st.integers(0, 1000)),
+            "everySteps": draw(st.integers(1, 100)),
+            "target": draw(st.floats(0, 1)),
+        }
+        for kind, start in zip(kinds, starts, strict=True)
+    ]
+
+
+@st.composite
+def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
+    most = draw(st.integers(1, 64))
+    microbatches = draw(st.integers(most, 128))
+    spec = {
+        "totalSteps": draw(st.integers(1, 2**53)),
+        "model": {
+            "name": draw(NAMES),
+            "args": draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3)),
+            "layers": draw(st.integers(most, 200)),
+        },
+        "pipeline": {
+            "minStages": draw(st.integers(1, most)),
+            "maxStages": most,
+            "microbatches": microbatches,
+            "globalBatchSize": microbatches * draw(st.integers(1, 64)),
+            "schedule": draw(st.sampled_from(["GPipe", "1F1B"])),
+        },
+        "dynamics": draw(dynamics()),
+        "rebalance": {
+            "enabled": draw(st.booleans()),
+            "everySteps": draw(st.integers(1, 999)),
+            "minGain": draw(st.floats(0, 1)),
+        },
+        "repack": {
+            "enabled": draw(st.booleans()),
+            "minStages": draw(st.integers(1, most)),
+            "everySteps": draw(st.integers(1, 999)),
+            "maxSlowdown": draw(st.floats(0, 10)),
+        },
+        "gpuTypes": draw(st.lists(NAMES, unique=True, max_size=3)),
+        "throughput": [
+            {"gpuType": name, "stages": 1, "stepsPerSecond": draw(NUMBERS)}
+            for name in draw(st.lists(NAMES, unique=True, max_size=3))
+        ],
+        "weight": draw(st.floats(1e-3, 1e6)),
+        "checkpoint": {"path": "/" + draw(NAMES), "everySteps": 5, "keep": 1},
+        "suspend": draw(st.booleans()),
+        "backoffLimit": draw(st.integers(0, 1000)),
+        "ttlSecondsAfterFinished": draw(st.integers(0, 2**31 - 1)),
+        "template": {
+            "metadata": {"labels": draw(st.dictionaries(NAMES, NAMES, max_size=2)), "annotations": {}},
+            "spec": {"containers": [{"name": draw(NAMES), "resources": {"limits": {"cpu": draw(NAMES)}}}]},
+        },
+    }
+    return {"metadata": {"name": draw(NAMES)}, "spec": spec}
+
+
+@given(training_jobs())
+def test_a_training_job_with_every_field(item: dict[str, Any]) -> None:
+    """Comes out as it went in: no field is lost, renamed or rounded."""
+    job = read_training_job(item)
+    assert job.spec.to_dict() == item["spec"]
+    assert read_training_job({**item, "spec": job.spec.to_dict()}) == job
+
+
+@st.composite
+def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
+    pools = [
+        {
+            "name": name,
+            "nodeSelector": {"pool": name},
+            "gpuType": draw(NAMES),
+            "gpuResource": "amd.com/gpu",
+            "capacityType": draw(st.sampled_from(["onDemand", "spot"])),
+            "pricePerGpuHour": draw(NUMBERS),
+        }
+        for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))
+    ]
+    seconds = draw(st.integers(1, 86_400))
+    spec = {
+        "objective": {"policy": "max-min-fairness"},
+        "roundSeconds": seconds,
+        "nodePools": pools,
+        "moves": {
+            "minRunSeconds": draw(st.floats(0, seconds)),
+            "maxMovesPerHour": draw(st.integers(0, 3600)),
+        },
+        "solver": {"timeLimitSeconds": draw(st.floats(0.01, 3600))},
+        "dryRun": draw(st.booleans()),
+    }
+    return {"metadata": {"name": draw(NAMES)}, "spec": spec}
+
+
+@given(cluster_policies())
+def test_a_cluster_policy_with_every_field(item: dict[str, Any]) -> None:
+    """Comes out as it went in."""
+    assert read_cluster_policy(item).spec.to_dict() == item["spec"]
