@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.moves import Move, moves_between
-from ballast_policies.planning.partition import Partition, PlanningError, exact_partition
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -55,13 +56,14 @@ def decide_rebalance(
         speeds: relative speed of each rank.
         bytes: bytes of each layer.
         memory: bytes that each rank can hold.
-        method: ``exact`` (dynamic programming) or ``diffusion`` (chain moves from today's).
+        method: ``exact`` (dynamic programming; of the optimal partitions, the one that moves the fewest
+            bytes) or ``diffusion`` (chain moves from today's).
 
     Raises:
-        PlanningError: ``method`` is unknown.
+        PlanningError: ``method`` is unknown, or no partition fits the memory.
     """
     if method == "exact":
-        candidate = exact_partition(seconds, partition.ranks, speeds=speeds, bytes=bytes, memory=memory)
+        candidate = nearest_partition(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
     elif method == "diffusion":
         passed = diffuse(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
         candidate = passed[-1] if passed else partition

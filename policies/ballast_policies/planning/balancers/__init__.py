@@ -1,0 +1,16 @@
+"""Balancers beside the exact one: fewest moves, slow links, mixed GPUs, DeepSpeed's rule for reference."""
+
+from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
+from ballast_policies.planning.balancers.fewest_moves import nearest_partition
+from ballast_policies.planning.balancers.mixed_gpus import Arrangement, arrange_ranks, partition_by_rank
+from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
+
+__all__ = [
+    "Arrangement",
+    "arrange_ranks",
+    "deepspeed_partition",
+    "nearest_partition",
+    "network_aware_partition",
+    "partition_by_rank",
+    "steady_period_seconds",
+]

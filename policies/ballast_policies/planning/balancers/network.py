@@ -1,0 +1,125 @@
+"""Balancing with slow links: layers move away from a slow link's two ends (DynMo supplement D.2).
+
+DynMo lets a rank's load include the wait for its neighbour's activations.  For 1F1B that wait can be
+said exactly.  Rank r computes F(k + p - 1 - r) and then B(k), so what happens between two ranks
+repeats in circles: F down from rank r to rank q and B back up pass every link twice and bring the
+pipeline q - r + 1 microbatches on.  With t_r a rank's seconds per microbatch and e_r the transfer
+from r to r + 1 (each way), the steady state needs per microbatch
+
+    T = max over r <= q of (t_r + ... + t_q + 2 (e_r + ... + e_{q-1})) / (q - r + 1)
+
+A partition with T <= c exists if layers can be handed out so that, from left to right, no window
+exceeds c; the least excess K per (rank, cut) decides that:
+
+    K_q(j) = min over k of load(k..j) - c + max(0, K_{q-1}(k) + 2 e_{q-1}(k)) <= 0
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.planning.partition import Partition, exact_partition
+
+
+def steady_period_seconds(
+    rank_seconds: Sequence[float] | np.ndarray, link_seconds: Sequence[float] | np.ndarray
+) -> float:
+    """T of above: seconds between two microbatches of a long 1F1B pipeline.
+
+    Args:
+        rank_seconds: t, forward and backward of one microbatch, shape (p,).
+        link_seconds: e, one transfer over each link, shape (p - 1,).
+    """
+    t, e = np.asarray(rank_seconds, dtype=float), np.asarray(link_seconds, dtype=float)
+    worst = 0.0
+    for first in range(len(t)):
+        window = 0.0
+        for last in range(first, len(t)):
+            window += t[last] + (2 * e[last - 1] if last > first else 0.0)
+            worst = max(worst, window / (last - first + 1))
+    return worst
+
+
+def network_aware_partition(
+    seconds: Sequence[float],
+    ranks: int,
+    *,
+    boundary_seconds: Sequence[float],
+    link_factors: Sequence[float] | None = None,
+    speeds: Sequence[float] | None = None,
+    tolerance: float = 1e-9,
+) -> Partition:
+    """The contiguous partition with the shortest steady period of 1F1B over these links.
+
+    Bisection on the period, an O(p L^2) table each time.
+
+    Args:
+        seconds: forward and backward of one microbatch of each layer, shape (L,).
+        ranks: p <= L.
+        boundary_seconds: transfer of one microbatch after each layer but the last, at factor 1,
+            shape (L - 1,).
+        link_factors: how much slower each link is, shape (p - 1,); default all 1.
+        speeds: relative speed of each rank, shape (p,).
+        tolerance: relative, of the period.
+
+    Raises:
+        PlanningError: fewer layers than ranks, or bad seconds or speeds.
+    """
+    blind = exact_partition(seconds, ranks, speeds=speeds)
+    if ranks == 1:
+        return blind
+    factors = np.ones(ranks - 1) if link_factors is None else np.asarray(link_factors, dtype=float)
+    transfer = np.asarray(boundary_seconds, dtype=float)
+    low = float(blind.loads(seconds, speeds).max())
+    best, high = blind, _period(blind, seconds, transfer, factors, speeds)
+    while high - low > tolerance * high:
+        middle = (low + high) / 2
+        found = _within(middle, seconds, ranks, transfer, factors, speeds)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, min(middle, _period(found, seconds, transfer, factors, speeds))
+    return best
+
+
+def _period(
+    partition: Partition,
+    seconds: Sequence[float],
+    transfer: np.ndarray,
+    factors: np.ndarray,
+    speeds: Sequence[float] | None,
+) -> float:
+    links = [transfer[cut - 1] * factor for cut, factor in zip(partition.bounds[1:-1], factors, strict=True)]
+    return steady_period_seconds(partition.loads(seconds, speeds), links)
+
+
+def _within(
+    period: float,
+    seconds: Sequence[float],
+    ranks: int,
+    transfer: np.ndarray,
+    factors: np.ndarray,
+    speeds: Sequence[float] | None,
+) -> Partition | None:
+    """A partition whose period is at most ``period``, or None where there is none."""
+    layers = len(seconds)
+    S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
+    K = np.full((ranks + 1, layers + 1), np.inf)
+    cut = np.zeros((ranks + 1, layers + 1), dtype=int)
+    for rank in range(1, ranks + 1):
+        speed = 1.0 if speeds is None else speeds[rank - 1]
+        for end in range(rank, layers - (ranks - rank) + 1):
+            first = np.arange(rank - 1, end) if rank > 1 else np.zeros(1, dtype=int)
+            carried: np.ndarray | float = 0.0
+            if rank > 1:
+                carried = np.maximum(0.0, K[rank - 1, first] + 2 * transfer[first - 1] * factors[rank - 2])
+            value = (S[end] - S[first]) / speed - period + carried
+            k = int(np.argmin(value))
+            if value[k] <= period * 1e-12:
+                K[rank, end], cut[rank, end] = value[k], first[k]
+    if not np.isfinite(K[ranks, layers]):
+        return None
+    bounds = [layers]
+    for rank in range(ranks, 0, -1):
+        bounds.append(int(cut[rank, bounds[-1]]))
+    return Partition(bounds=tuple(reversed(bounds)))

@@ -1,0 +1,179 @@
+"""Fewest moves, slow links, mixed GPUs, and DeepSpeed's rule beside the exact partition."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ballast_policies.planning import (
+    Partition,
+    PlanningError,
+    even_partition,
+    exact_partition,
+    moves_between,
+)
+from ballast_policies.planning.balancers import (
+    arrange_ranks,
+    deepspeed_partition,
+    nearest_partition,
+    network_aware_partition,
+    partition_by_rank,
+    steady_period_seconds,
+)
+from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
+from hypothesis import given
+from hypothesis import strategies as st
+
+seconds = st.lists(st.floats(0.01, 10.0), min_size=2, max_size=9)
+
+
+def all_partitions(layers, ranks):
+    for cuts in itertools.combinations(range(1, layers), ranks - 1):
+        yield Partition(bounds=(0, *cuts, layers))
+
+
+@given(loads=seconds, slack=st.sampled_from([0.0, 0.05, 0.5]), data=st.data())
+def test_the_nearest_partition_moves_the_fewest_bytes_within_the_slack(loads, slack, data):
+    """Equal to brute force over all partitions that are good enough."""
+    layers = len(loads)
+    ranks = data.draw(st.integers(1, layers))
+    sizes = data.draw(st.lists(st.integers(1, 99), min_size=layers, max_size=layers))
+    start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))
+    found = nearest_partition(start, loads, slack=slack, bytes=sizes)
+    limit = exact_partition(loads, ranks).loads(loads).max() * (1 + slack) * (1 + 1e-9)
+
+    def moved(partition):
+        return sum(sizes[move.layer] for move in moves_between(start, partition))
+
+    assert found.loads(loads).max() <= limit
+    assert moved(found) <= min(
+        moved(p) for p in all_partitions(layers, ranks) if p.loads(loads).max() <= limit
+    )
+
+
+def test_a_partition_that_is_good_enough_stays():
+    """Nothing moves where the one in force is within the slack."""
+    start = Partition(bounds=(0, 3, 6))
+    assert nearest_partition(start, [1, 1, 1, 1, 1, 1.01], slack=0.02) == start
+
+
+def test_the_nearest_partition_respects_memory():
+    """The optimum for time does not fit the last rank: fewer layers go there."""
+    found = nearest_partition(even_partition(4, 2), [4.0, 1.0, 1.0, 1.0], bytes=[1, 1, 1, 1], memory=[4, 2])
+    assert found.bounds == (0, 2, 4)
+
+
+def test_deepspeeds_rule_is_close_to_the_optimum_and_sometimes_misses_it():
+    """Over 300 cases never below the exact partition, 1 % above it in the mean, not always equal."""
+    random = np.random.default_rng(0)
+    ratios = []
+    for _ in range(300):
+        loads = random.uniform(0.1, 1.0, int(random.integers(24, 57)))
+        ranks = int(random.choice([2, 4, 8]))
+        got = deepspeed_partition(loads, ranks).loads(loads).max()
+        ratios.append(got / exact_partition(loads, ranks).loads(loads).max())
+    assert min(ratios) >= 1 - 1e-12
+    assert np.mean(ratios) < 1.01
+    assert max(ratios) > 1.001
+
+
+@given(
+    t=st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6),
+    data=st.data(),
+    share=st.floats(0.1, 0.9),
+)
+def test_lb3_steady_period_is_the_simulators(t, data, share):
+    """Seconds between microbatches of a long 1F1B run, with any loads and transfers."""
+    e = data.draw(st.lists(st.floats(0.0, 3.0), min_size=len(t) - 1, max_size=len(t) - 1))
+    costs = StageCosts(
+        forward=tuple(share * x for x in t),
+        backward=tuple((1 - share) * x for x in t),
+        transfer=tuple(e),
+    )
+    # The differences between circles of nearly the same length take long to show: any whole number
+    # of periods of every window is one of 60 microbatches.
+    short, long = (simulate(one_forward_one_backward(len(t), m), costs).makespan for m in (240, 300))
+    assert (long - short) / 60 == pytest.approx(steady_period_seconds(t, e), rel=2e-2)
+
+
+@given(loads=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=8), data=st.data())
+def test_lb3_network_aware_partition_equals_brute_force(loads, data):
+    """No contiguous partition has a shorter period."""
+    layers = len(loads)
+    ranks = data.draw(st.integers(1, layers))
+    transfer = data.draw(st.lists(st.floats(0.0, 5.0), min_size=layers - 1, max_size=layers - 1))
+    factors = data.draw(st.lists(st.floats(1.0, 4.0), min_size=ranks - 1, max_size=ranks - 1))
+
+    def period(partition):
+        links = [transfer[cut - 1] * f for cut, f in zip(partition.bounds[1:-1], factors, strict=True)]
+        return steady_period_seconds(partition.loads(loads), links)
+
+    found = network_aware_partition(loads, ranks, boundary_seconds=transfer, link_factors=factors)
+    assert period(found) <= min(map(period, all_partitions(layers, ranks))) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("slow_link", [0, 1, 2])
+def test_lb3_with_a_link_four_times_slower_the_aware_partition_is_faster(slow_link):
+    """24 even layers on 4 ranks: the simulated 1F1B step is shorter than with the exact, blind partition."""
+    layers, ranks, m = 24, 4, 32
+    loads = [1.0] * layers
+    factors = [4.0 if link == slow_link else 1.0 for link in range(ranks - 1)]
+    transfer = [0.8] * (layers - 1)
+
+    def makespan(partition):
+        rank_seconds = partition.loads(loads)
+        costs = StageCosts(
+            forward=tuple(rank_seconds / 3),
+            backward=tuple(rank_seconds * 2 / 3),
+            transfer=tuple(0.8 * factor for factor in factors),
+        )
+        return simulate(one_forward_one_backward(ranks, m), costs).makespan
+
+    aware = network_aware_partition(loads, ranks, boundary_seconds=transfer, link_factors=factors)
+    assert makespan(aware) < makespan(exact_partition(loads, ranks)) * 0.99
+
+
+@given(data=st.data(), layers=st.integers(1, 7))
+def test_the_partition_by_rank_equals_brute_force(data, layers):
+    """Also where each rank has its own seconds for each layer."""
+    ranks = data.draw(st.integers(1, layers))
+    row = st.lists(st.floats(0.01, 5.0), min_size=layers, max_size=layers)
+    matrix = np.array([data.draw(row) for _ in range(ranks)])
+
+    def largest(partition):
+        bounds = itertools.pairwise(partition.bounds)
+        return max(matrix[rank, a:b].sum() for rank, (a, b) in enumerate(bounds))
+
+    assert largest(partition_by_rank(matrix)) == pytest.approx(
+        min(map(largest, all_partitions(layers, ranks))), rel=1e-9
+    )
+
+
+def test_mixed_gpus_are_arranged_so_that_each_type_has_the_layers_it_is_good_at():
+    """The V100 is 4 x slower on the first half only: it goes to the end."""
+    arrangement = arrange_ranks({"a100": [1.0] * 8, "v100": [4.0] * 4 + [1.0] * 4}, {"a100": 1, "v100": 1})
+    assert arrangement.gpu_types == ("a100", "v100")
+    assert arrangement.partition.bounds == (0, 4, 8)
+    assert arrangement.loads == (4.0, 4.0)
+
+
+def test_swapping_ranks_finds_nearly_the_best_order():
+    """Beyond the exhaustive search, over 30 models of two types: at most 10 % above it, 2 % in the mean."""
+    random, ratios = np.random.default_rng(0), []
+    for _ in range(30):
+        by_type = {"fast": random.uniform(0.5, 5.0, 12), "slow": random.uniform(0.5, 5.0, 12)}
+        gpus = {"fast": 3, "slow": 3}
+        exhaustive, swapped = arrange_ranks(by_type, gpus), arrange_ranks(by_type, gpus, most_orders=1)
+        ratios.append(max(swapped.loads) / max(exhaustive.loads))
+    assert min(ratios) >= 1 - 1e-12
+    assert max(ratios) <= 1.10
+    assert np.mean(ratios) <= 1.02
+
+
+@pytest.mark.parametrize(
+    ("gpus", "want"),
+    [({"h100": 1}, "no layer seconds for GPU types"), ({}, "no GPUs to arrange"), ({"a": 3}, "2 layers")],
+)
+def test_gpus_that_cannot_be_arranged_are_refused(gpus, want):
+    """With the type or count that is wrong."""
+    with pytest.raises(PlanningError, match=want):
+        arrange_ranks({"a": [1.0, 1.0]}, gpus)
