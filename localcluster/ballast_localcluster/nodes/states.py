@@ -38,7 +38,7 @@ class Terminated:
 
 
 _REPLACE = {"$patch": "replace"}
-"""In a list of a strategic merge patch: the list as given, not merged with what an agent before had written."""
+"""In a list of a strategic merge patch: the list as given, not merged with what an agent before wrote."""
 
 State = Waiting | Running | Terminated
 

@@ -1,0 +1,124 @@
+"""The control-plane binaries are found, or built once, or it is said plainly what is missing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ballast_localcluster import binaries
+from ballast_localcluster.binaries import PROGRAMS, build_key, find_binaries
+from ballast_localcluster.errors import BinariesError
+
+FAKE_GO = """#!/bin/sh
+case "$1" in
+  env) echo "${FAKE_GO_VERSION:-go1.99.1}" ;;
+  list) echo example.com/a ;;
+  build)
+    while [ "$1" != -o ]; do shift; done
+    echo build >> "$FAKE_GO_BUILDS"
+    [ -n "$FAKE_GO_FAILS" ] && { echo "main.go:1:2: made to fail" >&2; exit 1; }
+    sleep 0.3; echo "#!/bin/sh" > "$2"; chmod +x "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def fake_go(tmp_path, monkeypatch):
+    """A compiler that builds nothing, counts its builds, and a cache folder of its own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    go = folder / "go"
+    go.write_text(FAKE_GO)
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_GO_BUILDS", str(tmp_path / "builds"))
+    for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path / "builds"
+
+
+def programs_in(folder, names):
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_what_is_built_is_kept(fake_go, tmp_path):
+    """The second look finds the first's build, under the user's cache folder, and no half-made folder."""
+    said = []
+    first = find_binaries(said.append)
+    assert find_binaries(said.append) == first
+    assert fake_go.read_text() == "build\n"
+    assert first.folder.is_relative_to(tmp_path / "cache" / "ballast" / "controlplane")
+    assert all(os.access(first.program(name), os.X_OK) for name in PROGRAMS)
+    assert [entry for entry in first.folder.parent.iterdir() if "building" in entry.name] == []
+    assert any("control plane built" in line for line in said)
+
+
+def test_two_builders_at_once_build_once(fake_go):
+    """The second waits for the first and takes its build."""
+    command = [sys.executable, "-m", "ballast_localcluster.setup"]
+    builders = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [builder.wait(60) for builder in builders] == [0, 0]
+    assert fake_go.read_text() == "build\n"
+
+
+def test_a_failed_build_shows_the_compilers_words_and_leaves_nothing(fake_go, tmp_path, monkeypatch):
+    """So that the next try starts anew."""
+    monkeypatch.setenv("FAKE_GO_FAILS", "1")
+    with pytest.raises(BinariesError, match="made to fail"):
+        find_binaries(lambda line: None)
+    kept = {entry.suffix for entry in (tmp_path / "cache/ballast/controlplane").iterdir()}
+    assert kept == {".lock"}
+
+
+def test_without_go_it_is_said_what_to_install(fake_go, monkeypatch, tmp_path):
+    """One message, with the version and the way around."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        BinariesError, match=r"no `go` found.*To fix: install Go 1\.\d+ or later.*BALLAST_CONTROLPLANE"
+    ):
+        find_binaries(lambda line: None)
+
+
+def test_an_old_go_is_refused_by_its_version(fake_go, monkeypatch):
+    """Before anything is downloaded."""
+    monkeypatch.setenv("FAKE_GO_VERSION", "go1.19.4")
+    with pytest.raises(BinariesError, match=r"is go1\.19\.4, and the local control plane needs Go 1\."):
+        find_binaries(lambda line: None)
+
+
+def test_a_folder_with_all_programs_takes_the_place_of_the_build(fake_go, tmp_path, monkeypatch):
+    """Named by BALLAST_CONTROLPLANE, or by KUBEBUILDER_ASSETS."""
+    folder = programs_in(tmp_path / "given", PROGRAMS)
+    for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS"):
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, str(folder))
+            assert find_binaries().folder == folder
+    assert not fake_go.exists()
+
+
+def test_an_incomplete_folder_is_refused_if_it_was_meant_for_us(fake_go, tmp_path, monkeypatch):
+    """BALLAST_CONTROLPLANE must hold all; a KUBEBUILDER_ASSETS with three programs is passed over."""
+    folder = programs_in(tmp_path / "given", ("etcd", "kube-apiserver", "kubectl"))
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(folder))
+    assert find_binaries(lambda line: None).folder != folder
+    monkeypatch.setenv("BALLAST_CONTROLPLANE", str(folder))
+    with pytest.raises(BinariesError, match="has no kube-controller-manager, kube-scheduler"):
+        find_binaries()
+
+
+def test_the_key_follows_every_byte_of_the_source(tmp_path):
+    """Another module version or another main.go is another build."""
+    for name in ("go.mod", "go.sum", "main.go"):
+        (tmp_path / name).write_bytes((binaries.SOURCE / name).read_bytes())
+    before = build_key(tmp_path)
+    assert before == build_key()
+    for name in ("go.sum", "main.go"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n")
+        after = build_key(tmp_path)
+        assert after != before
+        before = after

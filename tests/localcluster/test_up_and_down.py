@@ -1,0 +1,75 @@
+"""`ballast up` starts a cluster that stays; `ballast down` leaves nothing of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ballast_localcluster.processes import MARK_VARIABLE, marked_processes
+
+pytestmark = pytest.mark.api
+
+COMMAND_SECONDS = 120
+
+
+@pytest.fixture
+def ballast(tmp_path):
+    """Runs the program, with a state folder of its own."""
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+
+    def run(*words):
+        return subprocess.run(
+            [Path(sys.executable).with_name("ballast"), *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+
+    yield run
+    for entry in (tmp_path / "ballast" / "clusters").glob("*"):
+        run("down", "--name", entry.name)
+
+
+def test_a_cluster_stays_until_it_is_taken_down(ballast, tmp_path):
+    """It outlives the command, is found again by name, and goes with everything it had."""
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text("nodes: [{name: only, gpus: 3}]")
+    started = ballast("up", "--nodes", str(nodes), "--name", "mine")
+    assert started.returncode == 0, started.stderr
+    assert "export KUBECONFIG=" in started.stdout
+
+    again = json.loads(ballast("up", "--name", "mine", "--output", "json").stdout)
+    assert again["wasRunning"] is True
+    found = subprocess.run(
+        [again["kubectl"], "--kubeconfig", again["kubeconfig"], "get", "nodes", "-o", "json"],
+        capture_output=True,
+        check=True,
+        timeout=COMMAND_SECONDS,
+    )
+    (node,) = json.loads(found.stdout)["items"]
+    assert (node["metadata"]["name"], node["status"]["capacity"]["nvidia.com/gpu"]) == ("only", "3")
+
+    stopped = ballast("down", "--name", "mine")
+    assert stopped.returncode == 0, stopped.stderr
+    assert marked_processes(f"{MARK_VARIABLE}={again['folder']}") == []
+    assert not Path(again["folder"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("down", "--name", "none"), "no cluster 'none' runs here"),
+        (("up", "--name", "A b"), "cannot be a cluster's name"),
+        (("up", "--nodes", "/no/such/file"), "/no/such/file: No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(ballast, words, message):
+    """And no traceback."""
+    done = ballast(*words)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,218 @@
+"""The node agent's decisions that need no cluster: paths, expansion, restarts, phases, node descriptions."""
+
+from pathlib import Path
+
+import pytest
+from ballast_localcluster import ProcessNode
+from ballast_localcluster.default_nodes import default_nodes, read_nodes
+from ballast_localcluster.errors import LocalClusterError, NodesFileError
+from ballast_localcluster.nodes.addresses import PodAddresses
+from ballast_localcluster.nodes.configuration import AgentConfiguration
+from ballast_localcluster.nodes.environment import expand
+from ballast_localcluster.nodes.node import Taint
+from ballast_localcluster.nodes.paths import mount_variable, translate
+from ballast_localcluster.nodes.restart import CALM_SECONDS, LAST_BACKOFF_SECONDS, Backoff, restarts
+from ballast_localcluster.nodes.states import ContainerView, Running, Terminated, Waiting, pod_phase
+from hypothesis import given
+from hypothesis import strategies as st
+
+MOUNTS = {"/data": Path("/real/data"), "/data/inner": Path("/real/inner"), "/etc/config": Path("/c")}
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("/data", "/real/data"),
+        ("/data/file", "/real/data/file"),
+        ("/data/inner/file", "/real/inner/file"),
+        ("--path=/data", "--path=/real/data"),
+        ("cat '/etc/config/a'; ls /data", "cat '/c/a'; ls /real/data"),
+        ("file:///data/x", "file:///data/x"),
+        ("/database", "/database"),
+        ("/my/data", "/my/data"),
+        ("/data-old", "/data-old"),
+        ("/data/innermost", "/real/data/innermost"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_container_paths_become_real_ones_where_they_stand_whole(text, want):
+    """At a word's beginning and up to a slash or the end; the longest mount wins."""
+    assert translate(text, MOUNTS) == want
+
+
+@given(st.text())
+def test_without_mounts_a_text_stays_as_it_is(text):
+    """Whatever it is."""
+    assert translate(text, {}) == text
+
+
+def test_a_mounts_variable_is_a_legal_name():
+    """Dashes and dots of a volume's name become underscores."""
+    assert mount_variable("my-data.2") == "BALLAST_MOUNT_MY_DATA_2"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("$(A)", "1"),
+        ("x$(A)y$(B)", "x1y2"),
+        ("$(NONE)", "$(NONE)"),
+        ("$$(A)", "$(A)"),
+        ("$$$$", "$$"),
+        ("$A ${A}", "$A ${A}"),
+        ("$(A", "$(A"),
+    ],
+)
+def test_variables_expand_as_kubernetes_has_it(text, want):
+    """$(NAME) by its value, unknown names and shell syntax left alone, $$ for a dollar."""
+    assert expand(text, {"A": "1", "B": "2"}) == want
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "want"),
+    [
+        ("Always", 0, True),
+        ("Always", 1, True),
+        ("OnFailure", 0, False),
+        ("OnFailure", 1, True),
+        ("Never", 0, False),
+        ("Never", 1, False),
+    ],
+)
+def test_restart_policies(policy, code, want):
+    """As Kubernetes defines the three."""
+    assert restarts(policy, code) is want
+
+
+def test_back_off_doubles_up_to_its_limit_and_forgets_after_a_calm_run():
+    """The first restart does not wait."""
+    backoff = Backoff()
+    assert [backoff.seconds(0) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, LAST_BACKOFF_SECONDS]
+    assert backoff.seconds(CALM_SECONDS) == 0
+
+
+def view(state, **more):
+    return ContainerView(name="c", image="i", state=state, **more)
+
+
+def ended(code):
+    return Terminated(exit_code=code, reason="")
+
+
+UP = Running(started_at="")
+WAIT = Waiting(reason="ContainerCreating")
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "want"),
+    [
+        ([], [view(WAIT)], "Pending"),
+        ([], [view(UP)], "Running"),
+        ([], [view(UP), view(WAIT)], "Running"),
+        ([], [view(ended(0))], "Succeeded"),
+        ([], [view(ended(0)), view(ended(1))], "Failed"),
+        ([], [view(ended(0)), view(UP)], "Running"),
+        ([], [view(ended(1), will_restart=True)], "Running"),
+        ([], [view(Waiting(reason="CrashLoopBackOff"), last_state=ended(1))], "Running"),
+        ([view(UP)], [view(WAIT)], "Pending"),
+        ([view(ended(0))], [view(UP)], "Running"),
+        ([view(ended(1))], [view(WAIT)], "Failed"),
+        ([view(ended(1), will_restart=True)], [view(WAIT)], "Pending"),
+    ],
+)
+def test_phases_follow_from_the_containers(init, containers, want):
+    """As kubelet derives them."""
+    assert pod_phase(init, containers) == want
+
+
+def test_two_agents_never_share_addresses():
+    """Each claims a block that the kernel gives to one only, and gives it back."""
+    first, second = PodAddresses(), PodAddresses()
+    try:
+        assert first.block != second.block
+        taken = [first.take() for _ in range(600)]
+        assert len(set(taken)) == 600
+        assert all(0 < int(address.split(".")[3]) < 255 for address in taken)
+    finally:
+        first.close()
+        second.close()
+
+
+def test_addresses_in_use_are_not_given_again():
+    """After a whole round of the block, too."""
+    addresses = PodAddresses()
+    try:
+        kept = addresses.take()
+        for _ in range(256 * 256):
+            address = addresses.take()
+            assert address != kept
+            addresses.give_back(address)
+    finally:
+        addresses.close()
+
+
+def test_the_default_nodes_are_four_pools_of_which_one_is_spot():
+    """Of different emulated speed, the fastest being the V100's."""
+    nodes = default_nodes()
+    assert {node.pool: node.capacity_type for node in nodes} == {
+        "k80": "onDemand",
+        "p100": "onDemand",
+        "v100": "onDemand",
+        "v100-spot": "spot",
+    }
+    slowdown = {node.pool: node.slowdown for node in nodes}
+    for family in ("transformer", "recurrent", "default"):
+        assert 1 <= slowdown["v100"][family] < slowdown["p100"][family] < slowdown["k80"][family]
+
+
+def test_a_node_object_says_pool_speed_and_that_it_is_emulated():
+    """Labels and annotations carry it; nodes without a slow-down have no such annotation."""
+    node = ProcessNode(name="n", gpus=2, pool="p", capacity_type="spot", slowdown={"default": 2.0})
+    metadata = node.manifest()["metadata"]
+    assert metadata["labels"]["ballast.dev/pool"] == "p"
+    assert metadata["labels"]["ballast.dev/capacity-type"] == "spot"
+    assert metadata["annotations"]["ballast.dev/emulated-slowdown"] == '{"default": 2.0}'
+    assert "emulated" in metadata["annotations"]["ballast.dev/process-node"]
+    assert node.capacity()["nvidia.com/gpu"] == "2"
+    assert "ballast.dev/emulated-slowdown" not in ProcessNode(name="m").manifest()["metadata"]["annotations"]
+
+
+def test_an_agents_configuration_survives_its_file(tmp_path):
+    """What is written is what is read."""
+    node = ProcessNode(name="n", gpus=1, taints=(Taint(key="k", value="v"),), slowdown={"default": 2.0})
+    before = AgentConfiguration(
+        kubeconfig=tmp_path / "k", certificates=tmp_path, folder=tmp_path, logs=tmp_path, nodes=(node,)
+    )
+    before.write(tmp_path / "agent.json")
+    assert AgentConfiguration.read(tmp_path / "agent.json") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes: [{name: a, gpu: 2}]", r"unknown keys \['gpu'\]"),
+        ("nodes: [{gpus: 2}]", "no name"),
+        ("nodes: [{name: a, slowdown: {default: 0.5}}]", "slowdown of default is 0.5.*at least 1"),
+        ("nodes: [{name: a, gpus: -1}]", "cannot be negative"),
+        ("nodes: [{name: a, capacity_type: cheap}]", "onDemand or spot"),
+        ("nodes: [{name: a}, {name: a}]", "several nodes are named a"),
+        ("nodes: [{name: a, gpus: two}]", "'gpus': 'two'"),
+        ("nodes: [a]", "'a'"),
+        ("- a", "expected one key, nodes"),
+        ("nodes: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_description_of_nodes_is_refused_with_its_reason(tmp_path, text, message):
+    """The message names the file and what to change."""
+    path = tmp_path / "nodes.yaml"
+    path.write_text(text)
+    with pytest.raises(NodesFileError, match=message):
+        read_nodes(path)
+
+
+def test_a_cluster_that_is_not_started_says_so():
+    """Instead of failing somewhere inside."""
+    from ballast_localcluster import LocalCluster
+
+    with pytest.raises(LocalClusterError, match=r"not running. To fix: call start\(\) first"):
+        _ = LocalCluster().kubeconfig
