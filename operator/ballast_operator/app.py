@@ -11,6 +11,8 @@ import socket
 import time
 import uuid
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any
 
 import kopf
 from ballast_policies.contract import JOB_LABEL
@@ -133,7 +135,7 @@ class Operator:
         self._caches.listeners.append(self._changed)
         await resync(self._caches, cluster, self._options.namespace)
         self._allocate()
-        parts = [
+        parts: list[Coroutine[Any, Any, None]] = [
             leadership.hold(),
             self._allocator.run(),
             keep_in_step(
@@ -145,7 +147,7 @@ class Operator:
             self._gauges(observer),
             *(self._queue.work(run_pass) for _ in range(self._settings.workers)),
         ]
-        tasks = [asyncio.create_task(part) for part in parts]  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(part) for part in parts]
         # kopf ends every task of the loop that is younger than itself, so it is started last.
         tasks.append(asyncio.create_task(self._watch(cluster)))
         stopped = asyncio.create_task(self._stop.wait())
@@ -170,8 +172,8 @@ class Operator:
             stop_flag=self._stop,
         )
 
-    async def _unless_stopped(self, wait: object) -> bool:
-        task = asyncio.ensure_future(wait)  # type: ignore[arg-type]
+    async def _unless_stopped(self, wait: Coroutine[Any, Any, None]) -> bool:
+        task = asyncio.create_task(wait)
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

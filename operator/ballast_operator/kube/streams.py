@@ -19,8 +19,8 @@ def watch_registry(caches: Caches, cluster: Cluster) -> kopf.OperatorRegistry:
     """Handlers that feed ``caches``."""
     registry = kopf.OperatorRegistry()
 
-    def login(**_: Any) -> kopf.ConnectionInfo:
-        return connection(cluster)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await connection(cluster)
 
     kopf.on.login(registry=registry)(login)
     for kind in WATCHED:
@@ -56,10 +56,10 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     return settings
 
 
-def connection(cluster: Cluster) -> kopf.ConnectionInfo:
+async def connection(cluster: Cluster) -> kopf.ConnectionInfo:
     """The connection that ``cluster`` uses, for kopf."""
     configuration = cluster.configuration
-    header = configuration.get_api_key_with_prefix("BearerToken") or ""
+    header = await configuration.get_api_key_with_prefix("BearerToken") or ""
     scheme, _, token = header.rpartition(" ")
     return kopf.ConnectionInfo(
         server=configuration.host,

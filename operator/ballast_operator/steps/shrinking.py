@@ -49,7 +49,7 @@ def refusal(situation: Situation, proposal: Proposal) -> str:
     limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
     if proposal.step_seconds_after > limit:
         return (
-            f"steps would take {proposal.step_seconds_after:.4g} s, now {proposal.step_seconds_before:.4g} s; "
+            f"steps will take {proposal.step_seconds_after:.4g} s, now {proposal.step_seconds_before:.4g} s; "
             f"spec.repack.maxSlowdown {spec.repack_max_slowdown:g} allows {limit:.4g} s"
         )
     if any(stage.rank >= len(proposal.kept_pods) for stage in proposal.stages):
