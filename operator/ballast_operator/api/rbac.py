@@ -13,7 +13,9 @@ from ballast_operator.api import meta
 Rule = dict[str, list[str]]
 
 _READ = ("get", "list", "watch")
-_OWN = (*_READ, "create", "patch", "delete")
+_APPLY = ("get", "create", "patch")
+"""Server-side apply: patch changes, create makes what is not there."""
+
 _RBAC = "rbac.authorization.k8s.io"
 _COORDINATION = "coordination.k8s.io"
 _KINDS = (meta.CLUSTER_POLICY_PLURAL, meta.TRAINING_JOB_PLURAL)
@@ -30,23 +32,26 @@ def operator_rules() -> list[Rule]:
         # Jobs and policies are the users'; the operator writes their status, and deletes what its TTL ended.
         _rule(meta.GROUP, _KINDS, _READ),
         _rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("delete",)),
-        _rule(meta.GROUP, tuple(f"{plural}/status" for plural in _KINDS), ("get", "patch", "update")),
+        _rule(meta.GROUP, tuple(f"{plural}/status" for plural in _KINDS), ("patch",)),
         # Owner references that block the owner's deletion need this where the admission plugin asks for it.
         _rule(meta.GROUP, (f"{meta.TRAINING_JOB_PLURAL}/finalizers",), ("update",)),
         _rule("", ("nodes",), _READ),
-        _rule("", ("pods",), _OWN),
-        _rule("", ("configmaps", "serviceaccounts"), _OWN),
-        _rule(_COORDINATION, ("leases",), (*_OWN, "update")),
-        _rule(_RBAC, ("roles", "rolebindings"), _OWN),
-        _rule("", ("events",), ("create", "patch")),
+        _rule("", ("pods",), (*_READ, "create", "delete")),
+        # A job's plan and Lease, and the leader's Lease.
+        _rule("", ("configmaps",), (*_READ, "create", "patch")),
+        _rule(_COORDINATION, ("leases",), (*_READ, "create", "patch", "update")),
+        # The identity of a job's pods.
+        _rule("", ("serviceaccounts",), _APPLY),
+        _rule(_RBAC, ("roles", "rolebindings"), _APPLY),
+        _rule("", ("events",), ("create",)),
     ]
 
 
 def trainer_rules(job: str) -> list[Rule]:
     """What the pods of a job may do in its namespace: read their plan, renew their Lease. Nothing else."""
     return [
-        _rule("", ("configmaps",), ("get", "watch"), plan_config_map_name(job)),
-        _rule(_COORDINATION, ("leases",), ("get", "update", "patch"), lease_name(job)),
+        _rule("", ("configmaps",), _READ, plan_config_map_name(job)),
+        _rule(_COORDINATION, ("leases",), (*_READ, "update", "patch"), lease_name(job)),
     ]
 
 

@@ -1,0 +1,183 @@
+"""Who may do what, asked of a real API server."""
+
+from collections.abc import Iterator
+
+import pytest
+from ballast_localcluster.testing import ControlPlane, eventually
+from ballast_operator.api.rbac import Rule, trainer_rules
+from ballast_operator.install import OPERATOR_NAME, install_objects
+from kubernetes import client
+from kubernetes.dynamic import DynamicClient
+
+SYSTEM = "ballast-rbac-test"
+OPERATOR = f"system:serviceaccount:{SYSTEM}:{OPERATOR_NAME}"
+BALLAST, COORDINATION, RBAC = "ballast.dev", "coordination.k8s.io", "rbac.authorization.k8s.io"
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> Iterator[client.ApiClient]:
+    """The API server with everything installed that the operator needs."""
+    with control_plane.client() as opened:
+        kube = DynamicClient(opened)
+        for item in install_objects(SYSTEM):
+            resource = kube.resources.get(api_version=item["apiVersion"], kind=item["kind"])
+            resource.server_side_apply(
+                body=item,
+                namespace=item["metadata"].get("namespace"),
+                field_manager="ballast-tests",
+                force_conflicts=True,
+            )
+        eventually(
+            lambda: may(opened, OPERATOR, "list", BALLAST, "trainingjobs"), 10.0, "the operator's permissions"
+        )
+        yield opened
+
+
+def may(
+    api: client.ApiClient,
+    user: str,
+    verb: str,
+    group: str,
+    resource: str,
+    *,
+    namespace: str = "default",
+    name: str | None = None,
+) -> bool:
+    resource, _, subresource = resource.partition("/")
+    review = client.V1SubjectAccessReview(
+        spec=client.V1SubjectAccessReviewSpec(
+            user=user,
+            resource_attributes=client.V1ResourceAttributes(
+                verb=verb,
+                group=group,
+                resource=resource,
+                subresource=subresource or None,
+                namespace=namespace,
+                name=name,
+            ),
+        )
+    )
+    answer = client.AuthorizationV1Api(api).create_subject_access_review(review)
+    return bool(answer.status.allowed)
+
+
+def role(namespace: str, name: str, rules: list[Rule]) -> client.V1Role:
+    return client.V1Role(
+        metadata=client.V1ObjectMeta(name=name, namespace=namespace),
+        rules=[
+            client.V1PolicyRule(
+                api_groups=rule["apiGroups"],
+                resources=rule["resources"],
+                verbs=rule["verbs"],
+                resource_names=rule.get("resourceNames"),
+            )
+            for rule in rules
+        ],
+    )
+
+
+@pytest.fixture
+def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[client.ApiClient]:
+    """The API server as the operator's service account sees it."""
+    with control_plane.client() as opened:
+        opened.set_default_header("Impersonate-User", OPERATOR)
+        opened.set_default_header("Impersonate-Group", "system:serviceaccounts")
+        yield opened
+
+
+@pytest.mark.api
+@pytest.mark.parametrize(
+    ("verb", "group", "resource"),
+    [
+        ("watch", BALLAST, "trainingjobs"),
+        ("watch", BALLAST, "clusterpolicies"),
+        ("patch", BALLAST, "trainingjobs/status"),
+        ("patch", BALLAST, "clusterpolicies/status"),
+        ("delete", BALLAST, "trainingjobs"),
+        ("watch", "", "nodes"),
+        ("watch", "", "pods"),
+        ("create", "", "pods"),
+        ("delete", "", "pods"),
+        ("watch", "", "configmaps"),
+        ("patch", "", "configmaps"),
+        ("create", "", "serviceaccounts"),
+        ("create", "", "events"),
+        ("watch", COORDINATION, "leases"),
+        ("update", COORDINATION, "leases"),
+        ("create", RBAC, "roles"),
+        ("create", RBAC, "rolebindings"),
+    ],
+)
+def test_what_the_operator_does(api: client.ApiClient, verb: str, group: str, resource: str) -> None:
+    """Is permitted to it."""
+    assert may(api, OPERATOR, verb, group, resource)
+
+
+@pytest.mark.api
+@pytest.mark.parametrize(
+    ("verb", "group", "resource"),
+    [
+        ("get", "", "secrets"),
+        ("patch", BALLAST, "trainingjobs"),
+        ("create", BALLAST, "clusterpolicies"),
+        ("patch", "", "nodes"),
+        ("create", "", "pods/exec"),
+        ("escalate", RBAC, "roles"),
+        ("bind", RBAC, "roles"),
+        ("create", RBAC, "clusterroles"),
+    ],
+)
+def test_what_the_operator_has_no_business_with(
+    api: client.ApiClient, verb: str, group: str, resource: str
+) -> None:
+    """Is refused to it."""
+    assert not may(api, OPERATOR, verb, group, resource)
+
+
+@pytest.mark.api
+def test_the_operator_gives_a_job_its_role(as_operator: client.ApiClient, namespace: str) -> None:
+    """And can give away no more than it holds itself."""
+    rbac = client.RbacAuthorizationV1Api(as_operator)
+    rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
+    greedy: Rule = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
+    with pytest.raises(client.ApiException, match="attempting to grant RBAC permissions not currently held"):
+        rbac.create_namespaced_role(namespace, role(namespace, "b-trainer", [greedy]))
+
+
+@pytest.mark.api
+def test_a_pod_of_a_job(api: client.ApiClient, namespace: str) -> None:
+    """May read its own plan and renew its own Lease; no other job's, and nothing else."""
+    rbac = client.RbacAuthorizationV1Api(api)
+    rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
+    rbac.create_namespaced_role_binding(
+        namespace,
+        client.V1RoleBinding(
+            metadata=client.V1ObjectMeta(name="a-trainer"),
+            role_ref=client.V1RoleRef(api_group=RBAC, kind="Role", name="a-trainer"),
+            subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
+        ),
+    )
+    user = f"system:serviceaccount:{namespace}:a-trainer"
+
+    def allowed(verb: str, group: str, resource: str, name: str | None) -> bool:
+        return may(api, user, verb, group, resource, namespace=namespace, name=name)
+
+    eventually(lambda: allowed("get", "", "configmaps", "a-plan"), 10.0, "the pod's permissions")
+    assert allowed("watch", "", "configmaps", "a-plan")
+    assert allowed("patch", COORDINATION, "leases", "a")
+    assert not allowed("patch", "", "configmaps", "a-plan")
+    assert not allowed("get", "", "configmaps", "b-plan")
+    assert not allowed("patch", COORDINATION, "leases", "b")
+    assert not allowed("list", "", "configmaps", None)
+    assert not allowed("create", COORDINATION, "leases", None)
+    assert not allowed("get", BALLAST, "trainingjobs", "a")
+    assert not allowed("list", "", "pods", None)
+
+
+def test_everything_that_is_installed() -> None:
+    """Comes in an order in which it can be applied, each object with a name."""
+    kinds = [item["kind"] for item in install_objects("somewhere")]
+    assert kinds[:2] == ["CustomResourceDefinition"] * 2
+    assert kinds.index("Namespace") < kinds.index("ServiceAccount") < kinds.index("ClusterRoleBinding")
+    binding = next(item for item in install_objects("somewhere") if item["kind"] == "ClusterRoleBinding")
+    assert binding["subjects"][0]["namespace"] == "somewhere"
