@@ -137,7 +137,7 @@ def _build(folder: Path, say: Say) -> None:
         )
         say("fetching its Go modules")
         listed = _run([go, "list", "-deps", "."], environment)
-        packages = sum(1 for line in listed.splitlines() if "." in line.split("/", 1)[0])
+        packages = len(listed.splitlines())
         output = Path(scratch) / "controlplane"
         _compile(
             [go, "build", "-v", *_build_flags(SOURCE), "-o", str(output), "."], environment, packages, say
