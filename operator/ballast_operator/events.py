@@ -1,5 +1,6 @@
 """Kubernetes Events: one when a condition flips, one for each notice; never the same twice in a row."""
 
+import dataclasses
 import logging
 import uuid
 from collections import OrderedDict
@@ -8,7 +9,6 @@ from collections.abc import Iterable
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, Kind
-from ballast_operator.steps.outcome import Notice
 from ballast_operator.views.clock import now, show
 from ballast_operator.views.status import Condition
 
@@ -26,11 +26,29 @@ WARNING_REASONS = frozenset(
         "FallbackAfterTimeout",
         "FallbackAfterSolverError",
         "NotBound",
+        "UserError",
+        "Hung",
+        "PodLost",
+        "NodeLost",
+        "PeerLost",
+        "ShrinkTimeout",
     }
 )
 """Reasons that ask for a person's attention."""
 
+QUIET_REASONS = frozenset({"Pending", "NotAdmitted"})
+"""Reasons that last for a moment, or point to another condition: no Event."""
+
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An Event to come: ``type`` is Normal or Warning."""
+
+    type: str
+    reason: str
+    message: str
 
 
 def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Notice, ...]:
@@ -44,6 +62,7 @@ def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Notice, .
         )
         for condition in new
         if before.get(condition.type) != (condition.status, condition.reason)
+        and condition.reason not in QUIET_REASONS
     )
 
 

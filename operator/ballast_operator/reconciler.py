@@ -133,7 +133,9 @@ class Reconciler:
                 self._observer.caches.wrote(POD, await self._cluster.create(POD, body))
                 logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
             case DeletePod(name, uid, grace_seconds):
-                await self._cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
+                left = await self._cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
+                if left is not None:
+                    self._observer.caches.wrote(POD, left)
                 logger.info("pod deletion asked job=%s/%s pod=%s uid=%s", *view.key, name, uid)
             case WritePlan(plan):
                 assert view.spec is not None
@@ -179,7 +181,7 @@ class Reconciler:
             self._observer.caches.wrote(JOB, written)
             self._progress_written[view.key] = self._clock()
             self._count(outcome)
-            notices = (*flips(view.status.conditions, outcome.status.conditions), *outcome.notices)
+            notices = flips(view.status.conditions, outcome.status.conditions)
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
             await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)

@@ -11,9 +11,8 @@ from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy as api
 from ballast_operator.api.base import Condition
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason
-from ballast_operator.events import WARNING_REASONS
+from ballast_operator.events import WARNING_REASONS, Notice
 from ballast_operator.kube.kinds import POLICY, Object
-from ballast_operator.steps.outcome import Notice
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import JobView
 

@@ -15,6 +15,9 @@ from ballast_operator.views.status import Held, Slot
 COMMAND = ["ballast-train", "pod"]
 """What the first container runs unless the template says otherwise."""
 
+TERMINATION_LOG = "/dev/termination-log"
+"""Where Kubernetes reads a container's last words unless the template says otherwise."""
+
 
 def pod_object(
     view: JobView, spec: JobSpec, held: Held, *, rank: int, slot: Slot, gpu_resource: str
@@ -73,6 +76,10 @@ def _trainer(view: JobView, spec: JobSpec, container: dict[str, Any], gpu_resour
         {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "BALLAST_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path},
+        {
+            "name": "BALLAST_TERMINATION_LOG",
+            "value": container.get("terminationMessagePath", TERMINATION_LOG),
+        },
     ]
     users = list(container.get("env") or [])
     named = {variable["name"] for variable in users}

@@ -129,15 +129,20 @@ class Cluster:
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
-    ) -> None:
-        """Delete exactly the object with this uid; gone already is fine, another uid is a Conflict."""
+    ) -> Object | None:
+        """Delete exactly the object with this uid; gone already is fine, another uid is a Conflict.
+
+        Returns:
+            The object on its way out; None where it is gone.
+        """
         body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._write("delete", kind, kind.path(namespace, name), body=body)
+            left = await self._write("delete", kind, kind.path(namespace, name), body=body)
         except NotFound:
-            return
+            return None
+        return left if left.get("kind") == kind.kind else None
 
     async def _write(self, verb: str, kind: Kind, path: str, **arguments: Any) -> Object:
         self.fence()

@@ -56,15 +56,6 @@ Action = Apply | CreatePod | DeletePod | WritePlan | DeleteJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """An Event that is worth telling each time it happens (flips of conditions tell themselves)."""
-
-    type: str
-    reason: str
-    message: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The result of a pass.
 
@@ -72,7 +63,6 @@ class Outcome:
         actions: to carry out in this order; each is safe to repeat.
         status: to write after the actions, if it differs.
         again_seconds: look again after so long even if nothing changes; None: only on a change.
-        notices: Events to post once the status is written.
         allocate: the allocator has something new to decide on.
         counts: (metric, label, amount) to add once the status is written.
     """
@@ -80,7 +70,6 @@ class Outcome:
     status: JobStatus
     actions: tuple[Action, ...] = ()
     again_seconds: float | None = None
-    notices: tuple[Notice, ...] = ()
     allocate: bool = False
     counts: tuple[tuple[str, str, int], ...] = ()
 

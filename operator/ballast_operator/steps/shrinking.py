@@ -8,7 +8,6 @@ from ballast_policies.contract import Directive, Plan, Proposal, Rank
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.steps.cost import accrue
 from ballast_operator.steps.outcome import (
-    Notice,
     Outcome,
     Situation,
     WritePlan,
@@ -136,7 +135,6 @@ def carry_on_shrink(situation: Situation) -> Outcome:
         status=status,
         allocate=True,
         again_seconds=0.0,
-        notices=(Notice(type="Normal", reason=JobReason.PODS_RELEASED, message=message),),
         counts=(("repacks", "", 1), ("released_gpus", "", len(gone))),
     )
 

@@ -10,7 +10,6 @@ from ballast_operator.steps.cost import accrue
 from ballast_operator.steps.outcome import (
     Action,
     DeletePod,
-    Notice,
     Outcome,
     Situation,
     WritePlan,
@@ -32,7 +31,6 @@ def end(situation: Situation, cause: Cause, message: str) -> Outcome:
     held = dataclasses.replace(held, ending=Ending(cause=cause, message=message, since=situation.now))
     status = dataclasses.replace(status, held=held)
     counts: tuple[tuple[str, str, int], ...] = ()
-    notices: tuple[Notice, ...] = ()
     if cause.is_restart:
         restarts = {**status.restarts, cause: status.restarts.get(cause, 0) + 1}
         status = dataclasses.replace(status, restarts=restarts)
@@ -44,9 +42,7 @@ def end(situation: Situation, cause: Cause, message: str) -> Outcome:
     if cause is not Cause.COMPLETED:
         reason = JobReason(cause) if cause.value in set(JobReason) else JobReason.STOPPING
         status = say(situation, status, JobCondition.RUNNING, False, reason, message)
-        kind = "Normal" if cause.graceful else "Warning"
-        notices = (Notice(type=kind, reason=cause, message=f"launch {held.launch} ends: {message}"),)
-    return Outcome(status=status, again_seconds=0.0, notices=notices, counts=counts, allocate=True)
+    return Outcome(status=status, again_seconds=0.0, counts=counts, allocate=True)
 
 
 def stop_gang(situation: Situation) -> Outcome:
@@ -61,8 +57,8 @@ def stop_gang(situation: Situation) -> Outcome:
         waited = _save_first(situation, ending)
         if waited is not None:
             return waited
-    # Terminal pods of the launch go too: their names say nothing any more, the restart's cause is kept.
-    leftovers = tuple(pod for pod in view.pods if pod.alive or pod.launch == held.launch)
+    # A pod at fault has ended and holds no GPU: it stays for its log until the next launch ends.
+    leftovers = tuple(pod for pod in view.pods if not (pod.launch == held.launch and pod.at_fault))
     if leftovers:
         actions = deletions(situation, leftovers, since=ending.since)
         return Outcome(status=view.status, actions=actions, again_seconds=settings.exit_seconds)
@@ -108,6 +104,9 @@ def _finish(situation: Situation, held: Held, ending: Ending) -> Outcome:
         overdue = tuple(DeletePod(pod.name, pod.uid) for pod in view.alive if not pod.leaving)
         return Outcome(status=view.status, actions=overdue if left <= 0 else (), again_seconds=max(left, 1.0))
     status = accrue(situation, view.status)
+    if view.finished_step is not None:
+        last = {k: v for k, v in (status.progress or {}).items() if k not in ("eta", "stepsPerSecond")}
+        status = dataclasses.replace(status, progress={**last, "step": view.finished_step, "percent": 100})
     status = dataclasses.replace(status, held=None, finished_at=situation.now)
     message = ending.message if ending.cause is Cause.COMPLETED else f"{view.finished_step} steps are done"
     status = say(situation, status, JobCondition.SUCCEEDED, True, JobReason.ALL_STEPS_DONE, message)

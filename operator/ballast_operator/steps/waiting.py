@@ -96,7 +96,7 @@ def _launch(situation: Situation, status: JobStatus, wish: Wish) -> JobStatus:
         since=situation.now,
     )
     status = dataclasses.replace(status, held=held, launches=launch, next_launch_at=None)
-    admitted = f"{len(slots)} x {wish.gpu_type} of pool {wish.pool}: {wish.why}"
+    admitted = wish.why or wish.chosen
     status = say(situation, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
     return say(
         situation, status, JobCondition.RUNNING, False, JobReason.PODS_STARTING, f"0 of {len(slots)} pods run"
