@@ -97,6 +97,14 @@ JOBS: list[Case] = [
     ("a relative checkpoint path", "spec.checkpoint.path", "checkpoints", "spec.checkpoint.path", "match"),
     ("no checkpoint", "spec.checkpoint", REMOVED, "spec.checkpoint", "required"),
     ("a negative backoff limit", "spec.backoffLimit", -1, "spec.backoffLimit", "greater than or equal to 0"),
+    (
+        "a negative learning rate",
+        "spec.training.learningRate",
+        -1,
+        "spec.training.learningRate",
+        "greater than",
+    ),
+    ("an unknown optimizer", "spec.training.optimizer", "magic", "spec.training.optimizer", "match"),
     ("no template", "spec.template", REMOVED, "spec.template", "required"),
     ("no containers", "spec.template.spec.containers", [], "spec.template.spec.containers", "at least 1"),
     (

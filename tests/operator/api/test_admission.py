@@ -16,7 +16,8 @@ from tests.operator.api.objects import JOB, POLICY, changed
 
 pytestmark = pytest.mark.api
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+FOLDER = Path(__file__).parents[3] / "examples"
+EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("demo/*.yaml")])
 AS_KUBECTL = {"fieldValidation": "Strict", "dryRun": "All"}
 """Unknown fields are an error; nothing is kept."""
 

@@ -61,6 +61,14 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "everySteps": draw(st.integers(1, 999)),
             "maxSlowdown": draw(st.floats(0, 10)),
         },
+        "training": {
+            "seed": draw(st.integers(0, 2**53)),
+            "learningRate": draw(st.floats(0, 1)),
+            "weightDecay": draw(st.floats(0, 1)),
+            "warmupSteps": draw(st.integers(0, 1000)),
+            "clipNorm": draw(st.floats(0.01, 10)),
+            "optimizer": draw(st.sampled_from(["adamw", "sgd", "my.optimizers:lion"])),
+        },
         "gpuTypes": draw(st.lists(NAMES, unique=True, max_size=3)),
         "throughput": [
             {"gpuType": name, "stages": 1, "stepsPerSecond": draw(NUMBERS)}

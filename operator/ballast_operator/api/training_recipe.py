@@ -1,0 +1,165 @@
+"""The part of a TrainingJob that the trainer acts on: it gets these fields, verbatim, as ``config.json``."""
+
+import enum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ballast_operator.api.base import ApiModel, Rule, Step, immutable, schema
+
+_Steps = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Schedule(enum.StrEnum):
+    """Orders of microbatches that the trainer runs."""
+
+    GPIPE = "GPipe"
+    """All forwards, then all backwards."""
+    ONE_F_ONE_B = "1F1B"
+    """Forwards and backwards take turns (PipeDream-Flush): fewer activations in memory."""
+
+
+class DynamicKind(enum.StrEnum):
+    """Kinds of change while training that the trainer carries out."""
+
+    PRUNING = "pruning"
+    """Gradual global magnitude pruning; ``target`` is the final sparsity."""
+    FREEZING = "freezing"
+    """Layers stop learning from the front; ``target`` is the fraction frozen at the end."""
+
+
+class Model(ApiModel):
+    """What the trainer builds."""
+
+    name: Annotated[
+        str,
+        Field(
+            max_length=253,
+            pattern=r"^([a-z][a-z0-9-]*|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*)$",
+        ),
+    ]
+    """A registered model (``gpt``, ``recurrent``), or ``module:callable`` of the trainer's image."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the model's builder."""
+    layers: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Layers that the pipeline is cut from. With it the operator refuses more stages than layers."""
+
+
+class Pipeline(ApiModel):
+    """How a step's batch goes through the stages; one stage is one pod with one GPU."""
+
+    RULES = (
+        Rule(
+            "self.minStages <= self.maxStages",
+            "minStages is above maxStages. To fix: lower minStages or raise maxStages",
+            field=".minStages",
+            holds=lambda pipeline: pipeline.min_stages <= pipeline.max_stages,
+        ),
+        Rule(
+            "self.maxStages <= self.microbatches",
+            "maxStages is above microbatches: a pipeline needs at least one microbatch a stage. "
+            "To fix: raise microbatches or lower maxStages",
+            field=".maxStages",
+            holds=lambda pipeline: pipeline.max_stages <= pipeline.microbatches,
+        ),
+        Rule(
+            "self.globalBatchSize % self.microbatches == 0",
+            "globalBatchSize is not a multiple of microbatches. To fix: choose a multiple",
+            field=".globalBatchSize",
+            holds=lambda pipeline: pipeline.global_batch_size % pipeline.microbatches == 0,
+        ),
+    )
+
+    min_stages: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Fewest stages the job may be launched with."""
+    max_stages: Annotated[int, Field(ge=1, le=1024)]
+    """Most stages the job may be launched with."""
+    microbatches: Annotated[int, Field(ge=1, le=65_536)] = 8
+    """Pieces that a batch is cut into; at least one a stage."""
+    global_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
+        json_schema_extra=schema(immutable("globalBatchSize", "the order of the data follows from it"))
+    )
+    """Samples of one optimizer step, over all microbatches."""
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    """Order of the microbatches."""
+
+
+class Dynamic(ApiModel):
+    """One change of the model while it trains."""
+
+    RULES = (
+        Rule(
+            "self.startStep <= self.endStep",
+            "endStep is before startStep. To fix: raise endStep",
+            field=".endStep",
+            holds=lambda dynamic: dynamic.start_step <= dynamic.end_step,
+        ),
+    )
+
+    kind: DynamicKind
+    """What changes."""
+    start_step: Step = 0
+    """First step that changes something."""
+    end_step: Step
+    """Step at which ``target`` is reached."""
+    every_steps: _Steps = 1
+    """Steps between two changes."""
+    target: Annotated[float, Field(ge=0, le=1)]
+    """What is reached at ``endStep``, 0 to 1: final sparsity, or the fraction of layers frozen."""
+
+
+class Rebalance(ApiModel):
+    """When layers move between the ranks of a job, while it trains."""
+
+    enabled: bool = True
+    """Whether layers move at all."""
+    every_steps: _Steps = 20
+    """Steps between two looks at the layers' measured times."""
+    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Move where the predicted step time falls by at least this fraction."""
+
+
+class Repack(ApiModel):
+    """When the job hands GPUs back, while it trains."""
+
+    enabled: bool = False
+    """Whether it does."""
+    min_stages: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Fewest stages that it may shrink to."""
+    every_steps: _Steps = 20
+    """Steps between two considerations."""
+    max_slowdown: Annotated[float, Field(ge=0, le=100)] = 0.1
+    """Shrink where the predicted step time is at most the present one x (1 + maxSlowdown)."""
+
+
+class Checkpoint(ApiModel):
+    """Where and how often the state is saved; the template mounts the volume."""
+
+    path: Annotated[str, Field(min_length=2, max_length=4096, pattern=r"^/.+$")] = Field(
+        json_schema_extra=schema(immutable("path", "the job resumes from what it saved there"))
+    )
+    """Absolute directory that all ranks share, as the pods see it."""
+    every_steps: _Steps = 100
+    """Steps between two checkpoints; there is one more at each stop."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Complete checkpoints kept; older ones are removed."""
+
+
+class Training(ApiModel):
+    """How the weights are learnt."""
+
+    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """Initial weights, data order and dropout follow from it."""
+    learning_rate: Annotated[float, Field(ge=0, le=1000)] = 1e-3
+    """Learning rate after the warm-up."""
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.01
+    """Weight decay of the optimizer."""
+    warmup_steps: Step = 0
+    """Steps of linear warm-up of the learning rate."""
+    clip_norm: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    """Largest norm of the gradient over all stages; a larger one is scaled down."""
+    optimizer: Annotated[
+        str,
+        Field(max_length=253, pattern=r"^(adamw|sgd|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*)$"),
+    ] = "adamw"
+    """``adamw``, ``sgd``, or ``module:callable`` of the trainer's image."""
