@@ -8,9 +8,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from ballast_operator.demo.manifests import compare_with_type_blind, demo_manifests, read_manifests
 from ballast_operator.demo.recorder import Recorder
 from ballast_operator.demo.report import render_summary
-from ballast_operator.demo.run import DemoError, DemoSettings, demo_manifests, run_demo
+from ballast_operator.demo.run import DemoError, DemoSettings, run_demo
 from ballast_operator.demo.summary import summarise
 from ballast_operator.demo.view import render
 
@@ -41,7 +42,7 @@ def demo(kubeconfig: Path | None, namespace: str, time_limit: float, output: str
     except DemoError as error:
         console.print(f"[red]demo:[/red] {error}")
         sys.exit(1)
-    aware, blind = recorder.allocations
+    aware, blind = compare_with_type_blind(read_manifests(settings.manifests), recorder.story.pool_gpus())
     summary = summarise(recorder.story, aware=aware, blind=blind)
     if output == "json":
         click.echo(json.dumps(summary))

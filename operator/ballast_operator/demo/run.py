@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,16 @@ from ballast_localcluster.default_nodes import default_nodes
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
+from ballast_operator.api.conditions import JobState
+from ballast_operator.api.crd import custom_resource_definitions
 from ballast_operator.demo.recorder import Recorder
-from ballast_operator.install import install_objects
+from ballast_operator.install import OPERATOR_NAME, install_objects
 
 OPERATOR_NAMESPACE = "ballast-system"
 FIELD_MANAGER = "ballast-demo"
+TOKEN_SECONDS = 3600
+LOCAL_PORTS = ("--metrics-host", "127.0.0.1", "--metrics-port", "0")
+ENDED = (JobState.SUCCEEDED, JobState.FAILED)
 
 
 class DemoError(RuntimeError):
@@ -61,26 +67,67 @@ def run_demo(
     logs = Path(tempfile.mkdtemp(prefix="ballast-demo-"))
     with contextlib.ExitStack() as stack:
         kubeconfig = settings.kubeconfig
+        checkpoints: Path | None = None
         if kubeconfig is None:
-            say("starting a Kubernetes control plane on this machine")
-            cluster = stack.enter_context(LocalCluster())
-            for node in default_nodes():
-                cluster.add_node(node)
+            say("starting a Kubernetes control plane and process nodes on this machine")
+            crds = write_definitions(logs)
+            cluster = stack.enter_context(LocalCluster(nodes=default_nodes(), crds=[crds]))
             kubeconfig = cluster.kubeconfig
+            checkpoints = logs / "checkpoints"
         api = config.new_client_from_config(str(kubeconfig))
         kube = DynamicClient(api)
-        say("installing Ballast: custom resource definitions, roles")
+        say("installing Ballast: custom resource definitions, roles, the operator's own account")
         apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
         say("starting the operator")
-        operator = stack.enter_context(running_operator(kubeconfig, logs / "operator.log"))
+        operator_kubeconfig = write_operator_kubeconfig(api, kubeconfig, logs / "operator.kubeconfig")
+        operator = stack.enter_context(running_operator(operator_kubeconfig, logs / "operator.log"))
         recorder = stack.enter_context(Recorder(api, settings.namespace))
+        watching = _Watching(recorder, operator, settings.time_limit_seconds, logs, on_change)
         for path in sorted(settings.manifests.glob("*.yaml")):
             for manifest in yaml.safe_load_all(path.read_text()):
+                if checkpoints is not None:
+                    keep_checkpoints_in(manifest, checkpoints)
                 say(f"kubectl apply -f {path.name}: {manifest['kind']} {manifest['metadata']['name']}")
                 apply_objects(kube, [manifest], namespace=settings.namespace)
-            _settle(recorder, operator, settings, logs, on_change, done=_all_placed_or_waiting)
-        _settle(recorder, operator, settings, logs, on_change, done=_all_finished)
+                watching.until_applied(manifest)
+        watching.until(_all_finished)
+        if checkpoints is not None:
+            shutil.rmtree(logs, ignore_errors=True)
         return recorder
+
+
+def write_definitions(folder: Path) -> Path:
+    """The custom resource definitions as one file, for a control plane that knows them from the start."""
+    path = folder / "crds.yaml"
+    path.write_text(yaml.safe_dump_all(custom_resource_definitions()))
+    return path
+
+
+def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
+    """Point a job's hostPath volumes at a folder of this run, so that no run resumes from another's state."""
+    if manifest["kind"] != "TrainingJob":
+        return
+    for volume in manifest["spec"]["template"]["spec"].get("volumes", []):
+        if "hostPath" in volume:
+            volume["hostPath"]["path"] = str(folder / manifest["metadata"]["name"])
+
+
+def write_operator_kubeconfig(api: client.ApiClient, kubeconfig: Path, path: Path) -> Path:
+    """A kubeconfig with the service account of the operator: it has the installed roles and no more."""
+    token = client.CoreV1Api(api).create_namespaced_service_account_token(
+        OPERATOR_NAME,
+        OPERATOR_NAMESPACE,
+        client.AuthenticationV1TokenRequest(
+            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=TOKEN_SECONDS)
+        ),
+    )
+    content = yaml.safe_load(kubeconfig.read_text())
+    (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
+    context["context"]["user"] = OPERATOR_NAME
+    content["users"] = [{"name": OPERATOR_NAME, "user": {"token": token.status.token}}]
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(content))
+    return path
 
 
 def apply_objects(
@@ -113,7 +160,15 @@ def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[b
     """The operator as a process of its own, as the image runs it; ended with SIGTERM."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ballast_operator.cli", "operator", "--kubeconfig", str(kubeconfig)],
+            [
+                sys.executable,
+                "-m",
+                "ballast_operator.cli",
+                "operator",
+                "--kubeconfig",
+                str(kubeconfig),
+                *LOCAL_PORTS,
+            ],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "BALLAST_NAMESPACE": OPERATOR_NAMESPACE},
@@ -129,31 +184,47 @@ def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[b
                 process.wait()
 
 
-def _settle(
-    recorder: Recorder,
-    operator: subprocess.Popen[bytes],
-    settings: DemoSettings,
-    logs: Path,
-    on_change: Callable[[Recorder], None],
-    *,
-    done: Callable[[Recorder], bool],
-) -> None:
-    while True:
-        with recorder.lock:
-            on_change(recorder)
-            finished = done(recorder)
-        if finished:
-            return
-        if operator.poll() is not None:
-            raise DemoError(
-                f"the operator ended with code {operator.returncode}; its log: {logs}/operator.log"
-            )
-        if recorder.now > settings.time_limit_seconds:
-            raise DemoError(
-                f"not finished after {settings.time_limit_seconds:.0f} s; "
-                f"the operator's log: {logs}/operator.log"
-            )
-        time.sleep(0.2)
+class _Watching:
+    """Waits for the story to reach a point, drawing all the while, and gives up for a reason."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        operator: subprocess.Popen[bytes],
+        limit_seconds: float,
+        logs: Path,
+        on_change: Callable[[Recorder], None],
+    ) -> None:
+        self._recorder = recorder
+        self._operator = operator
+        self._limit_seconds = limit_seconds
+        self._logs = logs
+        self._on_change = on_change
+
+    def until_applied(self, manifest: dict[str, Any]) -> None:
+        """Until the job trains or waits; so the next one arrives at a cluster that is in use."""
+        if manifest["kind"] == "TrainingJob":
+            name = manifest["metadata"]["name"]
+            self.until(lambda recorder: _trains_or_waits(recorder, name))
+
+    def until(self, done: Callable[[Recorder], bool]) -> None:
+        """Until ``done`` says so.
+
+        Raises:
+            DemoError: the operator ended, or the time limit passed.
+        """
+        while True:
+            with self._recorder.lock:
+                self._on_change(self._recorder)
+                finished = done(self._recorder)
+            if finished:
+                return
+            log = f"the operator's log: {self._logs}/operator.log"
+            if self._operator.poll() is not None:
+                raise DemoError(f"the operator ended with code {self._operator.returncode}; {log}")
+            if self._recorder.now > self._limit_seconds:
+                raise DemoError(f"not finished after {self._limit_seconds:.0f} s; {log}")
+            time.sleep(0.2)
 
 
 def _state(job: Any) -> str | None:
@@ -161,14 +232,15 @@ def _state(job: Any) -> str | None:
     return state
 
 
-def _all_placed_or_waiting(recorder: Recorder) -> bool:
-    """Each job either trains (a report has come) or waits; so the next one arrives at a full cluster."""
-    return all(
-        name in recorder.story.reports or _state(job) in ("Waiting", "Succeeded", "Failed")
-        for name, job in recorder.story.job_objects.items()
-    )
+def _trains_or_waits(recorder: Recorder, name: str) -> bool:
+    job = recorder.story.job_objects.get(name)
+    if job is None:
+        return False
+    decided = (job.get("status") or {}).get("lastDecision") is not None
+    waits = _state(job) == JobState.WAITING and decided
+    return name in recorder.story.reports or waits or _state(job) in ENDED
 
 
 def _all_finished(recorder: Recorder) -> bool:
     jobs = recorder.story.job_objects
-    return bool(jobs) and all(_state(job) in ("Succeeded", "Failed") for job in jobs.values())
+    return bool(jobs) and all(_state(job) in ENDED for job in jobs.values())

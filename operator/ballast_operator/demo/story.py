@@ -124,6 +124,13 @@ class Story:
         """All pods that the job ever had, oldest first."""
         return sorted((p for p in self.pods.values() if p.job == job), key=lambda p: (p.created, p.name))
 
+    def pool_gpus(self) -> dict[str, int]:
+        """Pool -> GPUs of its nodes."""
+        gpus: dict[str, int] = {}
+        for node, pool in self.node_pools.items():
+            gpus[pool] = gpus.get(pool, 0) + self.node_gpus[node]
+        return gpus
+
     def gpus_held(self) -> dict[str, int]:
         """Node name -> GPUs held now."""
         held = dict.fromkeys(self.node_gpus, 0)

@@ -71,7 +71,7 @@ def _last_gang(story: Story, name: str) -> int:
 def _repacks(story: Story, name: str) -> list[JsonObject]:
     found = []
     for repack in _status(story, name).get("repacks") or []:
-        survivors = list(repack["survivors"])
+        survivors = [survivor["name"] for survivor in repack["survivors"]]
         uids = {pod: {p.uid for p in story.pods_of(name) if p.name == pod} for pod in survivors}
         restarts = {p.name: p.container_restarts for p in story.pods_of(name)}
         found.append(
