@@ -22,6 +22,7 @@ from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
+from ballast_trainer.runtime.reshape import announce_ready
 from ballast_trainer.runtime.session import Outcome, Session
 from ballast_trainer.runtime.stages import check_schedule, preload
 from ballast_trainer.runtime.state import Training
@@ -122,6 +123,8 @@ def train(
         torch.set_num_threads(1)
     if ranks > 1:
         preload()
+    if joining:
+        announce_ready(store, plan, pod)
     world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=PEER_TIMEOUT_SECONDS)
     dynamics = build_dynamics(config.dynamics, model.layer_count)
 

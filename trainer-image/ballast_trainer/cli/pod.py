@@ -51,6 +51,7 @@ def wait_for_plan(channel: Channel, pod: str, stop: StopSignal) -> tuple[Plan, M
         Stopped: SIGTERM, or a plan that says stop.
     """
     complaint = ""
+    logger.info("waiting for a plan that names %s", pod)
     while True:
         if stop.received:
             raise Stopped("told to stop before the first step; nothing to save")
@@ -89,8 +90,11 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     job = Job.from_mapping(value)
     rank = plan.rank_of(pod)
     host = plan.ranks[0].address
-    open_store = serve_store if rank == 0 else reach_store
-    store = open_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
+    job.check_ranks(len(plan.ranks))
+    if rank == 0:
+        store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
+    else:
+        store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
     joining = plan.directive is Directive.GROW
     outcome = train(
         job,

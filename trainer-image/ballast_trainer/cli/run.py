@@ -1,6 +1,5 @@
 """``ballast-train run``: train from a configuration file; alone, with local ranks, or under torchrun."""
 
-import datetime
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ from ballast_policies.contract import Directive, ExitReason, Plan, Rank
 from ballast_trainer.cli.local_ranks import run_local_ranks
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.runtime.stopping import StopSignal
 
 logger = logging.getLogger("ballast_trainer.run")
 
@@ -60,27 +60,21 @@ def _local_plan(ranks: int) -> Plan:
     return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
 
 
-def _open_store(rank: int) -> tuple[Any, str]:
-    """The store under torchrun (the agent's) or of local ranks (rank 0's), and the attempt's prefix."""
+def _open_store(rank: int, stop: StopSignal) -> Any:
+    """The store under torchrun (the agent's) or of local ranks (rank 0's), under the attempt's prefix."""
     import torch.distributed as dist
 
-    from ballast_trainer.runtime.process_group import peer_failures, reach_store, serve_store
+    from ballast_trainer.runtime.process_group import reach_store, serve_store
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        with peer_failures():
-            store = dist.TCPStore(
-                host,
-                port,
-                is_master=False,
-                timeout=datetime.timedelta(seconds=STORE_WAIT_SECONDS),
-                wait_for_workers=False,
-            )
+    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if rank == 0 and not agent_serves:
+        store = serve_store(host, port, STORE_WAIT_SECONDS)
     else:
-        store = (serve_store if rank == 0 else reach_store)(host, port, STORE_WAIT_SECONDS)
+        store = reach_store(host, port, STORE_WAIT_SECONDS, stop)
     # A restarted attempt must not read the addresses that the last one left in the agent's store.
-    return dist.PrefixStore(f"attempt-{attempt}", store), attempt
+    return dist.PrefixStore(f"attempt-{attempt}", store)
 
 
 def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_folder: Path | None) -> int:
@@ -91,7 +85,6 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
     from ballast_trainer.channel.standalone import StandaloneChannel
     from ballast_trainer.launch import Job, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
-    from ballast_trainer.runtime.stopping import StopSignal
 
     stop = StopSignal()
     stop.install(interactive=True)
@@ -101,6 +94,7 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
     if ranks > 1:
         # Ranks on one machine share its cores.
         torch.set_num_threads(1)
+    job.check_ranks(ranks)
     plan = _local_plan(ranks)
     channel: Channel = StandaloneChannel(plan)
     if channel_folder is not None:
@@ -108,7 +102,7 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
         if rank == 0:
             folder.publish(plan)
         channel = folder
-    store = _open_store(rank)[0] if ranks > 1 else None
+    store = _open_store(rank, stop) if ranks > 1 else None
     outcome = train(
         job,
         plan=plan,

@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,10 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Plan
 
-from ballast_trainer.errors import PeerLost
+from ballast_trainer.errors import PeerLost, Stopped
+from ballast_trainer.runtime.stopping import StopSignal
+
+_STORE_POLL_SECONDS = 0.05
 
 _PEER_FAILURES = (
     "gloo/transport",
@@ -124,12 +128,22 @@ def serve_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStor
     )
 
 
-def reach_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStore:
+def reach_store(
+    address: str, port: int, timeout_seconds: float, stop: StopSignal | None = None
+) -> dist.TCPStore:
     """The store of rank 0, from another rank; waits until it is there.
 
     Raises:
         PeerLost: rank 0 does not answer in time.
+        Stopped: SIGTERM came while waiting; torch itself would wait on.
     """
+    deadline = time.monotonic() + timeout_seconds
+    while not _listens(address, port):
+        if stop is not None and stop.received:
+            raise Stopped("told to stop before the first step; nothing to save")
+        if time.monotonic() > deadline:
+            raise PeerLost(f"rank 0 does not listen on {address}:{port} after {timeout_seconds:.0f} s")
+        time.sleep(_STORE_POLL_SECONDS)
     with peer_failures():
         return dist.TCPStore(
             address,
@@ -138,6 +152,14 @@ def reach_store(address: str, port: int, timeout_seconds: float) -> dist.TCPStor
             timeout=datetime.timedelta(seconds=timeout_seconds),
             wait_for_workers=False,
         )
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def join(

@@ -6,6 +6,7 @@ Each is collective over the ranks it concerns and returns how long training stoo
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from ballast_policies.contract import Plan, Stage
 
@@ -97,6 +98,21 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
     training.conform()
     training.rebuild()
     return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+
+
+def _ready_key(plan: Plan, pod: str) -> str:
+    return f"ready/launch-{plan.launch}/epoch-{plan.epoch}/{pod}"
+
+
+def announce_ready(store: Any, plan: Plan, pod: str) -> None:
+    """A new rank has loaded all it needs: the others may stop for it."""
+    store.set(_ready_key(plan, pod), "1")
+
+
+def newcomers_ready(world: World, plan: Plan) -> bool:
+    """Whether all ranks of ``plan`` that are not in ``world`` have announced themselves."""
+    missing = [_ready_key(plan, rank.pod) for rank in plan.ranks if rank.pod not in world.pods]
+    return not missing or (world.store is not None and bool(world.store.check(missing)))
 
 
 def enter_grown(training: Training, world: World) -> None:

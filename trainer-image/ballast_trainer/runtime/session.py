@@ -28,7 +28,7 @@ from ballast_trainer.runtime.migrate import MigrationFailed
 from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.runtime.process_group import peer_failures
 from ballast_trainer.runtime.progress import Progress, stages_as_json
-from ballast_trainer.runtime.reshape import Reshaped, enter_grown, grow, move_layers, shrink
+from ballast_trainer.runtime.reshape import Reshaped, enter_grown, grow, move_layers, newcomers_ready, shrink
 from ballast_trainer.runtime.state import StopWatch, Training
 from ballast_trainer.runtime.stopping import StopSignal
 
@@ -193,7 +193,7 @@ class Session:
 
     def _agree(self, loss: float | None) -> _Agreed:
         training = self._training
-        newest = self._liaison.plan().epoch if self._liaison is not None else 0
+        newest = self._newest_epoch()
         mine = [
             float(self._stop.received),
             float(newest),
@@ -209,6 +209,15 @@ class Session:
             squared_norm=summed[3],
             seconds=summed[4:],
         )
+
+    def _newest_epoch(self) -> int:
+        """The newest plan's epoch, on rank 0; a plan that grows counts once its new ranks are there."""
+        if self._liaison is None:
+            return 0
+        plan, world = self._liaison.plan(), self._training.world
+        if plan.directive is Directive.GROW and not newcomers_ready(world, plan):
+            return self._training.plan.epoch
+        return plan.epoch
 
     def _follow_plan(self) -> Outcome | None:
         training = self._training
@@ -227,7 +236,13 @@ class Session:
         if old == new:
             training.plan = plan
             training.world = dataclasses.replace(training.world, epoch=plan.epoch)
-            self._acknowledge(pause_ms=None)
+            asked = usable_stages(plan.stages, training.world.size, training.model.layer_count)
+            pause_ms = None
+            if asked is not None and asked != training.stages:
+                reshaped = move_layers(training, asked)
+                self._migrated(reshaped)
+                pause_ms = reshaped.pause_ms
+            self._acknowledge(pause_ms=pause_ms)
             self._watch_peers()
             return None
         costs = training.profile.costs()

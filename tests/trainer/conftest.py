@@ -1,0 +1,75 @@
+"""Gangs of real trainer processes, ended with their test."""
+
+import functools
+import itertools
+import json
+
+import pytest
+from ballast_trainer.testing import Gang
+
+
+@pytest.fixture
+def gang(tmp_path):
+    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``."""
+    started = []
+    numbers = itertools.count()
+
+    def start(config, *, ranks, options=()):
+        made = Gang.run(tmp_path / f"gang-{next(numbers)}", config, ranks=ranks, options=options)
+        started.append(made)
+        return made
+
+    yield start
+    for made in started:
+        made.close()
+
+
+@pytest.fixture
+def pods(tmp_path):
+    """An empty gang for ``ballast-train pod`` processes."""
+    made = Gang(tmp_path / "pods")
+    made.folder.mkdir()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def single_process_losses(tmp_path_factory):
+    """Losses by step of a configuration run unpartitioned, once per configuration."""
+
+    @functools.cache
+    def run(text):
+        made = Gang.run(
+            tmp_path_factory.mktemp("single"), json.loads(text), ranks=1, options=["--single-process"]
+        )
+        try:
+            assert made.exit_codes() == {"rank-0": 0}, made.errors()
+            return made.losses()
+        finally:
+            made.close()
+
+    def losses(config):
+        plain = {key: value for key, value in config.items() if key not in {"checkpoint", "repack"}}
+        return run(json.dumps(plain, sort_keys=True))
+
+    return losses
+
+
+@pytest.fixture
+def small_config():
+    """Makes a configuration of a small GPT with dropout: ``small_config(totalSteps=..., **fields)``."""
+
+    def make(**fields):
+        return {
+            "totalSteps": 30,
+            "model": {
+                "name": "gpt",
+                "layers": 8,
+                "args": {"dim": 32, "heads": 2, "context": 16, "dropout": 0.1},
+            },
+            "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+            "rebalance": {"enabled": False},
+            **fields,
+        }
+
+    return make

@@ -1,0 +1,88 @@
+"""Checkpoints: resumed by any number of ranks, whole or skipped, few."""
+
+import pytest
+from ballast_policies.contract import ExitCode
+
+pytestmark = pytest.mark.processes
+
+CHANGES = [
+    {"kind": "freezing", "startStep": 2, "endStep": 12, "everySteps": 5, "target": 0.4},
+    {"kind": "pruning", "startStep": 2, "endStep": 8, "everySteps": 2, "target": 0.95},
+]
+
+
+def with_checkpoints(config, folder, **fields):
+    return {**config, "checkpoint": {"path": str(folder), "everySteps": 5, **fields}}
+
+
+def assert_resumes(losses, reference, *, after, total):
+    assert sorted(losses) == list(range(after + 1, total + 1))
+    assert max(abs(losses[step] - reference[step]) for step in losses) < 1e-5
+
+
+@pytest.mark.parametrize("dynamics", [[], CHANGES], ids=["plain", "freezing+pruning"])
+def test_four_ranks_save_and_two_three_or_one_resume(
+    gang, small_config, single_process_losses, tmp_path, dynamics
+):
+    """The same curve goes on with another number of ranks, optimizer state, masks and data position kept."""
+    config = small_config(totalSteps=20, dynamics=dynamics)
+    reference = single_process_losses(config)
+    first = with_checkpoints(config, tmp_path / "saved")
+    assert set(gang({**first, "totalSteps": 10}, ranks=4).exit_codes().values()) == {0}
+    for ranks in (2, 3, 1):
+        copy = tmp_path / f"copy-{ranks}"
+        copy_tree(tmp_path / "saved", copy)
+        running = gang(with_checkpoints(config, copy), ranks=ranks)
+        assert set(running.exit_codes().values()) == {0}, running.errors()
+        assert running.events("launch")[0]["resumed_from_step"] == 10
+        assert_resumes(running.losses(), reference, after=10, total=20)
+
+
+def test_a_corrupt_checkpoint_is_skipped_with_a_message(gang, small_config, single_process_losses, tmp_path):
+    """A flipped byte is found by its checksum, and the one before is used."""
+    config = small_config(totalSteps=15)
+    first = gang(with_checkpoints({**config, "totalSteps": 10}, tmp_path / "saved"), ranks=2)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    shard = tmp_path / "saved/step-00000010/__1_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    shard.write_bytes(bytes(data))
+    running = gang(with_checkpoints(config, tmp_path / "saved"), ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert "skipping the corrupt checkpoint" in running.errors()
+    assert "__1_0.distcp" in running.errors()
+    assert running.events("launch")[0]["resumed_from_step"] == 5
+    assert_resumes(running.losses(), single_process_losses(config), after=5, total=15)
+
+
+def test_a_checkpoint_cut_short_is_not_seen(gang, small_config, tmp_path):
+    """What a killed writer left under the temporary name is never loaded."""
+    (tmp_path / "saved/.step-00000007.partial").mkdir(parents=True)
+    (tmp_path / "saved/step-00000006").mkdir()
+    running = gang(with_checkpoints(small_config(totalSteps=5), tmp_path / "saved"), ranks=1)
+    assert running.exit_codes() == {"rank-0": 0}, running.errors()
+    assert running.events("launch")[0]["resumed_from_step"] is None
+
+
+def test_only_the_newest_are_kept(gang, small_config, tmp_path):
+    """``checkpoint.keep`` bounds the disk."""
+    running = gang(with_checkpoints(small_config(totalSteps=20), tmp_path / "saved", keep=2), ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    kept = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert kept == ["step-00000015", "step-00000020"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(gang, small_config, tmp_path):
+    """It says what differs and what to change, and does not train on."""
+    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
+    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
+    other = {**config, "model": {"name": "gpt", "layers": 6, "args": {"dim": 32, "heads": 2}}}
+    running = gang(other, ranks=1)
+    assert running.exit_codes() == {"rank-0": ExitCode.ERROR}
+    assert "checkpoint of 8 layers, the model has 6" in running.errors()
+
+
+def copy_tree(source, target):
+    import shutil
+
+    shutil.copytree(source, target)

@@ -1,0 +1,154 @@
+"""Ranks that die, hang or are told to leave; configurations that cannot work."""
+
+import json
+import signal
+
+import pytest
+from ballast_policies.contract import Ack, Directive, ExitCode
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.testing import local_plan
+
+pytestmark = pytest.mark.processes
+
+PODS = ["job-1-0", "job-1-1", "job-1-2"]
+
+
+@pytest.fixture
+def launch(pods, tmp_path):
+    """Start the three pods of a job on the directory channel."""
+
+    def start(config, *, network, environment=None):
+        folder = tmp_path / "channel"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        channel = DirectoryChannel(folder)
+        channel.publish(local_plan(PODS, network=network))
+        for pod in PODS:
+            pods.start_pod(pod, folder, environment)
+        return channel
+
+    return start
+
+
+def saving(config, tmp_path):
+    return {**config, "checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 5}}
+
+
+@pytest.mark.parametrize("victim", ["job-1-0", "job-1-1"])
+def test_a_killed_rank_ends_the_others_as_healthy(pods, launch, small_config, victim, tmp_path):
+    """The survivors exit PEER_LOST and say so in their termination message."""
+    launch(small_config(totalSteps=100_000), network=21)
+    pods.wait_for_step(3, "job-1-0")
+    pods.signal(victim, signal.SIGKILL)
+    codes = pods.exit_codes()
+    assert codes.pop(victim) == -signal.SIGKILL
+    assert set(codes.values()) == {ExitCode.PEER_LOST}, pods.errors()
+    for survivor in codes:
+        assert pods.termination(survivor)["reason"] == "PeerLost"
+
+
+def test_a_restart_after_a_kill_gives_the_same_curve(
+    pods, launch, gang, small_config, single_process_losses, tmp_path
+):
+    """From the last checkpoint, with fewer ranks, to the same losses."""
+    config = small_config(totalSteps=40)
+    endless = saving({**config, "totalSteps": 100_000}, tmp_path)
+    launch(endless, network=22)
+    pods.wait_for_step(12, "job-1-0")
+    pods.signal("job-1-2", signal.SIGKILL)
+    pods.exit_codes()
+    reference = single_process_losses(small_config(totalSteps=40))
+    before = {step: loss for step, loss in pods.losses("job-1-0").items() if step in reference}
+    again = gang(saving(config, tmp_path), ranks=2)
+    assert set(again.exit_codes().values()) == {0}, again.errors()
+    resumed = again.events("launch")[0]["resumed_from_step"]
+    assert resumed is not None
+    curve = {**before, **again.losses()}
+    assert max(abs(curve[step] - reference[step]) for step in curve) < 1e-5
+
+
+@pytest.mark.parametrize("victim", ["job-1-0", "job-1-2"])
+def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, victim):
+    """A stopped process, whose connections stay open, costs seconds and not gloo's time-out."""
+    launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "3"})
+    pods.wait_for_step(3, "job-1-0")
+    pods.signal(victim, signal.SIGSTOP)
+    survivors = [pod for pod in PODS if pod != victim]
+    assert {pods.exit_code(pod) for pod in survivors} == {ExitCode.PEER_LOST}, pods.errors()
+    for survivor in survivors:
+        assert "has not" in pods.termination(survivor)["message"]
+
+
+@pytest.mark.parametrize("told", PODS)
+def test_sigterm_to_one_rank_saves_and_stops_all(pods, launch, small_config, told, tmp_path):
+    """All ranks leave after the same step, which is saved, with exit code STOPPED."""
+    launch(saving(small_config(totalSteps=100_000), tmp_path), network=24)
+    pods.wait_for_step(3, "job-1-0")
+    pods.signal(told, signal.SIGTERM)
+    assert set(pods.exit_codes().values()) == {ExitCode.STOPPED}, pods.errors()
+    messages = [pods.termination(pod) for pod in PODS]
+    assert {message["reason"] for message in messages} == {"CheckpointedAndStopped"}
+    (step,) = {message["step"] for message in messages}
+    assert (tmp_path / f"saved/step-{step:08d}/manifest.json").exists()
+
+
+def test_the_plan_says_checkpoint_and_stop(pods, launch, small_config, tmp_path):
+    """The acknowledgement names the step that was saved."""
+    channel = launch(saving(small_config(totalSteps=100_000), tmp_path), network=25)
+    pods.wait_for_step(3, "job-1-0")
+    channel.publish(local_plan(PODS, epoch=2, directive=Directive.CHECKPOINT_AND_STOP, network=25))
+    assert set(pods.exit_codes().values()) == {ExitCode.STOPPED}, pods.errors()
+    ack = Ack.from_json((tmp_path / "channel/ack.json").read_text())
+    assert ack.epoch == 2
+    assert (tmp_path / f"saved/step-{ack.checkpoint_step:08d}/manifest.json").exists()
+
+
+def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
+    """A pod that still waits for its plan has nothing to save."""
+    (tmp_path / "channel").mkdir()
+    pods.start_pod("job-1-0", tmp_path / "channel")
+    log = pods.folder / "job-1-0.err"
+    from ballast_trainer.testing import eventually
+
+    eventually(lambda: log.exists() and "waiting for a plan" in log.read_text(), "it waits", pods.errors)
+    pods.signal("job-1-0", signal.SIGTERM)
+    assert pods.exit_code("job-1-0") == ExitCode.STOPPED
+    assert pods.termination("job-1-0")["reason"] == "CheckpointedAndStopped"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": {"name": "gtp"}}, "model.name"),
+        ({"model": {"name": "gpt", "args": {"dim": 30}}}, "model.args"),
+        ({"model": {"name": "gpt", "layers": 2}}, "model.args"),
+        ({"pipeline": {"microbatches": 3, "globalBatchSize": 8}}, "pipeline.globalBatchSize"),
+        ({"pipeline": {"schedule": "2F2B"}}, "pipeline.schedule"),
+        ({"dynamics": [{"kind": "melting", "endStep": 3, "target": 0.5}]}, "dynamics.kind"),
+        ({"totalSteps": "many"}, "totalSteps"),
+        ({"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 2}}, None),
+    ],
+)
+def test_a_wrong_configuration_ends_with_its_field_named(pods, small_config, change, field, tmp_path):
+    """Exit code USAGE, reason ConfigurationError, and the field that is wrong."""
+    (tmp_path / "channel").mkdir()
+    (tmp_path / "channel/config.json").write_text(json.dumps({**small_config(totalSteps=2), **change}))
+    names = PODS[:1]
+    DirectoryChannel(tmp_path / "channel").publish(local_plan(names, network=26))
+    pods.start_pod(names[0], tmp_path / "channel")
+    if field is None:
+        assert pods.exit_code(names[0]) == ExitCode.OK, pods.errors()
+        return
+    assert pods.exit_code(names[0]) == ExitCode.USAGE
+    message = pods.termination(names[0])
+    assert message["reason"] == "ConfigurationError"
+    assert message["message"].startswith(field)
+
+
+def test_more_ranks_than_layers_are_refused(gang, small_config):
+    """A stage without a layer cannot be."""
+    config = small_config(totalSteps=2)
+    config["model"]["layers"] = 3
+    running = gang(config, ranks=4)
+    assert set(running.exit_codes().values()) == {ExitCode.USAGE}
+    assert "4 stages need as many layers" in running.errors()

@@ -1,0 +1,107 @@
+"""Global magnitude selection: the same mask as one process's top-k, bit for bit."""
+
+import math
+import threading
+
+import hypothesis
+import pytest
+import torch
+from ballast_trainer.dynamics.magnitude import largest_masks
+from ballast_trainer.dynamics.pruning import gradual_sparsity
+from hypothesis import strategies
+
+
+class ThreadWorld:
+    """Ranks as threads: sums tensors over them."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, size):
+        self._barrier = threading.Barrier(size)
+        self._lock = threading.Lock()
+        self._total = None
+
+    def sum_tensor(self, tensor):
+        """What :class:`World` does over a process group."""
+        self._barrier.wait()
+        with self._lock:
+            self._total = tensor.clone() if self._total is None else self._total + tensor
+        self._barrier.wait()
+        tensor.copy_(self._total)
+        if self._barrier.wait() == 0:
+            self._total = None
+        self._barrier.wait()
+        return tensor
+
+
+def masks_over_ranks(weights, owners, keep):
+    """Run the selection with ``weights`` spread over ranks; the masks concatenated by layer."""
+    size = max(owners) + 1
+    world = ThreadWorld(size)
+    found = {}
+
+    def rank_main(rank):
+        mine = {layer: weight for layer, weight in enumerate(weights) if owners[layer] == rank}
+        found.update(largest_masks(world, mine, keep, len(weights)))
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return torch.cat([found[layer] for layer in range(len(weights))])
+
+
+def top_k_mask(weights, keep):
+    """One process: a stable sort keeps the earlier of equal magnitudes."""
+    flat = torch.cat(weights).abs()
+    order = torch.sort(flat, descending=True, stable=True).indices
+    mask = torch.zeros(len(flat), dtype=torch.bool)
+    mask[order[:keep]] = True
+    return mask
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 0.99, 1.0])
+def test_the_mask_equals_single_process_top_k(ranks, sparsity):
+    """For any number of ranks and sparsity, on weights of unlike scale."""
+    generator = torch.Generator().manual_seed(ranks)
+    weights = [torch.randn(1000 + 300 * i, generator=generator) * 0.5**i for i in range(6)]
+    keep = math.floor(sum(map(len, weights)) * (1 - sparsity))
+    owners = [layer * ranks // 6 for layer in range(6)]
+    mask = masks_over_ranks(weights, owners, keep)
+    assert int(mask.sum()) == keep
+    assert torch.equal(mask, top_k_mask(weights, keep))
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    strategies.lists(
+        strategies.lists(
+            strategies.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 3e38, -2.0])
+            | strategies.floats(width=32, allow_nan=False, allow_infinity=False),
+            min_size=1,
+            max_size=12,
+        ),
+        min_size=2,
+        max_size=5,
+    ),
+    strategies.integers(0, 60),
+    strategies.integers(1, 3),
+)
+def test_ties_are_kept_in_the_order_of_layer_and_index(rows, keep, ranks):
+    """Equal magnitudes, signed zeros and denormals: never one more or less than asked for."""
+    weights = [torch.tensor(row, dtype=torch.float32) for row in rows]
+    keep = min(keep, sum(map(len, rows)))
+    ranks = min(ranks, len(rows))
+    owners = [layer * ranks // len(rows) for layer in range(len(rows))]
+    assert torch.equal(masks_over_ranks(weights, owners, keep), top_k_mask(weights, keep))
+
+
+def test_zhu_and_gupta_equation_1():
+    """S_i at the start, S_f at the end, monotone, and 87.5 % of the pruning in the first half."""
+    values = [gradual_sparsity(step / 100, 0.9) for step in range(101)]
+    assert values[0] == 0.0
+    assert values[-1] == 0.9
+    assert values == sorted(values)
+    assert gradual_sparsity(0.5, 0.9) == pytest.approx(0.875 * 0.9)

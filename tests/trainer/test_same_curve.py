@@ -1,0 +1,133 @@
+"""However the layers move, the loss curve is that of the uninterrupted single process."""
+
+import dataclasses
+import itertools
+import json
+import random
+
+import pytest
+from ballast_policies.contract import Ack, Directive, Proposal, Stage
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.standalone import shrunk
+from ballast_trainer.testing import eventually, local_plan
+
+pytestmark = pytest.mark.processes
+
+FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
+PRUNING = {"kind": "pruning", "startStep": 4, "endStep": 12, "everySteps": 2, "target": 0.95}
+
+
+def assert_same_curve(losses, reference, total):
+    assert sorted(losses) == list(range(1, total + 1))
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
+@pytest.mark.parametrize("model", ["gpt", "recurrent"])
+def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_process_losses, schedule, model):
+    """Every schedule and model family gives the losses of the unpartitioned model, dropout on."""
+    config = small_config(totalSteps=10)
+    config["pipeline"]["schedule"] = schedule
+    if model == "recurrent":
+        config["model"] = {"name": "recurrent", "layers": 6, "args": {"dim": 24, "context": 8}}
+    running = gang(config, ranks=3)
+    assert running.exit_codes() == {"rank-0": 0, "rank-1": 0, "rank-2": 0}, running.errors()
+    assert_same_curve(running.losses(), single_process_losses(config), 10)
+
+
+@pytest.mark.parametrize("dynamic", [FREEZING, PRUNING], ids=["freezing", "pruning"])
+def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_losses, dynamic, tmp_path):
+    """Layers get cheaper, move, and leave some of four ranks: 80 losses equal to 1e-5."""
+    config = small_config(
+        totalSteps=80,
+        dynamics=[dynamic],
+        rebalance={"enabled": True, "everySteps": 5, "minGain": 0.0},
+        repack={"enabled": True, "minStages": 2, "everySteps": 5, "maxSlowdown": 5.0},
+    )
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=4, options=["--channel", str(tmp_path / "channel")])
+    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
+    lopsided = stages_at(0, 5, 6, 7, 8)
+    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    eventually(lambda: running.events("rebalance"), "layers are rebalanced", running.errors)
+    eventually(lambda: proposed(tmp_path) is not None, "a repack is proposed", running.errors)
+    proposal = proposed(tmp_path)
+    channel.publish(shrunk(channel.read_plan(), proposal))
+    codes = running.exit_codes()
+    assert set(codes.values()) == {0}, running.errors()
+    (repacked,) = running.events("repack")
+    assert repacked["ranks_after"] == len(proposal.kept_pods) < 4
+    assert sorted(repacked["released"]) == sorted(proposal.released_pods)
+    ack = Ack.from_json((tmp_path / "channel/ack.json").read_text())
+    assert (ack.epoch, ack.step) == (3, repacked["step"])
+    assert ack.pause_ms == pytest.approx(repacked["pause_ms"])
+    assert_same_curve(running.losses(), single_process_losses(config), 80)
+
+
+def proposed(folder):
+    """The newest proposal of epoch 2, if any."""
+    path = folder / "channel/proposal.json"
+    proposal = Proposal.from_json(path.read_text()) if path.exists() else None
+    return proposal if proposal is not None and proposal.epoch == 2 else None
+
+
+def stages_at(*bounds):
+    return tuple(
+        Stage(rank=rank, first_layer=first, end_layer=end)
+        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+def random_stages(generator, layers, ranks):
+    return stages_at(0, *sorted(generator.sample(range(1, layers), ranks - 1)), layers)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_process_losses, seed, tmp_path):
+    """Random partitions, as often as the ranks can follow, while weights are pruned and layers freeze."""
+    config = small_config(totalSteps=60, dynamics=[FREEZING, PRUNING])
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    generator = random.Random(seed)
+    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
+    plan = channel.read_plan()
+    for epoch in range(2, 8):
+        plan = dataclasses.replace(
+            plan, epoch=epoch, directive=Directive.RUN, stages=random_stages(generator, 8, 3)
+        )
+        channel.publish(plan)
+        eventually(
+            lambda: acked(tmp_path) >= epoch or running.processes["rank-0"].exitcode is not None,  # noqa: B023
+            f"epoch {epoch} is reached",
+            running.errors,
+        )
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert len(running.events("migrate")) >= 2
+    assert_same_curve(running.losses(), single_process_losses(config), 60)
+
+
+def acked(folder):
+    return Ack.from_json((folder / "channel/ack.json").read_text()).epoch
+
+
+def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
+    """A pod joins two others in mid-run and takes over layers."""
+    config = small_config(totalSteps=60)
+    folder = tmp_path / "channel"
+    folder.mkdir()
+    channel = DirectoryChannel(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    first = local_plan(["job-1-0", "job-1-1"], network=17)
+    channel.publish(first)
+    for pod in ("job-1-0", "job-1-1"):
+        pods.start_pod(pod, folder)
+    pods.wait_for_step(3, "job-1-0")
+    grown = dataclasses.replace(
+        local_plan(["job-1-0", "job-1-1", "job-1-2"], network=17), epoch=2, directive=Directive.GROW
+    )
+    channel.publish(grown)
+    pods.start_pod("job-1-2", folder)
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    (grew,) = pods.events("grow", "job-1-0")
+    assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
+    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 60)

@@ -1,0 +1,169 @@
+"""Real trainer processes for tests: a gang of ranks that talk over gloo.
+
+The ranks are forked from a server process that has torch imported, so that a gang starts in
+tenths of a second rather than seconds.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ballast_policies.contract import Directive, Plan, Rank
+
+WAIT_SECONDS = float(os.environ.get("BALLAST_TEST_WAIT_SECONDS", "90"))
+"""Longest wait for a condition; generous, since machines that run tests are busy."""
+_POLL_SECONDS = 0.02
+
+
+class Gang:
+    """Ranks of one job: their processes, exit codes and what they print."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, BaseProcess] = {}
+
+    @classmethod
+    def run(
+        cls, folder: Path, config: Mapping[str, Any], *, ranks: int, options: Sequence[str] = ()
+    ) -> "Gang":
+        """``ballast-train run`` as torchrun would start it, with ``ranks`` ranks."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(dict(config)))
+        gang = cls(folder)
+        port = _free_port("127.0.0.1")
+        for rank in range(ranks):
+            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
+            arguments = ["run", "--config", str(path), "--log", "json", *options]
+            gang.start(f"rank-{rank}", arguments, environment)
+        return gang
+
+    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start one process; its output goes to ``<name>.out`` and ``<name>.err``."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["ballast_trainer.preload", "ballast_trainer.cli.run"])
+        process = context.Process(
+            target=_main, args=(os.fspath(self.folder), name, list(arguments), dict(environment))
+        )
+        process.start()
+        self.processes[name] = process
+
+    def start_pod(self, pod: str, channel: Path, environment: Mapping[str, str] | None = None) -> None:
+        """``ballast-train pod`` on the directory channel."""
+        log = self.folder / f"{pod}.termination"
+        log.touch()
+        common = {"BALLAST_JOB": "job", "BALLAST_POD_NAME": pod, "BALLAST_CHANNEL": os.fspath(channel)}
+        common["BALLAST_TERMINATION_LOG"] = os.fspath(log)
+        self.start(pod, ["pod"], {**common, **(environment or {})})
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to one process."""
+        process = self.processes[name]
+        assert process.pid is not None
+        os.kill(process.pid, number)
+
+    def exit_codes(self) -> dict[str, int]:
+        """Wait until all have ended."""
+        eventually(
+            lambda: all(process.exitcode is not None for process in self.processes.values()),
+            f"all of {sorted(self.processes)} end",
+            self.errors,
+        )
+        return {name: process.exitcode or 0 for name, process in self.processes.items()}
+
+    def exit_code(self, name: str) -> int:
+        """Wait until one has ended."""
+        eventually(lambda: self.processes[name].exitcode is not None, f"{name} ends", self.errors)
+        return self.processes[name].exitcode or 0
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """JSON lines that a process has printed so far, whole ones only."""
+        path = self.folder / f"{name}.out"
+        text = path.read_text() if path.exists() else ""
+        whole = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+        return [json.loads(line) for line in whole if line.startswith("{")]
+
+    def losses(self, name: str = "rank-0") -> dict[int, float]:
+        """Loss by step."""
+        return {line["step"]: line["loss"] for line in self.lines(name) if "event" not in line}
+
+    def events(self, kind: str, name: str = "rank-0") -> list[dict[str, Any]]:
+        """Events of a kind."""
+        return [line for line in self.lines(name) if line.get("event") == kind]
+
+    def wait_for_step(self, step: int, name: str = "rank-0") -> None:
+        """Wait until a step is printed."""
+        eventually(
+            lambda: any(done >= step for done in self.losses(name)), f"step {step} of {name}", self.errors
+        )
+
+    def errors(self) -> str:
+        """What all processes wrote to standard error."""
+        return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.folder.glob("*.err")))
+
+    def termination(self, pod: str) -> dict[str, Any]:
+        """The termination message of a pod."""
+        message: dict[str, Any] = json.loads((self.folder / f"{pod}.termination").read_text())
+        return message
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes.values():
+            if process.exitcode is None:
+                process.kill()
+            process.join(WAIT_SECONDS)
+
+
+def eventually(condition: Any, what: str, details: Any = lambda: "") -> None:
+    """Wait for a condition.
+
+    Raises:
+        AssertionError: it does not come true in :data:`WAIT_SECONDS`.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {WAIT_SECONDS:.0f} s: {what}\n{details()}")
+        time.sleep(_POLL_SECONDS)
+
+
+def local_plan(
+    pods: Sequence[str], *, epoch: int = 1, directive: Directive = Directive.RUN, network: int = 1
+) -> Plan:
+    """A plan whose pods each have an address of their own in 127/8, by their name's last number."""
+    ranks = tuple(
+        Rank(
+            rank=rank, pod=pod, address=f"127.1.{network}.{int(pod.rpartition('-')[2]) + 1}", gpu_type="v100"
+        )
+        for rank, pod in enumerate(pods)
+    )
+    return Plan(job="job", epoch=epoch, launch=1, directive=directive, ranks=ranks)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _main(folder: str, name: str, arguments: list[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    for stream, suffix in ((1, "out"), (2, "err")):
+        target = os.open(Path(folder) / f"{name}.{suffix}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(target, stream)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    from ballast_trainer.cli.main import main
+
+    main(arguments)
