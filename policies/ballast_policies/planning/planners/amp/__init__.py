@@ -1,0 +1,34 @@
+"""AMP: tensor, data and pipeline degrees, placement and layers on unlike devices and links."""
+
+from ballast_policies.planning.planners.amp.annealing import Search, all_strategies, anneal
+from ballast_policies.planning.planners.amp.cost import (
+    boundary_seconds,
+    device_bytes,
+    stage_seconds,
+    step_seconds,
+    sync_seconds,
+    with_best_layers,
+)
+from ballast_policies.planning.planners.amp.layers import assign_layers, pipeline_seconds
+from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Placement, Strategy
+from ballast_policies.planning.planners.amp.placement import sample_tiling, tilings
+
+__all__ = [
+    "DeviceGrid",
+    "LayerCost",
+    "Placement",
+    "Search",
+    "Strategy",
+    "all_strategies",
+    "anneal",
+    "assign_layers",
+    "boundary_seconds",
+    "device_bytes",
+    "pipeline_seconds",
+    "sample_tiling",
+    "stage_seconds",
+    "step_seconds",
+    "sync_seconds",
+    "tilings",
+    "with_best_layers",
+]

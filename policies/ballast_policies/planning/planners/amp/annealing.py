@@ -1,0 +1,132 @@
+"""The search over strategies: simulated annealing (AMP supplement, algorithm 2), and all of them if few.
+
+The printed algorithm draws normal numbers where it means uniform ones, assigns layers to the old
+state instead of the new, and leaves the lines after the branch in its second arm only; here both
+arms are followed by a new microbatch size, placement and assignment of the new state.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from math import exp
+
+import numpy as np
+
+from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.planners.amp.cost import step_seconds, with_best_layers
+from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost, Placement, Strategy
+from ballast_policies.planning.planners.amp.placement import sample_tiling, tilings
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a search found.
+
+    Attributes:
+        plans: accepted strategies with their predicted step seconds, best first, without doubles.
+        best_so_far: least step seconds after each evaluation.
+    """
+
+    plans: tuple[tuple[float, Strategy], ...]
+    best_so_far: tuple[float, ...]
+
+
+def degrees(grid: DeviceGrid, layers: int, batch_size: int) -> tuple[tuple[int, int], ...]:
+    """(tensor, data) whose product divides the devices, with no more stages than layers, that tile."""
+    n = grid.devices
+    return tuple(
+        (tensor, data)
+        for tensor in range(1, n + 1)
+        for data in range(1, n // tensor + 1)
+        if n % (tensor * data) == 0
+        and n // (tensor * data) <= layers
+        and batch_size % data == 0
+        and next(tilings(grid.rows, grid.columns, tensor=tensor, data=data), None) is not None
+    )
+
+
+def microbatch_sizes(batch_size: int, data: int) -> tuple[int, ...]:
+    """Powers of two that divide a replica's share of the batch."""
+    share = batch_size // data
+    return tuple(size for size in (2**k for k in range(share.bit_length())) if share % size == 0)
+
+
+def anneal(
+    layers: Sequence[LayerCost],
+    grid: DeviceGrid,
+    *,
+    batch_size: int,
+    evaluations: int = 200,
+    seed: int = 0,
+    first_temperature: float = 1.0,
+) -> Search:
+    """Simulated annealing over degrees, microbatch size and placement.
+
+    A worse state is accepted with probability exp(min(cost - next, 0) / temperature); the temperature is
+    relative to the first state's cost and falls linearly to 0.
+
+    Args:
+        layers: the model.
+        grid: the devices.
+        batch_size: samples of a step, over all replicas.
+        evaluations: strategies to score, the first included.
+        seed: the same seed gives the same search.
+        first_temperature: at the start, in units of the first state's cost.
+
+    Raises:
+        PlanningError: no strategy fits the memory in the evaluations given.
+    """
+    random = np.random.default_rng(seed)
+    allowed = degrees(grid, len(layers), batch_size)
+    if not allowed:
+        raise PlanningError(
+            f"no tensor x data degrees tile {grid.rows} x {grid.columns} devices for a batch of {batch_size}"
+        )
+
+    def sampled(tensor: int, data: int) -> tuple[float, Strategy]:
+        size = int(random.choice(microbatch_sizes(batch_size, data)))
+        placement = sample_tiling(grid.rows, grid.columns, tensor=tensor, data=data, choose=random.random)
+        assert placement is not None, "only degrees that tile are sampled"
+        return _scored(layers, grid, placement, size, batch_size)
+
+    tensor, data = allowed[int(random.integers(len(allowed)))]
+    cost, state = sampled(tensor, data)
+    scale = cost if np.isfinite(cost) else 1.0
+    record, best_so_far = {state: cost}, [cost]
+    for step in range(1, evaluations):
+        temperature = scale * first_temperature * (1 - step / evaluations)
+        same = 1 if random.random() < 0.5 else 0
+        # Neighbours share one of the two degrees.
+        near = [pair for pair in allowed if pair[same] == (state.tensor, state.data)[same]]
+        next_cost, candidate = sampled(*near[int(random.integers(len(near)))])
+        best_so_far.append(min(best_so_far[-1], next_cost))
+        if next_cost <= cost or random.random() < exp(min(cost - next_cost, 0.0) / temperature):
+            cost, state = next_cost, candidate
+            record[state] = cost
+    return _search(record, best_so_far)
+
+
+def all_strategies(
+    layers: Sequence[LayerCost], grid: DeviceGrid, *, batch_size: int
+) -> Iterator[tuple[float, Strategy]]:
+    """Every degree, microbatch size and tiling with its best layers: for small grids."""
+    for tensor, data in degrees(grid, len(layers), batch_size):
+        for placement in tilings(grid.rows, grid.columns, tensor=tensor, data=data):
+            for size in microbatch_sizes(batch_size, data):
+                yield _scored(layers, grid, placement, size, batch_size)
+
+
+def _scored(
+    layers: Sequence[LayerCost], grid: DeviceGrid, placement: Placement, size: int, batch_size: int
+) -> tuple[float, Strategy]:
+    strategy = with_best_layers(layers, grid, placement, microbatch_size=size, batch_size=batch_size)
+    return step_seconds(strategy, layers, grid, batch_size=batch_size), strategy
+
+
+def _search(record: dict[Strategy, float], best_so_far: Sequence[float]) -> Search:
+    plans = sorted(((cost, s) for s, cost in record.items() if np.isfinite(cost)), key=lambda plan: plan[0])
+    if not plans:
+        raise PlanningError(
+            f"none of {len(best_so_far)} strategies fits the devices' memory. "
+            "To fix: use more devices, or more evaluations"
+        )
+    return Search(plans=tuple(plans), best_so_far=tuple(best_so_far))

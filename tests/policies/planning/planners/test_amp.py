@@ -1,0 +1,207 @@
+"""AMP: step time, layer assignment, placement and search (supplement of AMP, NeurIPS 2022)."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from ballast_policies.planning import Partition, PlanningError
+from ballast_policies.planning.planners.amp import (
+    DeviceGrid,
+    LayerCost,
+    all_strategies,
+    anneal,
+    assign_layers,
+    device_bytes,
+    pipeline_seconds,
+    sample_tiling,
+    step_seconds,
+    tilings,
+    with_best_layers,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def all_partitions(layers, ranks):
+    for cuts in itertools.combinations(range(1, layers), ranks - 1):
+        yield Partition(bounds=(0, *cuts, layers))
+
+
+def published_table(t, e, microbatches):
+    """The supplement's own recursion (6.4), for one time a layer: dp[layers][cuts][largest time behind]."""
+    S = np.concatenate([[0.0], np.cumsum(t)])
+
+    @functools.cache
+    def table(end, cuts, behind):
+        if cuts == 0:
+            load = S[end]
+            return (microbatches - 1) * max(0.0, load - behind) + load
+        return min(
+            table(cut, cuts - 1, max(behind, S[end] - S[cut]))
+            + (microbatches - 1) * max(0.0, S[end] - S[cut] - behind)
+            + (S[end] - S[cut])
+            + e[cut - 1]
+            for cut in range(cuts, end)
+        )
+
+    return table
+
+
+@given(data=st.data(), layers=st.integers(1, 9), microbatches=st.integers(1, 12))
+def test_a2_layer_assignment_equals_brute_force_and_the_published_table(data, layers, microbatches):
+    """The scan over bottlenecks finds what trying all cuts finds, and what dp[i][j][m] of 6.4 finds."""
+    ranks = data.draw(st.integers(1, min(4, layers)))
+    numbers = st.floats(0.01, 5.0)
+    t = data.draw(st.lists(numbers, min_size=layers, max_size=layers))
+    e = data.draw(st.lists(numbers, min_size=layers - 1, max_size=layers - 1))
+    stage = np.tile(t, (ranks, 1))
+    boundary = np.tile(e, (ranks - 1, 1)).reshape(ranks - 1, layers - 1)
+    found = pipeline_seconds(assign_layers(stage, boundary, microbatches), stage, boundary, microbatches)
+    brute = min(pipeline_seconds(p, stage, boundary, microbatches) for p in all_partitions(layers, ranks))
+    assert found == pytest.approx(brute, rel=1e-9)
+    assert published_table(t, e, microbatches)(layers, ranks - 1, 0.0) == pytest.approx(brute, rel=1e-9)
+
+
+@given(data=st.data(), layers=st.integers(2, 8), microbatches=st.integers(1, 12))
+def test_a2_layer_assignment_on_unlike_devices_equals_brute_force(data, layers, microbatches):
+    """Each stage has its own seconds for each layer, and its own link."""
+    ranks = data.draw(st.integers(1, min(4, layers)))
+    row = st.lists(st.floats(0.01, 5.0), min_size=layers, max_size=layers)
+    stage = np.array([data.draw(row) for _ in range(ranks)])
+    boundary = np.array([data.draw(row)[:-1] for _ in range(ranks - 1)]).reshape(ranks - 1, layers - 1)
+    found = pipeline_seconds(assign_layers(stage, boundary, microbatches), stage, boundary, microbatches)
+    brute = min(pipeline_seconds(p, stage, boundary, microbatches) for p in all_partitions(layers, ranks))
+    assert found == pytest.approx(brute, rel=1e-9)
+
+
+@given(a=st.floats(0, 9), b=st.floats(0, 9), m=st.floats(0, 9))
+def test_a2_the_identity_behind_the_table(a, b, m):
+    """max(0, t1 - max(t2, m)) + max(0, t2 - m) = max(0, max(t1, t2) - m) (equations 12 and 13)."""
+    assert max(0, a - max(b, m)) + max(0, b - m) == pytest.approx(max(0, max(a, b) - m), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tensor", "data", "count"),
+    [
+        (4, 4, 1, 2, 36),  # domino tilings of the 4 x 4 board
+        (2, 4, 2, 1, 5),
+        (4, 4, 1, 1, 1),
+        (4, 4, 4, 4, 2),
+        (2, 2, 3, 1, 0),
+    ],
+)
+def test_a4_dominoes_tile_the_grid(rows, columns, tensor, data, count):
+    """As many tilings as there are; every device is in exactly one domino; groups are straight lines."""
+    found = list(tilings(rows, columns, tensor=tensor, data=data))
+    assert len(found) == count
+    for placement in found:
+        devices = [device for stage in placement for group in stage for device in group]
+        assert sorted(devices) == list(range(rows * columns))
+        for stage in placement:
+            assert len(stage) == data
+            for group in stage:
+                assert len(group) == tensor
+                steps = {b - a for a, b in itertools.pairwise(group)}
+                assert steps <= {columns} or steps <= {1}
+
+
+@given(seed=st.integers(0, 1000))
+def test_a4_a_sampled_tiling_is_one_of_them(seed):
+    """Coin tosses decide which."""
+    random = np.random.default_rng(seed)
+    assert sample_tiling(4, 2, tensor=2, data=1, choose=random.random) in set(tilings(4, 2, tensor=2, data=1))
+
+
+def grid(rows=4, columns=2, *, fast=1e10, slow=1e8, speeds=None, memory=None):
+    n = rows * columns
+    column = np.arange(n) % columns
+    bandwidth = np.where(column[:, None] == column[None, :], fast, slow).astype(float)
+    return DeviceGrid(
+        rows=rows,
+        columns=columns,
+        speeds=speeds or (1.0,) * n,
+        bandwidth=bandwidth,
+        memory_bytes=memory,
+    )
+
+
+LAYERS = [
+    LayerCost(
+        seconds=0.01 * (1 + index % 3),
+        overhead_seconds=0.001,
+        weight_bytes=4e6,
+        output_bytes=1e5,
+        reduced_bytes=2e5,
+    )
+    for index in range(10)
+]
+
+
+def test_a1_step_time_by_hand():
+    """(gas - 1) max t + sum t + sum e + the slowest gradient exchange, for one strategy of 4 devices."""
+    cluster = grid(2, 2, fast=1e8, slow=1e7)
+    layers = [LayerCost(seconds=1.0, weight_bytes=1e8, output_bytes=1e7)] * 4
+    placement = (((0,), (2,)), ((1,), (3,)))  # two stages, each two replicas in a column
+    strategy = with_best_layers(layers, cluster, placement, microbatch_size=1, batch_size=8)
+    assert strategy.partition.bounds == (0, 2, 4)
+    gas, t, e = 4, 2.0, 2 * 1e7 / 1e7
+    sync = 2 * 1 / 2 * 2e8 / 1e8
+    assert step_seconds(strategy, layers, cluster, batch_size=8) == pytest.approx(
+        (gas - 1) * t + 2 * t + e + sync
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a3_annealing_finds_the_exhaustive_best_of_8_devices(seed):
+    """Within 200 evaluations, on a cluster with a slow half."""
+    cluster = grid(speeds=(1.0, 0.4) * 4)
+    best = min(cost for cost, _ in all_strategies(LAYERS, cluster, batch_size=16))
+    search = anneal(LAYERS, cluster, batch_size=16, evaluations=200, seed=seed)
+    assert search.plans[0][0] == pytest.approx(best, rel=1e-9)
+    assert len(search.best_so_far) == 200
+    assert list(search.best_so_far) == sorted(search.best_so_far, reverse=True)
+
+
+def test_a3_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
+    """Degrees multiply to the devices, layers are all assigned, memory holds."""
+    cluster = grid(memory=1e8)
+    search = anneal(LAYERS, cluster, batch_size=16, evaluations=60, seed=5)
+    for cost, strategy in search.plans:
+        assert strategy.tensor * strategy.data * strategy.pipeline == 8
+        assert strategy.partition.layers == len(LAYERS)
+        assert strategy.partition.ranks == strategy.pipeline
+        assert 16 % (strategy.data * strategy.microbatch_size) == 0
+        gas = 16 // (strategy.data * strategy.microbatch_size)
+        assert device_bytes(strategy, LAYERS, gas) <= 1e8
+        assert cost == step_seconds(strategy, LAYERS, cluster, batch_size=16)
+    assert anneal(LAYERS, cluster, batch_size=16, evaluations=60, seed=5) == search
+
+
+def test_a_mixed_cluster_is_planned_faster_than_the_even_split():
+    """Table 8 and 9's point: unlike GPUs want unlike stages."""
+    cluster = grid(speeds=(1.0, 0.3) * 4)
+    layers = [LayerCost(seconds=0.01, output_bytes=1e3)] * 24
+    placement = (((0,), (2,), (4,), (6,)), ((1,), (3,), (5,), (7,)))
+    uneven = with_best_layers(layers, cluster, placement, microbatch_size=1, batch_size=32)
+    even = type(uneven)(
+        **{name: getattr(uneven, name) for name in uneven.__slots__}
+        | {"partition": Partition(bounds=(0, 12, 24))}
+    )
+    assert uneven.partition.bounds[1] > 12
+    assert step_seconds(even, layers, cluster, batch_size=32) > 1.3 * step_seconds(
+        uneven, layers, cluster, batch_size=32
+    )
+
+
+def test_what_fits_no_device_is_refused():
+    """With what to change."""
+    with pytest.raises(PlanningError, match="fits the devices' memory"):
+        anneal(LAYERS, grid(memory=1.0), batch_size=16, evaluations=20)
+    with pytest.raises(PlanningError, match="needs 8 speeds"):
+        DeviceGrid(rows=4, columns=2, speeds=(1.0,), bandwidth=np.ones((8, 8)))
+    strategy = with_best_layers(
+        LAYERS, grid(), tuple(((d,),) for d in range(8)), microbatch_size=2, batch_size=8
+    )
+    with pytest.raises(PlanningError, match="use a multiple of 2"):
+        step_seconds(strategy, LAYERS, grid(), batch_size=7)

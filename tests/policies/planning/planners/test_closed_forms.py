@@ -1,0 +1,181 @@
+"""2BW's planner, PTD-P's closed forms and communication volumes against the dissertation's numbers."""
+
+import dataclasses
+import itertools
+
+import pytest
+from ballast_policies.planning import PlanningError
+from ballast_policies.planning.planners import (
+    BlockModel,
+    GpuServers,
+    Transformer,
+    best_checkpoints,
+    checkpointed_bytes,
+    data_parallel_elements,
+    gpipe_memory_bytes,
+    memory_bytes,
+    microbatch_seconds,
+    pipeline_elements,
+    plan_ptdp,
+    plan_two_versions,
+    scattered_pipeline_elements,
+    step_seconds,
+    tensor_parallel_elements,
+    training_seconds,
+)
+from ballast_policies.planning.schedules import even_costs, one_forward_one_backward, simulate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MODEL = BlockModel(
+    blocks=24,
+    block_seconds={1: 0.010, 2: 0.018, 4: 0.034, 8: 0.066},
+    weight_bytes=16e9,
+    activation_bytes=4e9,
+    boundary_bytes=8e6,
+)
+SERVERS = GpuServers(gpus=16, gpus_per_server=8, memory_bytes=16e9, fast_bandwidth=1e11, slow_bandwidth=1e9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    gpus=st.integers(1, 16),
+    memory=st.floats(2e9, 4e10),
+    weights=st.floats(1e8, 5e10),
+    batch=st.sampled_from([16, 32, 64, 96]),
+)
+def test_d6_2bw_planner_equals_exhaustive_search(gpus, memory, weights, batch):
+    """Throughput of the plan is the largest of all (d, p, b, r) that fit; nothing fits where it refuses."""
+    model = dataclasses.replace(MODEL, weight_bytes=weights)
+    servers = dataclasses.replace(SERVERS, gpus=gpus, memory_bytes=memory)
+    found = []
+    for d, p, b, r in itertools.product(range(1, 17), range(1, 17), MODEL.block_seconds, (False, True)):
+        if d * p > gpus or 24 % p or batch % (d * b) or batch // (d * b) < p:
+            continue
+        if memory_bytes(model, p, b, recompute=r) > memory:
+            continue
+        t = microbatch_seconds(
+            model,
+            servers,
+            pipelines=d,
+            stages=p,
+            microbatch_size=b,
+            microbatches=batch // (d * b),
+            recompute=r,
+        )
+        found.append(d * b / t)
+    if not found:
+        with pytest.raises(PlanningError, match="no plan on"):
+            plan_two_versions(model, servers, batch_size=batch)
+        return
+    plan = plan_two_versions(model, servers, batch_size=batch)
+    assert plan.samples_per_second == pytest.approx(max(found))
+    assert plan.bytes <= memory
+    assert plan.pipelines * plan.stages <= gpus
+    assert plan.microbatches * plan.pipelines * plan.microbatch_size == batch
+    assert plan.microbatches >= plan.stages
+
+
+def test_d6_memory_of_2bw_and_gpipe():
+    """2 W / p + A + p Ain; 2 W / p + A / p + p Ain with recomputation; GPipe W / p + A / p + m Ain."""
+    p, b, m = 4, 2, 16
+    assert memory_bytes(MODEL, p, b, recompute=False) == 2 * 16e9 / 4 + 8e9 + 4 * 16e6
+    assert memory_bytes(MODEL, p, b, recompute=True) == 2 * 16e9 / 4 + 8e9 / 4 + 4 * 16e6
+    assert gpipe_memory_bytes(MODEL, p, b, m) == 16e9 / 4 + 8e9 / 4 + 16 * 16e6
+
+
+def test_d6_recomputation_costs_four_thirds():
+    """Where compute is the bottleneck."""
+    common = {"pipelines": 1, "stages": 1, "microbatch_size": 4, "microbatches": 8}
+    plain, again = (
+        microbatch_seconds(MODEL, SERVERS, recompute=recompute, **common) for recompute in (False, True)
+    )
+    assert again / plain == pytest.approx(4 / 3)
+
+
+def test_d6_a_model_that_fits_nowhere_is_refused_with_the_least_it_needs():
+    """The reader learns how far off the memory is."""
+    with pytest.raises(PlanningError, match=r"the smallest needs .* bytes a GPU"):
+        plan_two_versions(MODEL, dataclasses.replace(SERVERS, memory_bytes=1e9), batch_size=64)
+
+
+GPT3 = Transformer(layers=96, hidden=12288, sequence=2048, vocabulary=51200)
+TRILLION = Transformer(layers=128, hidden=25600, sequence=2048, vocabulary=51200)
+
+
+@pytest.mark.parametrize(("model", "billions"), [(GPT3, 174.6), (TRILLION, 1008.0)])
+def test_d8_parameters(model, billions):
+    """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh): GPT-3 and the trillion-parameter model of table 4.1."""
+    assert model.parameters / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parameters", "gpus", "teraflops", "days"),
+    [(300e9, 175e9, 1024, 140, 34), (450e9, 1e12, 3072, 163, 84)],
+)
+def test_d8_training_days(tokens, parameters, gpus, teraflops, days):
+    """8 T P / (n X): 34 days for GPT-3 on 1024 A100s, 84 for a trillion parameters on 3072."""
+    seconds = training_seconds(
+        tokens=tokens, parameters=parameters, gpus=gpus, flops_per_second=teraflops * 1e12
+    )
+    assert seconds / 86400 == pytest.approx(days, abs=1)
+
+
+def test_d8_flops_of_a_step():
+    """F: each layer four times its forward (recomputed), the logits three times theirs."""
+    l, h, s, V, B = 128, 25600, 2048, 51200, 3072  # noqa: E741
+    layer_forward = B * (24 * s * h**2 + 4 * s**2 * h)
+    logits_forward = B * 2 * s * h * V
+    assert TRILLION.step_flops(B) == pytest.approx(4 * l * layer_forward + 3 * logits_forward)
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 12), share=st.floats(0.2, 0.8))
+def test_d8_step_time_equals_the_simulator(p, m, share):
+    """(b'/b + p - 1)(tf + tb) is 1F1B's makespan with even stages."""
+    want = simulate(one_forward_one_backward(p, m), even_costs(p, forward=share, backward=1 - share)).makespan
+    got = step_seconds(batch_per_pipeline=4 * m, microbatch_size=4, stages=p, microbatch_seconds=1.0)
+    assert got == pytest.approx(want)
+
+
+@given(layers=st.integers(1, 64), inner=st.floats(1.0, 50.0), outer=st.floats(0.1, 5.0), c=st.floats(0.1, 99))
+def test_d8_no_number_of_checkpoints_needs_less_memory_than_the_best(layers, inner, outer, c):
+    """c* = sqrt(l Aint / Ain) minimises c Ain + l / c Aint."""
+    sizes = {"intermediate_bytes": inner, "input_bytes": outer}
+    best = checkpointed_bytes(layers, best_checkpoints(layers, **sizes), **sizes)
+    assert best <= checkpointed_bytes(layers, c, **sizes) * (1 + 1e-12)
+
+
+def test_d9_scatter_gather_sends_one_t_th():
+    """b s h / t between two ranks instead of b s h."""
+    assert pipeline_elements(2, 16, 8) == 2 * 16 * 8
+    assert scattered_pipeline_elements(2, 16, 8, 4) * 4 == pipeline_elements(2, 16, 8)
+
+
+def test_d10_tensor_parallel_volume_is_8_bsh_t_minus_1_over_t():
+    """Four all-reduces of b s h a layer, each 2 (t - 1) / t of it per rank; none without TP."""
+    bsh = 2 * 16 * 8
+    assert tensor_parallel_elements(2, 16, 8, 4) == pytest.approx(4 * 2 * 3 / 4 * bsh)
+    assert tensor_parallel_elements(2, 16, 8, 4, layers=6) == pytest.approx(6 * 6 * bsh)
+    assert tensor_parallel_elements(2, 16, 8, 1) == 0
+    assert data_parallel_elements(100, 4) == 150
+
+
+def test_d8_ptdp_plan_keeps_tensor_parallelism_inside_a_server():
+    """Take-away 1: 22 billion parameters on 4 servers of 8 use t <= 8, and model parallelism to fit."""
+    model = Transformer(layers=48, hidden=6144, sequence=2048, vocabulary=51200)
+    servers = GpuServers(
+        gpus=32, gpus_per_server=8, memory_bytes=80e9, fast_bandwidth=3e11, slow_bandwidth=2.5e10
+    )
+    plans = plan_ptdp(model, servers, batch_size=512, flops_per_second=140e12)
+    assert all(plan.pipeline * plan.tensor * plan.data == 32 for plan in plans)
+    assert all(plan.tensor <= 8 and plan.bytes <= 80e9 for plan in plans)
+    assert [plan.step_seconds for plan in plans] == sorted(plan.step_seconds for plan in plans)
+    ideal = model.step_flops(512) / (32 * 140e12)
+    assert ideal < plans[0].step_seconds < 1.6 * ideal
+
+
+def test_d8_ptdp_refuses_what_does_not_fit():
+    """A trillion parameters on 8 GPUs."""
+    servers = dataclasses.replace(SERVERS, gpus=8)
+    with pytest.raises(PlanningError, match="no p x t x d over 8 GPUs fits"):
+        plan_ptdp(TRILLION, servers, batch_size=512, flops_per_second=140e12)
