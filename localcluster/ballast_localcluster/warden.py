@@ -37,8 +37,8 @@ from ballast_localcluster.processes import (
 LOCK_NAME = "warden.lock"
 EXITS_NAME = "exits.jsonl"
 KEPT_FOLDERS = ("logs",)
+_LINE_BYTES = 16 * 1024 * 1024  # a line holds a whole environment
 _OWNER_POLL_SECONDS = 1.0
-_GRACE_SECONDS = 5.0
 
 
 class Warden:
@@ -73,7 +73,7 @@ class Warden:
             await self._end()
 
     async def _listen(self) -> None:
-        reader = asyncio.StreamReader()
+        reader = asyncio.StreamReader(limit=_LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
         )

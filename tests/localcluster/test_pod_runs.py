@@ -60,6 +60,18 @@ def test_a_pod_without_a_command_waits_and_says_that_images_are_not_read(pods):
     pods.eventually(waiting, "the reason")
 
 
+def test_a_sidecar_is_refused_with_the_reason(pods):
+    """Rather than waited for as if it were an init container."""
+    sidecar = {"name": "side", "image": "none", "command": ["sleep", "1000"], "restartPolicy": "Always"}
+    pods.create("a", "true", initContainers=[sidecar])
+
+    def waiting():
+        (container,) = pods.status("a").get("initContainerStatuses", [{"state": {}}])
+        return "(a sidecar)" in container["state"].get("waiting", {}).get("message", "")
+
+    pods.eventually(waiting, "the reason")
+
+
 def test_a_failed_process_without_a_message_falls_back_to_its_log(pods):
     """terminationMessagePolicy FallbackToLogsOnError takes the log's end."""
     ended = pods.run(

@@ -53,6 +53,11 @@ class CommandBuilder:
                 f"container {container['name']} has no command, and process nodes do not read images, so its "
                 "entrypoint is not known. To fix: set command."
             )
+        if "restartPolicy" in container:
+            raise ConfigurationError(
+                f"container {container['name']} has a restartPolicy of its own (a sidecar), which "
+                "process nodes do not emulate. To fix: make it one of containers."
+            )
         home = self.folder / "containers" / container["name"]
         temporary = self.folder / "tmp"
         for needed in (home, temporary):

@@ -239,7 +239,10 @@ class Pod:
         """After the processes' end: the last status, then the object's removal, of exactly this pod."""
         await self._ended()
         if self._life is not None and not self._forced:
-            await self._publish()
+            try:
+                await self._publish()
+            except ApiError as error:  # a status that is refused must not keep the pod from going
+                log.warning("last status of %s: %s", self._path, error)
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
