@@ -1,0 +1,155 @@
+"""``docs/api.md``: every field, rule, condition and reason, from the models and their docstrings."""
+
+import ast
+import enum
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState, PolicyCondition, PolicyReason
+from ballast_operator.api.crd import RESOURCES, Resource, custom_resource_definitions
+from ballast_operator.api.training_recipe import DynamicKind, Schedule
+
+_HEAD = """<!-- Generated from the models in ballast_operator.api by `make generate`. Edit those. -->
+# API reference: `ballast.dev/v1alpha1`
+
+| kind | short name | scope | what |
+|---|---|---|---|
+{kinds}
+
+`kubectl get ballast` lists both. `kubectl explain tj.spec` shows the same texts as this page.
+
+What is wrong with an object is said when it is applied, with the field, the reason and what to change.
+What only the cluster can know (a GPU type that no pool has, overlapping pools, more stages than GPUs) is said in
+its conditions.
+"""
+
+
+_CONDITIONS = """## States, conditions and reasons
+
+A reason is never renamed; a finer one extends it as a prefix. Events carry the same reasons.
+Succeeded and Failed exclude each other. Programs should read conditions; `status.state` is for people.
+"""
+
+_VALUES: tuple[type[enum.StrEnum], ...] = (Schedule, DynamicKind)
+_WORDS: tuple[type[enum.StrEnum], ...] = (JobState, JobCondition, JobReason, PolicyCondition, PolicyReason)
+
+
+def api_reference() -> str:
+    """The page."""
+    kinds = [
+        (f"[`{r.kind}`](#{r.kind.lower()})", f"`{r.short_name}`", r.scope.lower(), _one_line(r.root.__doc__))
+        for r in RESOURCES
+    ]
+    parts = [_HEAD.format(kinds="\n".join(f"| {' | '.join(row)} |" for row in kinds))]
+    for resource, definition in zip(RESOURCES, custom_resource_definitions(), strict=True):
+        schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        parts.append(_kind(resource, schema))
+    parts.append("## Values\n")
+    parts += [_enum_table(values) for values in _VALUES]
+    parts.append(_CONDITIONS)
+    parts += [_enum_table(values) for values in _WORDS]
+    return "\n".join(parts)
+
+
+def _kind(resource: Resource, schema: dict[str, Any]) -> str:
+    lines = [f"## {resource.kind}\n", f"{schema['description']}\n"]
+    for part in ("spec", "status"):
+        lines += [
+            f"### {resource.kind}.{part}\n",
+            "| field | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += _rows(schema["properties"][part], "")
+        lines.append("")
+    rules = list(_rules(schema, ""))
+    if rules:
+        lines += [f"### {resource.kind}: rules\n", "| about | refused with |", "|---|---|"]
+        lines += [f"| `{where}` | {message} |" for where, message in rules]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _rows(schema: dict[str, Any], path: str) -> Iterator[str]:
+    required = schema.get("required", [])
+    for name, field in schema.get("properties", {}).items():
+        if str(field.get("description", "")).startswith("Refused: "):
+            continue
+        here = f"{path}.{name}".lstrip(".")
+        default = "required" if name in required else _default(field)
+        yield f"| `{here}` | {_type(field)} | {default} | {_one_line(field.get('description'))} |"
+        yield from _rows(field, here)
+        if isinstance(field.get("items"), dict):
+            yield from _rows(field["items"], f"{here}[]")
+        if isinstance(field.get("additionalProperties"), dict):
+            yield from _rows(field["additionalProperties"], f"{here}.*")
+
+
+def _default(field: dict[str, Any]) -> str:
+    if "default" not in field or field["default"] == {}:
+        return ""
+    return f"`{json.dumps(field['default'])}`"
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if field["type"] == "array":
+        return f"list of {_type(field['items'])}"
+    if field["type"] == "object":
+        values = field.get("additionalProperties")
+        return f"map to {_type(values)}" if isinstance(values, dict) else "object"
+    if field.get("format") == "date-time":
+        return "time"
+    return f"{field['type']}{_range(field)}"
+
+
+def _range(field: dict[str, Any]) -> str:
+    low, high = field.get("minimum"), field.get("maximum")
+    if low is None and high is None:
+        return ""
+    above = "above " if field.get("exclusiveMinimum") else ""
+    if high is None or high >= 2**31 - 1:
+        return f", {above}{low:g}" + ("" if above else " or more")
+    return f", {above}{low:g} to {high:g}"
+
+
+def _rules(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    for rule in schema.get("x-kubernetes-validations", []):
+        yield (path + rule.get("fieldPath", "")).lstrip(".") or "metadata.name", rule["message"]
+    for name, field in schema.get("properties", {}).items():
+        yield from _rules(field, f"{path}.{name}")
+    if isinstance(schema.get("items"), dict):
+        yield from _rules(schema["items"], f"{path}[]")
+
+
+def _enum_table(values: type[enum.StrEnum]) -> str:
+    lines = [f"### {values.__name__}\n", f"{_one_line(values.__doc__)}\n", "| value | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {_one_line(text)} |" for name, text in member_docs(values).items()]
+    return "\n".join([*lines, ""])
+
+
+def member_docs(values: type[enum.StrEnum]) -> dict[str, str]:
+    """Value -> the docstring under its member.
+
+    Raises:
+        LookupError: a member has none.
+    """
+    (definition,) = ast.parse(inspect.getsource(values)).body
+    assert isinstance(definition, ast.ClassDef)
+    documented: dict[str, str] = {}
+    for statement, after in zip(definition.body, [*definition.body[1:], None], strict=True):
+        if not isinstance(statement, ast.Assign):
+            continue
+        (target,) = statement.targets
+        assert isinstance(target, ast.Name)
+        if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+            raise LookupError(f"{values.__name__}.{target.id} has no docstring. To fix: write one below it")
+        documented[values[target.id].value] = str(after.value.value)
+    return documented
+
+
+def _one_line(text: str | None) -> str:
+    # In a table, a bar would end the cell; the models' docstrings mark code as reStructuredText does.
+    return " ".join((text or "").split()).replace("``", "`").replace("|", "\\|")

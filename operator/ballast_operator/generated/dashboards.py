@@ -1,0 +1,281 @@
+"""Grafana dashboards over the operator's metrics, as JSON that the chart puts into a ConfigMap.
+
+Gauges are taken as the maximum over replicas (only the leader counts), counters as the sum.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_HERE = '{namespace=~"$namespace"}'
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One PromQL expression and its legend."""
+
+    expression: str
+    legend: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        unit: Grafana's word for the unit (``short``, ``s``, ``percentunit``, ``bool``...).
+        kind: ``timeseries`` or ``stat``.
+        stacked: areas on top of each other.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: str = "timeseries"
+    stacked: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """One dashboard; ``uid`` stays the same for ever, so that links and stars survive."""
+
+    uid: str
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _one(expression: str, legend: str) -> tuple[Query, ...]:
+    return (Query(expression=expression, legend=legend),)
+
+
+def _rate(counter: str, by: str) -> str:
+    return f"sum by ({by}) (rate({counter}{_HERE}[$__rate_interval]))"
+
+
+def _quantiles(histogram: str, by: str = "") -> tuple[Query, ...]:
+    labels, legend = (f"le, {by}", f" {{{{{by}}}}}") if by else ("le", "")
+    return tuple(
+        Query(
+            expression=f"histogram_quantile({q}, {_rate(f'{histogram}_bucket', labels)})",
+            legend=name + legend,
+        )
+        for q, name in ((0.5, "median"), (0.99, "99 %"))
+    )
+
+
+GPUS = Dashboard(
+    uid="ballast-gpus",
+    title="Ballast / GPUs and jobs",
+    panels=(
+        Panel(
+            title="GPUs in use",
+            description="GPUs that gangs hold, of those usable for training.",
+            unit="percentunit",
+            kind="stat",
+            queries=_one(
+                f"sum(max by (pool) (ballast_gpus_allocated{_HERE}))"
+                f" / sum(max by (pool) (ballast_gpus_capacity{_HERE}))",
+                "in use",
+            ),
+        ),
+        Panel(
+            title="Jobs waiting",
+            description="Jobs that want GPUs and have none.",
+            unit="short",
+            kind="stat",
+            queries=_one('max(ballast_jobs{namespace=~"$namespace", state="Waiting"})', "waiting"),
+        ),
+        Panel(
+            title="Effective throughput",
+            description="Sum over running jobs of steps/s / the job's steps/s on the fastest GPU type.",
+            unit="short",
+            kind="stat",
+            queries=_one(f"max(ballast_effective_throughput{_HERE})", "jobs' worth of the fastest type"),
+        ),
+        Panel(
+            title="GPUs held, by pool",
+            description="GPUs that gangs hold.",
+            unit="short",
+            stacked=True,
+            queries=_one(
+                f"max by (pool, gpu_type) (ballast_gpus_allocated{_HERE})", "{{pool}} ({{gpu_type}})"
+            ),
+        ),
+        Panel(
+            title="GPUs free, by pool",
+            description="GPUs usable for training that nobody holds.",
+            unit="short",
+            stacked=True,
+            queries=_one(
+                f"max by (pool) (ballast_gpus_capacity{_HERE})"
+                f" - max by (pool) (ballast_gpus_allocated{_HERE})",
+                "{{pool}}",
+            ),
+        ),
+        Panel(
+            title="Jobs by state",
+            description="Training jobs.",
+            unit="short",
+            stacked=True,
+            queries=_one(f"max by (state) (ballast_jobs{_HERE})", "{{state}}"),
+        ),
+        Panel(
+            title="GPUs that repacks set free",
+            description="GPUs handed back by pipelines that shrank while they trained, an hour.",
+            unit="short",
+            queries=(
+                Query(
+                    expression=f"sum(increase(ballast_released_gpus_total{_HERE}[1h]))", legend="GPUs an hour"
+                ),
+                Query(
+                    expression=f"sum(increase(ballast_repacks_total{_HERE}[1h]))", legend="repacks an hour"
+                ),
+            ),
+        ),
+        Panel(
+            title="Launches",
+            description="Gangs launched an hour, by pool.",
+            unit="short",
+            queries=_one(f"sum by (pool) (increase(ballast_launches_total{_HERE}[1h]))", "{{pool}}"),
+        ),
+        Panel(
+            title="Gangs that ended early",
+            description="An hour, by cause. UserError and Hung count toward a job's backoffLimit.",
+            unit="short",
+            queries=_one(f"sum by (cause) (increase(ballast_restarts_total{_HERE}[1h]))", "{{cause}}"),
+        ),
+    ),
+)
+
+ALLOCATOR = Dashboard(
+    uid="ballast-allocator",
+    title="Ballast / Allocator",
+    panels=(
+        Panel(
+            title="Time to solve",
+            description="Time to solve an allocation, by policy.",
+            unit="s",
+            queries=_quantiles("ballast_solve_seconds", "policy"),
+        ),
+        Panel(
+            title="Solves by the fallback",
+            description="An hour, by reason: the greedy fallback decided, not the policy.",
+            unit="short",
+            queries=_one(
+                f"sum by (reason) (increase(ballast_solve_fallbacks_total{_HERE}[1h]))", "{{reason}}"
+            ),
+        ),
+        Panel(
+            title="Rounds",
+            description="Rounds decided an hour.",
+            unit="short",
+            queries=_one(f"sum(increase(ballast_rounds_total{_HERE}[1h]))", "rounds"),
+        ),
+    ),
+)
+
+OPERATOR = Dashboard(
+    uid="ballast-operator",
+    title="Ballast / Operator",
+    panels=(
+        Panel(
+            title="Leaders",
+            description="Replicas that lead: 1, or 0 for seconds while leadership changes hands.",
+            unit="short",
+            kind="stat",
+            queries=_one(f"sum(ballast_leader{_HERE})", "leaders"),
+        ),
+        Panel(
+            title="Watches behind",
+            description="How long the watch of a kind has been behind the API server.",
+            unit="s",
+            queries=_one(f"max by (kind) (ballast_watch_lag_seconds{_HERE})", "{{kind}}"),
+        ),
+        Panel(
+            title="Writes a minute and job",
+            description="Writes to the API server in the last minute / jobs that are not finished.",
+            unit="short",
+            queries=_one(f"max(ballast_api_writes_per_job{_HERE})", "writes"),
+        ),
+        Panel(
+            title="Time of a reconcile",
+            description="Time of one reconcile of a job.",
+            unit="s",
+            queries=_quantiles("ballast_reconcile_seconds"),
+        ),
+        Panel(
+            title="Reconciles that did not finish",
+            description="A second, by reason. Conflicts are ordinary; the next pass mends them.",
+            unit="short",
+            queries=_one(_rate("ballast_reconcile_errors_total", "reason"), "{{reason}}"),
+        ),
+        Panel(
+            title="Writes to the API server",
+            description="A second, by verb and kind.",
+            unit="short",
+            stacked=True,
+            queries=_one(_rate("ballast_api_writes_total", "verb, kind"), "{{verb}} {{kind}}"),
+        ),
+    ),
+)
+
+DASHBOARDS = (GPUS, ALLOCATOR, OPERATOR)
+
+
+def dashboard_files() -> dict[str, str]:
+    """File name -> JSON."""
+    return {f"{d.uid}.json": json.dumps(_dashboard(d), indent=1) + "\n" for d in DASHBOARDS}
+
+
+def _dashboard(dashboard: Dashboard) -> dict[str, Any]:
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["ballast"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {"list": [_DATASOURCE, _NAMESPACE]},
+        "panels": [_panel(panel, index) for index, panel in enumerate(dashboard.panels)],
+    }
+
+
+_DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+_NAMESPACE = {
+    "name": "namespace",
+    "label": "Operator's namespace",
+    "type": "query",
+    "datasource": _SOURCE,
+    "query": "label_values(ballast_leader, namespace)",
+    "refresh": 2,
+    "includeAll": True,
+    "allValue": ".*",
+    "current": {"text": "All", "value": "$__all"},
+}
+
+
+def _panel(panel: Panel, index: int) -> dict[str, Any]:
+    row, column = divmod(index, _COLUMNS)
+    custom = {"fillOpacity": 30, "stacking": {"mode": "normal"}} if panel.stacked else {}
+    return {
+        "id": index + 1,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": _SOURCE,
+                "expr": query.expression,
+                "legendFormat": query.legend,
+            }
+            for number, query in enumerate(panel.queries)
+        ],
+    }
