@@ -1,0 +1,43 @@
+"""Tensor parallelism under stragglers: ZERO-resizing, lightweight migration, SEMI's split of the two.
+
+The decisions alone, as functions of measured seconds; the trainer carries them out.
+"""
+
+from ballast_policies.planning.tensor_parallel.migration import helper_columns
+from ballast_policies.planning.tensor_parallel.resizing import (
+    keep_list,
+    layer_ratio,
+    longest_absence,
+    resize_ratios,
+    resized_seconds,
+    updated_variation,
+)
+from ballast_policies.planning.tensor_parallel.semi import (
+    LinearCost,
+    SemiDecision,
+    decide_semi,
+    fit_cost,
+    migrated_share,
+    migrating_stragglers,
+    migration_gain,
+)
+from ballast_policies.planning.tensor_parallel.stragglers import mean_is_stale, stragglers
+
+__all__ = [
+    "LinearCost",
+    "SemiDecision",
+    "decide_semi",
+    "fit_cost",
+    "helper_columns",
+    "keep_list",
+    "layer_ratio",
+    "longest_absence",
+    "mean_is_stale",
+    "migrated_share",
+    "migrating_stragglers",
+    "migration_gain",
+    "resize_ratios",
+    "resized_seconds",
+    "stragglers",
+    "updated_variation",
+]

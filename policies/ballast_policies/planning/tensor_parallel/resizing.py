@@ -1,0 +1,117 @@
+"""ZERO-resizing: how many and which contraction columns a late rank leaves out (section III).
+
+    gamma_i = (T_i - mean_k T_k) / M_i        equation 1; 0 for a rank that is not late
+
+T_i seconds of rank i's iteration, M_i of its matrix products.  gamma is then made different for each
+layer by how much its columns have changed (delta), and within a layer the columns that changed least
+are left out.
+"""
+
+from collections.abc import Sequence
+from math import ceil, floor
+
+import numpy as np
+
+LARGEST_RATIO = 0.9
+"""More is not left out of a product, however late the rank: the result would be noise."""
+
+MICRO_THRESHOLD = 1e-3
+"""theta_iter: change per iteration below which a column is a candidate (III-B)."""
+
+DECAY = 0.8
+"""alpha: least share of gamma that every layer takes (III-B)."""
+
+
+def resize_ratios(
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    *,
+    reference_seconds: float | None = None,
+) -> tuple[float, ...]:
+    """Gamma of every rank, equation 1, clipped to [0, 0.9].
+
+    Args:
+        seconds: T, by rank.
+        product_seconds: M, by rank.
+        reference_seconds: what ranks are to reach; default: the mean. SEMI uses the least.
+
+    Raises:
+        ValueError: as many M as T are needed, each above 0.
+    """
+    T, M = np.asarray(seconds, dtype=float), np.asarray(product_seconds, dtype=float)
+    if T.shape != M.shape or (M <= 0).any():
+        raise ValueError(f"{len(T)} ranks need as many product seconds, all above 0, got {M.tolist()}")
+    reference = float(T.mean()) if reference_seconds is None else reference_seconds
+    return tuple(np.clip((T - reference) / M, 0.0, LARGEST_RATIO).tolist())
+
+
+def resized_seconds(
+    seconds: Sequence[float], product_seconds: Sequence[float], ratios: Sequence[float]
+) -> tuple[float, ...]:
+    """Predicted T of every rank: products take (1 - gamma) of their time."""
+    return tuple(t - m * gamma for t, m, gamma in zip(seconds, product_seconds, ratios, strict=True))
+
+
+def layer_ratio(
+    variation: np.ndarray,
+    ratio: float,
+    *,
+    iterations: int,
+    micro_threshold: float = MICRO_THRESHOLD,
+    decay: float = DECAY,
+) -> float:
+    """Gamma of one layer: max(1 - #(delta > theta) / L, alpha gamma), at most 0.9 (Algorithm 1, 9-11).
+
+    Args:
+        variation: delta, mean change of each column over the last epoch, shape (L,).
+        ratio: gamma of the rank.
+        iterations: N_iter of an epoch; theta = N_iter x micro_threshold.
+        micro_threshold: theta_iter.
+        decay: alpha.
+    """
+    changed = int((variation > iterations * micro_threshold).sum())
+    return min(LARGEST_RATIO, max(1 - changed / len(variation), decay * ratio))
+
+
+def keep_list(
+    variation: np.ndarray,
+    ratio: float,
+    *,
+    pruned_epochs: np.ndarray | None = None,
+    patience: int | None = None,
+) -> np.ndarray:
+    """Columns that are computed, ascending: the L (1 - gamma) whose delta is largest (Algorithm 1, 12-14).
+
+    The text calls this list the pruned columns, the algorithm the kept ones; here it is the kept ones.
+    Ties go to the lower column.
+
+    Args:
+        variation: delta of each column, shape (L,).
+        ratio: gamma of the layer.
+        pruned_epochs: for how many epochs each column has been left out; only with ``patience``.
+        patience: columns left out this long come first, the longest first. The published rule has no
+            such guarantee: where kept columns go on changing, others never return. With it no column
+            is left out longer than patience + ceil(1 / (1 - gamma)) epochs.
+    """
+    columns = len(variation)
+    kept = columns - floor(columns * ratio + 1e-9)
+    overdue = np.zeros(columns)
+    if patience is not None and pruned_epochs is not None:
+        overdue = np.where(pruned_epochs >= patience, pruned_epochs, 0)
+    order = np.lexsort((np.arange(columns), -np.asarray(variation), -overdue))
+    return np.sort(order[:kept])
+
+
+def longest_absence(ratio: float, patience: int) -> int:
+    """Epochs after which every column has been computed again, with ``patience``."""
+    return patience + ceil(1 / (1 - ratio))
+
+
+def updated_variation(variation: np.ndarray, fresh: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Delta after an epoch: measured anew for kept columns, preserved for the others (III-B).
+
+    A column that was left out has not changed, and would be left out for ever if that counted.
+    """
+    updated = np.array(variation, dtype=float)
+    updated[kept] = np.asarray(fresh, dtype=float)[kept]
+    return updated

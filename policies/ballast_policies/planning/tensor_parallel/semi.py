@@ -1,0 +1,194 @@
+"""SEMI: how much of the late ranks' work is left out, and how much goes to helpers (IV-B, Algorithm 2).
+
+One straggler: the share beta of its L gamma excess columns that migrates makes both ways cost the same,
+
+    O1 + O2(L gamma (1 - beta)) = F1(L gamma beta) + F2(L gamma beta / (e - 1))        equation 2
+
+Several, slowest first: the first x migrate, the others resize; x is the largest with
+
+    f(x) = (T_x - Tmin) - F1(G(x)) - max over y > x of G(x) / (e - x) T_y / L_y > 0    equation 3
+    G(x) = sum over k <= x of L_k (T_k - Tmin) / T_k
+
+f is not monotone (a second straggler, once it migrates, is no longer a slow helper), so all x are
+tried, where the paper stops at the first f(x) < 0.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
+from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stragglers
+
+CostCurve = Callable[[float], float]
+"""Columns -> seconds, not falling."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCost:
+    """Seconds of so many columns: ``fixed + per_column x columns``."""
+
+    fixed: float = 0.0
+    per_column: float
+
+    def __call__(self, columns: float) -> float:
+        """Seconds."""
+        return self.fixed + self.per_column * columns
+
+
+def fit_cost(columns: Sequence[float], seconds: Sequence[float]) -> LinearCost:
+    """The straight line, not falling, nearest to measurements (the pre-test of Algorithm 2, line 1).
+
+    Raises:
+        ValueError: fewer than two different column counts.
+    """
+    if len(set(columns)) < 2:
+        raise ValueError(f"a line needs two different column counts, got {list(columns)}")
+    slope, fixed = np.polyfit(np.asarray(columns, dtype=float), np.asarray(seconds, dtype=float), 1)
+    return LinearCost(fixed=max(0.0, float(fixed)), per_column=max(0.0, float(slope)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SemiDecision:
+    """Columns each rank hands to helpers or leaves out.
+
+    Attributes:
+        stragglers: ranks that are late, slowest first.
+        migrated: by rank, columns that helpers compute; lossless.
+        pruned: by rank, columns that nobody computes.
+        why: in words.
+    """
+
+    stragglers: tuple[int, ...]
+    migrated: tuple[int, ...]
+    pruned: tuple[int, ...]
+    why: str
+
+
+def migrated_share(
+    columns: float,
+    *,
+    ranks: int,
+    resize_fixed: float,
+    resize: CostCurve,
+    communicate: CostCurve,
+    compute: CostCurve,
+) -> float:
+    """Beta of equation 2, in [0, 1]; at an end where one way is cheaper throughout.
+
+    Args:
+        columns: L gamma, what the straggler has too much.
+        ranks: e.
+        resize_fixed: Omega_1, seconds to set up smaller matrices.
+        resize: Omega_2, seconds to take out columns.
+        communicate: Phi_1, seconds to send columns.
+        compute: Phi_2, seconds of a helper to compute columns.
+    """
+
+    def excess(beta: float) -> float:
+        left_out = resize_fixed + resize(columns * (1 - beta))
+        return left_out - communicate(columns * beta) - compute(columns * beta / (ranks - 1))
+
+    if excess(1.0) >= 0:
+        return 1.0
+    if excess(0.0) <= 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        if excess(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def migrating_stragglers(
+    seconds: Sequence[float],
+    columns: Sequence[float],
+    *,
+    communicate: CostCurve,
+    tolerance: float = TOLERANCE,
+) -> int:
+    """The x of equation 3: how many of the slowest ranks migrate; at least one rank is left to help.
+
+    Args:
+        seconds: T, by rank.
+        columns: L, by rank.
+        communicate: Phi_1.
+        tolerance: see :func:`stragglers`.
+    """
+    late = len(stragglers(seconds, tolerance=tolerance))
+    gains = [
+        migration_gain(seconds, columns, x, communicate=communicate)
+        for x in range(1, min(late, len(seconds) - 1) + 1)
+    ]
+    return max((x for x, gain in enumerate(gains, start=1) if gain > 0), default=0)
+
+
+def migration_gain(
+    seconds: Sequence[float], columns: Sequence[float], x: int, *, communicate: CostCurve
+) -> float:
+    """f(x) of equation 3: seconds won if the x slowest ranks migrate."""
+    T, L = np.asarray(seconds, dtype=float), np.asarray(columns, dtype=float)
+    order = np.argsort(-T, kind="stable")
+    T, L = T[order], L[order]
+    least = T[-1]
+    moved = float((L[:x] * (T[:x] - least) / T[:x]).sum())
+    slowest_helper = float((moved / (len(T) - x) * T[x:] / L[x:]).max())
+    return float(T[x - 1] - least) - communicate(moved) - slowest_helper
+
+
+def decide_semi(
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    columns: Sequence[int],
+    *,
+    resize_fixed: float,
+    resize: CostCurve,
+    communicate: CostCurve,
+    tolerance: float = TOLERANCE,
+) -> SemiDecision:
+    """Algorithm 2 for the whole group.
+
+    Its line 8 computes the split where T_i = Tmin, which is everybody but the straggler; it means the
+    straggler.  Every straggler is to reach the fastest rank.
+
+    Args:
+        seconds: T, by rank.
+        product_seconds: M, by rank, of the matrix products whose columns can move.
+        columns: L, by rank.
+        resize_fixed: Omega_1.
+        resize: Omega_2.
+        communicate: Phi_1.
+        tolerance: see :func:`stragglers`.
+    """
+    late = stragglers(seconds, tolerance=tolerance)
+    migrated, pruned = [0] * len(seconds), [0] * len(seconds)
+    if not late:
+        return SemiDecision(
+            stragglers=(), migrated=tuple(migrated), pruned=tuple(pruned), why="no rank is late"
+        )
+    ratios = resize_ratios(seconds, product_seconds, reference_seconds=min(seconds))
+    excess = {rank: round(columns[rank] * ratios[rank]) for rank in late}
+    if len(late) == 1:
+        (rank,) = late
+        helper = min(range(len(seconds)), key=lambda r: seconds[r])
+        share = migrated_share(
+            excess[rank],
+            ranks=len(seconds),
+            resize_fixed=resize_fixed,
+            resize=resize,
+            communicate=communicate,
+            compute=LinearCost(per_column=product_seconds[helper] / columns[helper]),
+        )
+        migrated[rank] = round(excess[rank] * share)
+        pruned[rank] = excess[rank] - migrated[rank]
+        why = f"rank {rank} is late: {share:.0%} of its {excess[rank]} excess columns migrate"
+    else:
+        x = migrating_stragglers(seconds, columns, communicate=communicate, tolerance=tolerance)
+        for place, rank in enumerate(late):
+            (migrated if place < x else pruned)[rank] = excess[rank]
+        why = f"{len(late)} ranks are late: the {x} slowest migrate, the others resize"
+    return SemiDecision(stragglers=late, migrated=tuple(migrated), pruned=tuple(pruned), why=why)
