@@ -216,3 +216,94 @@ def test_a_gang_that_shrank_is_placed_at_its_new_size(kept):
         settings=RoundSettings(),
     )
     assert len(decided.placements["job-0"].nodes) == 2
+
+
+def test_what_comes_free_is_kept_for_a_large_gang_that_waits_for_young_ones():
+    """A gang of four is served once the youngest that ran may be stopped; nothing new starts before it."""
+    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=4)]
+    settings = RoundSettings(round_seconds=30.0, min_run_seconds=100.0)
+    gangs = [Gang(job=f"one-{i}", gpus=1, throughput={"v100": 1.0}) for i in range(6)]
+    gangs.append(Gang(job="large", gpus=4, throughput={"v100": 1.0}))
+    at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
+    state = RoundState(
+        received={f"one-{i}": {"v100": 1000.0} for i in range(6)},
+        running={f"one-{i}": at for i in range(4)},
+        running_since={f"one-{i}": 30.0 * i for i in range(4)},
+    )
+    allocation = solve(nodes, gangs)
+    for now in (91.0, 121.0, 151.0, 181.0, 211.0):
+        decided = decide_round(
+            now=now, allocation=allocation, gangs=gangs, nodes=nodes, state=state, settings=settings
+        )
+        if "large" in decided.placements:
+            break
+        assert decided.started == ()
+        state = RoundState(
+            received=state.received,
+            running=decided.placements,
+            running_since={job: state.running_since[job] for job in decided.placements},
+        )
+    assert now == 211.0
+    assert set(decided.placements) == {"large"}
+
+
+def test_a_waiting_gang_is_told_for_whom_free_gpus_are_kept():
+    """The reason names the gang that goes first."""
+    nodes, gangs = one_pool([4], 1, 1, 3)
+    at = Placement(gpu_type="v100", pool="a", nodes=("n0",))
+    decided = decide_round(
+        now=10.0,
+        allocation=solve(nodes, gangs),
+        gangs=[*gangs[:2], Gang(job="job-2", gpus=4, throughput={"v100": 1.0})],
+        nodes=nodes,
+        state=RoundState(
+            received={"job-0": {"v100": 900.0}, "job-1": {"v100": 900.0}},
+            running={"job-0": at},
+            running_since={"job-0": 0.0},
+        ),
+        settings=RoundSettings(round_seconds=30.0, min_run_seconds=100.0),
+    )
+    assert set(decided.placements) == {"job-0"}
+    assert "3 of 4 v100 free in pool a, kept for job-2" in decided.reasons["job-1"]
+
+
+@given(cluster=clusters(), lost=st.integers(0, 4))
+def test_a_node_that_has_lost_gpus_is_not_overfilled_even_by_young_gangs(cluster, lost):
+    """Hysteresis never hands out GPUs that are gone."""
+    nodes, gangs = cluster
+    settings = RoundSettings(min_run_seconds=1e6, max_moves_per_hour=0)
+    first = decide_round(
+        now=0.0,
+        allocation=solve(nodes, gangs),
+        gangs=gangs,
+        nodes=nodes,
+        state=RoundState(),
+        settings=settings,
+    )
+    fewer = [Node(name=n.name, pool=n.pool, gpu_type=n.gpu_type, gpus=max(0, n.gpus - lost)) for n in nodes]
+    second = decide_round(
+        now=60.0,
+        allocation=solve(fewer, gangs),
+        gangs=gangs,
+        nodes=fewer,
+        state=RoundState(running=first.placements, running_since=dict.fromkeys(first.placements, 0.0)),
+        settings=settings,
+    )
+    used = Counter(name for placement in second.placements.values() for name in placement.nodes)
+    assert all(used[node.name] <= node.gpus for node in fewer)
+
+
+def test_a_gang_that_stays_keeps_its_nodes_though_a_more_urgent_one_would_fit_them_better():
+    """Nobody is moved only to pack another more tightly."""
+    nodes, gangs = one_pool([2, 2], 2, 2)
+    running = {"job-1": Placement(gpu_type="v100", pool="a", nodes=("n0", "n0"))}
+    decided = decide_round(
+        now=60.0,
+        allocation=solve(nodes, gangs),
+        gangs=gangs,
+        nodes=nodes,
+        state=RoundState(received={"job-1": {"v100": 60.0}}, running=running, running_since={"job-1": 0.0}),
+        settings=RoundSettings(),
+    )
+    assert decided.extended == ("job-1",)
+    assert decided.placements["job-0"].nodes == ("n1", "n1")

@@ -1,16 +1,28 @@
 """One round: which gangs run where until the next (dissertation section 5.5).
 
 1. Gangs that must not be disturbed keep their nodes (too young to stop).
-2. The others are served by priority; a gang that runs on the type it claims keeps its nodes.
-3. What is left idle goes to whoever can use it (work conservation).
-4. If more running gangs would be stopped or moved than the hour allows, the least urgent changes are undone.
+2. The others are granted pools by priority; what no job with a share needs goes to whoever can use it.
+3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
+4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
+5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.rounds.packing import pack
-from ballast_policies.allocation.rounds.priority import Claim, ordered_claims
+from ballast_policies.allocation.rounds.hysteresis import (
+    keep_free,
+    moves_left,
+    spared,
+    too_young,
+    valid_placements,
+)
+from ballast_policies.allocation.rounds.packing import assign_nodes
+from ballast_policies.allocation.rounds.priority import by_urgency, priorities
+from ballast_policies.allocation.rounds.selection import Claims, select
 from ballast_policies.allocation.rounds.values import (
     Gang,
     Node,
@@ -19,6 +31,7 @@ from ballast_policies.allocation.rounds.values import (
     RoundSettings,
     RoundState,
 )
+from ballast_policies.allocation.rounds.words import chosen_words, pinned_words, waiting_words
 
 
 def decide_round(
@@ -35,158 +48,167 @@ def decide_round(
     A gang runs whole or not at all, on one pool; no node is given more GPUs than it has; a running
     gang whose lease is extended keeps exactly its nodes. The same input gives the same round.
     """
-    pinned = _pinned(now, gangs, nodes, state, settings)
-    placements, reasons = _serve(now, allocation, gangs, nodes, state, settings, pinned)
-    budget = _moves_left(now, state, settings)
-    while budget is not None:
-        disturbed = [
-            job
-            for job in state.running
-            if job in {gang.job for gang in gangs}
-            and _still_valid(job, gangs, nodes, state)
-            and placements.get(job) != state.running[job]
-        ]
-        if len(disturbed) <= budget:
+    board = _Board.of(now, allocation, gangs, nodes, state, settings)
+    pinned = too_young(now, board.valid, state, settings)
+    limit = moves_left(now, state, settings)
+    while True:
+        placements, kept_for = _grant(board, pinned, keep=settings.keep_free)
+        disturbed = {job: at for job, at in board.valid.items() if placements.get(job) != at}
+        if limit is None or len(disturbed) <= limit:
             break
-        # Keep the gang that has run the shortest: it has had the least use of its start.
-        keep = max(disturbed, key=lambda job: (state.running_since.get(job, 0.0), job))
-        pinned[keep] = f"at most {settings.max_moves_per_hour} moves an hour"
-        placements, reasons = _serve(now, allocation, gangs, nodes, state, settings, pinned)
-    return _as_round(gangs, state, placements, reasons)
+        words = f"would be stopped or moved, but only {settings.max_moves_per_hour} an hour may be"
+        pinned = {**pinned, **spared(disturbed, state, limit, words)}
+    return _as_round(board, placements, pinned, kept_for, state)
 
 
-def _pinned(
-    now: float, gangs: Sequence[Gang], nodes: Sequence[Node], state: RoundState, settings: RoundSettings
-) -> dict[str, str]:
-    pinned = {}
-    for job in state.running:
-        ran = now - state.running_since.get(job, now)
-        if ran < settings.min_run_seconds and _still_valid(job, gangs, nodes, state):
-            pinned[job] = f"has run {ran:.0f} s of the {settings.min_run_seconds:.0f} s it is left alone"
-    return pinned
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Board:
+    """The question as arrays: gangs by rows, pools by columns, and all claims in order of urgency."""
 
+    gangs: Mapping[str, Gang]
+    names: tuple[str, ...]
+    nodes: Sequence[Node]
+    pools: tuple[str, ...]
+    capacity: np.ndarray
+    claims: Claims
+    stays: np.ndarray
+    share: np.ndarray
+    fraction: Mapping[tuple[str, str], float]
+    shares: Mapping[str, Mapping[str, float]]
+    valid: Mapping[str, Placement]
 
-def _still_valid(job: str, gangs: Sequence[Gang], nodes: Sequence[Node], state: RoundState) -> bool:
-    """The job still wants a gang of this size, may use the type, and its nodes are still there."""
-    placement = state.running[job]
-    names = {node.name for node in nodes if node.pool == placement.pool}
-    return (
-        any(
-            gang.job == job
-            and gang.gpus == len(placement.nodes)
-            and gang.throughput.get(placement.gpu_type, 0.0) > 0
-            for gang in gangs
+    @classmethod
+    def of(
+        cls,
+        now: float,
+        allocation: Allocation,
+        gangs: Sequence[Gang],
+        nodes: Sequence[Node],
+        state: RoundState,
+        settings: RoundSettings,
+    ) -> "_Board":
+        by_name = {gang.job: gang for gang in gangs}
+        valid = valid_placements(by_name, {node.name: node.gpus for node in nodes}, state)
+        kinds = {node.pool: node.gpu_type for node in nodes}
+        # A pool whose largest node holds a gang whole is better than one where it must spread.
+        largest = {pool: max(node.gpus for node in nodes if node.pool == pool) for pool in kinds}
+        pools = tuple(sorted(kinds))
+        capacity = np.array([sum(n.gpus for n in nodes if n.pool == pool) for pool in pools], dtype=np.int64)
+        elapsed = max(
+            [settings.round_seconds]
+            + [sum(row.values()) for row in state.received.values()]
+            + [now - since for since in state.running_since.values()]
         )
-        and set(placement.nodes) <= names
-    )
+        rows, fraction = [], {}
+        for m, gang in enumerate(gangs):
+            received = state.received.get(gang.job, {})
+            had = sum(received.values())
+            best = max(gang.throughput.values(), default=0.0)
+            for j, pool in enumerate(pools):
+                kind = kinds[pool]
+                rate = gang.throughput.get(kind, 0.0)
+                if rate <= 0:
+                    continue
+                fraction[gang.job, kind] = min(1.0, received.get(kind, 0.0) / elapsed)
+                stays = gang.job in valid and valid[gang.job].pool == pool
+                rows.append(
+                    (
+                        m,
+                        j,
+                        gang.gpus,
+                        stays,
+                        allocation.allocation.get(gang.job, {}).get(kind, 0.0),
+                        received.get(kind, 0.0),
+                        had,
+                        rate / best,
+                        largest[pool] < gang.gpus,
+                    )
+                )
+        table = np.array(rows, dtype=float).reshape(-1, 9)
+        row, column, size, staying, share, here, everywhere, speed, spread = table.T
+        priority = priorities(share, here, elapsed_seconds=elapsed, round_seconds=settings.round_seconds)
+        order = by_urgency(priority, -share, everywhere, -speed, row, -staying, spread, column)
+        claims = Claims(
+            job=row.astype(np.int64),
+            partner=np.full(len(table), -1, dtype=np.int64),
+            column=column.astype(np.int64),
+            gpus=size.astype(np.int64),
+        )
+        return cls(
+            gangs=by_name,
+            names=tuple(gang.job for gang in gangs),
+            nodes=nodes,
+            pools=pools,
+            capacity=capacity,
+            claims=claims.take(order),
+            stays=staying[order] > 0,
+            share=share[order],
+            fraction=fraction,
+            shares=allocation.allocation,
+            valid=valid,
+        )
 
 
-def _moves_left(now: float, state: RoundState, settings: RoundSettings) -> int | None:
-    if settings.max_moves_per_hour is None:
-        return None
-    return max(0, settings.max_moves_per_hour - sum(1 for at in state.moves if now - at < 3600.0))
-
-
-def _serve(
-    now: float,
-    allocation: Allocation,
-    gangs: Sequence[Gang],
-    nodes: Sequence[Node],
-    state: RoundState,
-    settings: RoundSettings,
-    pinned: Mapping[str, str],
+def _grant(
+    board: _Board, pinned: Mapping[str, str], *, keep: bool
 ) -> tuple[dict[str, Placement], dict[str, str]]:
-    free = {node.name: node.gpus for node in nodes}
-    placements: dict[str, Placement] = {}
-    reasons: dict[str, str] = {}
-    size = {gang.job: gang.gpus for gang in gangs}
-    horizon = max(
-        [settings.round_seconds]
-        + [sum(row.values()) for row in state.received.values()]
-        + [now - since for since in state.running_since.values()]
-    )
-    claims = ordered_claims(allocation, gangs, state.received, now_received_seconds=horizon)
-
-    def take(job: str, placement: Placement, why: str) -> None:
-        for node in placement.nodes:
-            free[node] -= 1
-        placements[job] = placement
-        reasons[job] = why
-
-    for job in sorted(pinned):
-        take(job, state.running[job], f"keeps its {len(state.running[job].nodes)} GPUs: {pinned[job]}")
-    for claim in claims:
-        if claim.job in placements:
-            continue
-        placement = _place(claim, size[claim.job], nodes, state, free, gangs)
-        if placement is not None:
-            take(claim.job, placement, _chosen_words(claim, placement))
-    for gang in gangs:
-        if gang.job not in placements:
-            reasons[gang.job] = _waiting_words(gang, nodes, free, claims)
-    return placements, reasons
-
-
-def _place(
-    claim: Claim,
-    gpus: int,
-    nodes: Sequence[Node],
-    state: RoundState,
-    free: Mapping[str, int],
-    gangs: Sequence[Gang],
-) -> Placement | None:
-    running = state.running.get(claim.job)
-    if (
-        running is not None
-        and running.gpu_type == claim.gpu_type
-        and _still_valid(claim.job, gangs, nodes, state)
-        and all(free[node] >= running.nodes.count(node) for node in set(running.nodes))
-    ):
-        return running
-    return pack(gpus, claim.gpu_type, nodes, free)
-
-
-def _chosen_words(claim: Claim, placement: Placement) -> str:
-    if claim.share > 0:
-        return (
-            f"{len(placement.nodes)} x {claim.gpu_type} in pool {placement.pool}: its share there is "
-            f"{claim.share:.0%} of the time, it has had {claim.received_fraction:.0%}"
+    """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
+    index = {name: m for m, name in enumerate(board.names)}
+    room = board.capacity.copy()
+    for job in pinned:
+        room[board.pools.index(board.valid[job].pool)] -= board.gangs[job].gpus
+    claims, position = board.claims, np.arange(len(board.claims))
+    open_ = ~np.isin(claims.job, [index[job] for job in pinned])
+    granted = position[open_][select(claims.take(open_), room)]
+    kept_for = {}
+    if pinned and keep:
+        closed = keep_free(
+            claims, np.flatnonzero(~open_ | np.isin(position, granted)), select(claims, board.capacity)
         )
-    return (
-        f"{len(placement.nodes)} x {claim.gpu_type} in pool {placement.pool}: no job with a share needs them"
-    )
-
-
-def _waiting_words(
-    gang: Gang, nodes: Sequence[Node], free: Mapping[str, int], claims: Sequence[Claim]
-) -> str:
-    usable = [claim.gpu_type for claim in claims if claim.job == gang.job]
-    if not usable:
-        return f"no GPU type of this policy's pools can run it: it names {sorted(gang.throughput) or 'none'}"
-    counts = []
-    for gpu_type in usable:
-        for pool in sorted({node.pool for node in nodes if node.gpu_type == gpu_type}):
-            members = [node for node in nodes if node.pool == pool]
-            has, left = sum(node.gpus for node in members), sum(free[node.name] for node in members)
-            counts.append(f"{left} of {has} {gpu_type} free in pool {pool}")
-    where = "; ".join(counts) or f"no node has {' or '.join(sorted(usable))}"
-    return f"waits for {gang.gpus} GPUs of one pool: {where}"
+        ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
+        open_ &= board.stays | ahead
+        granted = position[open_][select(claims.take(open_), room)]
+        kept_for = {board.pools[column]: board.names[claims.job[at]] for column, at in closed.items()}
+    wanted = [(job, board.valid[job].pool, board.gangs[job].gpus) for job in sorted(pinned)]
+    wanted += [
+        (board.names[claims.job[k]], board.pools[claims.column[k]], int(claims.gpus[k])) for k in granted
+    ]
+    return assign_nodes(wanted, board.nodes, board.valid), kept_for
 
 
 def _as_round(
-    gangs: Sequence[Gang],
-    state: RoundState,
+    board: _Board,
     placements: Mapping[str, Placement],
-    reasons: Mapping[str, str],
+    pinned: Mapping[str, str],
+    kept_for: Mapping[str, str],
+    state: RoundState,
 ) -> Round:
-    names = [gang.job for gang in gangs]
-    ran = set(state.running)
+    free = {node.name: node.gpus for node in board.nodes}
+    for placement in placements.values():
+        for name in placement.nodes:
+            free[name] -= 1
+    ran, names = state.running, board.names
+    extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
+    reasons = {}
+    for job, gang in board.gangs.items():
+        at = placements.get(job)
+        if at is None:
+            reasons[job] = waiting_words(gang, board.nodes, free, kept_for)
+        elif job in pinned:
+            reasons[job] = pinned_words(at, pinned[job])
+        else:
+            reasons[job] = chosen_words(
+                at,
+                share=board.shares.get(job, {}).get(at.gpu_type, 0.0),
+                received_fraction=board.fraction[job, at.gpu_type],
+                extended=job in extended,
+            )
     return Round(
         placements=dict(placements),
-        extended=tuple(j for j in names if j in ran and placements.get(j) == state.running[j]),
-        started=tuple(j for j in names if j not in ran and j in placements),
-        moved=tuple(j for j in names if j in ran and j in placements and placements[j] != state.running[j]),
-        stopped=tuple(sorted(j for j in ran if j not in placements)),
-        waiting=tuple(j for j in names if j not in ran and j not in placements),
-        reasons=dict(reasons),
+        extended=extended,
+        started=tuple(job for job in names if job not in ran and job in placements),
+        moved=tuple(job for job in names if job in ran and job in placements and job not in extended),
+        stopped=tuple(sorted(job for job in ran if job not in placements)),
+        waiting=tuple(job for job in names if job not in ran and job not in placements),
+        reasons=reasons,
     )
