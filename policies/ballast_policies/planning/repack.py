@@ -1,15 +1,16 @@
 """Repacking: the same layers on fewer ranks (DynMo supplement, Algorithm 3, corrected).
 
 The published loop moves all layers of one rank onto any other with room, and forgets to break and
-to keep the order of layers.  Here whole neighbours merge, so stages stay contiguous: kept ranks are
-those whose first layers stay where they are most, rank 0 always among them (it hosts the
-rendezvous), and the layers are then cut exactly over them under the memory limits.
+to keep the order of layers.  Here neighbours merge, so stages stay contiguous: of each number of
+ranks the subset with the smallest largest load is found exactly, under the memory limits, and among
+equals the one for which the fewest bytes travel.  Rank 0 always stays (it hosts the rendezvous).
 """
 
 import dataclasses
 from collections.abc import Sequence
 
-from ballast_policies.planning.partition import Partition, PlanningError, exact_partition
+from ballast_policies.planning.balancers.subset import RankSubsets
+from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -60,20 +61,22 @@ def repack(
         speeds: relative speed of each rank.
         bytes: bytes of each layer.
         memory: bytes that each rank can hold.
+
+    Raises:
+        PlanningError: memory without bytes, or for another number of ranks.
     """
     before = predict_step_seconds(partition.loads(seconds, speeds), microbatches)
     reference = before if reference_step_seconds is None else reference_step_seconds
     limit = reference * (1 + max_slowdown)
     reasons = []
+    subsets = RankSubsets(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
     for ranks in range(max(1, min_ranks), partition.ranks):
-        kept = _kept_ranks(partition, ranks)
-        kept_speeds = None if speeds is None else [speeds[rank] for rank in kept]
-        kept_memory = None if memory is None else [memory[rank] for rank in kept]
-        try:
-            candidate = exact_partition(seconds, ranks, speeds=kept_speeds, bytes=bytes, memory=kept_memory)
-        except PlanningError as error:
-            reasons.append(f"{ranks}: {error}")
+        found = subsets.best(ranks)
+        if found is None:
+            reasons.append(f"{ranks}: the layers do not fit the memory of any {ranks} ranks with rank 0")
             continue
+        kept, candidate = found.ranks, found.partition
+        kept_speeds = None if speeds is None else [speeds[rank] for rank in kept]
         after = predict_step_seconds(candidate.loads(seconds, kept_speeds), microbatches)
         if after > limit:
             reasons.append(f"{ranks}: {after:.4f} s a step, over the limit of {limit:.4f} s")
@@ -100,8 +103,3 @@ def repack(
         why="cannot do with fewer ranks: "
         + ("; ".join(reasons) or f"{partition.ranks} is the least allowed"),
     )
-
-
-def _kept_ranks(partition: Partition, ranks: int) -> tuple[int, ...]:
-    """Spread over the old ranks, so that each kept one merges with its own right-hand neighbours."""
-    return tuple(partition.ranks * rank // ranks for rank in range(ranks))

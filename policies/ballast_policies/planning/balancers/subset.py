@@ -1,0 +1,137 @@
+"""Fewer ranks: which of today's ranks to keep, and the layers of each, contiguous in their order.
+
+For ranks considered so far, ranks kept of them (c) and layers placed (j):
+
+    d[c, j] = min(d[c, j] without this rank,
+                  min over k of combine(d[c - 1, k], cost of layers k..j-1 on this rank))
+
+once with the largest load (which gives the smallest possible one, c*), then, among the choices within
+c*, with the bytes that travel.  Rank 0 is always kept.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ballast_policies.planning.partition import Partition, PlanningError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRanks:
+    """Ranks that stay, and what they hold.
+
+    Attributes:
+        ranks: today's numbers, ascending; the first is 0.
+        partition: over them, in their order.
+    """
+
+    ranks: tuple[int, ...]
+    partition: Partition
+
+
+class RankSubsets:
+    """The best subsets of every size of the ranks in force.
+
+    Args:
+        partition: the one in force.
+        seconds: load of each layer, shape (L,).
+        speeds: relative speed of each of today's ranks.
+        bytes: bytes of each layer.
+        memory: bytes that each of today's ranks can hold; needs ``bytes``.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        seconds: Sequence[float],
+        *,
+        speeds: Sequence[float] | None = None,
+        bytes: Sequence[int] | None = None,
+        memory: Sequence[int] | None = None,
+    ) -> None:
+        if memory is not None and (bytes is None or len(memory) != partition.ranks):
+            raise PlanningError(f"memory needs bytes of the layers and a limit for {partition.ranks} ranks")
+        self.partition = partition
+        self.S = _sums(seconds)
+        self.weight = np.ones(partition.layers) if bytes is None else np.asarray(bytes, dtype=float)
+        self.speeds = np.ones(partition.ranks) if speeds is None else np.asarray(speeds, dtype=float)
+        self.memory = memory
+        self.loads = _Table(self, np.maximum, lambda rank: self._load(rank))
+
+    def smallest_load(self, ranks: int) -> float | None:
+        """The largest load of the best ``ranks`` ranks; None where the memory of no choice is enough."""
+        value = self.loads.value(ranks)
+        return value if np.isfinite(value) else None
+
+    def best(self, ranks: int, *, slack: float = 0.0) -> KeptRanks | None:
+        """Within ``slack`` of the smallest largest load, the choice for which the fewest bytes travel."""
+        load = self.smallest_load(ranks)
+        if load is None:
+            return None
+        limit = load * (1 + slack) * (1 + 1e-12)
+        table = _Table(
+            self, np.add, lambda rank: np.where(self._load(rank) <= limit, self._moved(rank), np.inf)
+        )
+        return table.choice(ranks)
+
+    def _load(self, rank: int) -> np.ndarray:
+        """[k, j]: load of layers k..j-1 on ``rank``; infinite where they do not fit its memory."""
+        load = (self.S[None, :] - self.S[:, None]) / self.speeds[rank]
+        if self.memory is not None:
+            held = _sums(self.weight)
+            load = np.where(held[None, :] - held[:, None] <= self.memory[rank], load, np.inf)
+        return load
+
+    def _moved(self, rank: int) -> np.ndarray:
+        """[k, j]: bytes that travel if layers k..j-1 are on ``rank``."""
+        away = self.weight.copy()
+        away[self.partition.bounds[rank] : self.partition.bounds[rank + 1]] = 0.0
+        M = _sums(away)
+        return M[None, :] - M[:, None]
+
+
+class _Table:
+    """The recursion of above for one way to combine costs, with the choices kept for the way back."""
+
+    def __init__(self, owner: RankSubsets, combine: np.ufunc, cost: Callable[[int], np.ndarray]) -> None:
+        ranks, width = owner.partition.ranks, owner.partition.layers + 1
+        self.ranks, self.layers = ranks, width - 1
+        best = np.full((ranks + 1, width), np.inf)
+        best[0, 0] = 0.0
+        # taken[rank][c, j]: first layer of this rank where it is kept as the c-th, else -1.
+        self.taken = np.full((ranks, ranks + 1, width), -1)
+        upper = np.tril_indices(width)
+        for rank in range(ranks):
+            price = cost(rank)
+            following = best.copy()
+            if rank == 0:
+                following[0, 0] = np.inf
+            for kept in range(1, rank + 2):
+                value = combine(best[kept - 1][:, None], price)
+                value[upper] = np.inf
+                first = np.argmin(value, axis=0)
+                least = value[first, np.arange(width)]
+                better = least < following[kept]
+                following[kept] = np.where(better, least, following[kept])
+                self.taken[rank, kept] = np.where(better, first, -1)
+            best = following
+        self.best = best
+
+    def value(self, ranks: int) -> float:
+        return float(self.best[ranks, self.layers])
+
+    def choice(self, ranks: int) -> KeptRanks | None:
+        if not np.isfinite(self.value(ranks)):
+            return None
+        kept, bounds = [], [self.layers]
+        for rank in range(self.ranks - 1, -1, -1):
+            first = int(self.taken[rank, ranks - len(kept), bounds[-1]]) if len(kept) < ranks else -1
+            if first >= 0:
+                kept.append(rank)
+                bounds.append(first)
+        return KeptRanks(ranks=tuple(reversed(kept)), partition=Partition(bounds=tuple(reversed(bounds))))
+
+
+def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])

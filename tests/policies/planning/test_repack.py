@@ -1,0 +1,113 @@
+"""Repacking: fewest ranks that keep the pace, exactly the best subset of them, fewest bytes."""
+
+import itertools
+
+import pytest
+from ballast_policies.planning import (
+    Partition,
+    PlanningError,
+    even_partition,
+    predict_step_seconds,
+    repack,
+)
+from ballast_policies.planning.balancers import RankSubsets
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def all_partitions(layers, ranks):
+    for cuts in itertools.combinations(range(1, layers), ranks - 1):
+        yield Partition(bounds=(0, *cuts, layers))
+
+
+@settings(deadline=None)
+@given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
+def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
+    """Smallest largest load over all subsets with rank 0 and all cuts; then the fewest bytes; memory holds."""
+    layers = len(seconds)
+    ranks = data.draw(st.integers(2, min(5, layers)))
+    start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))
+    speeds = data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=ranks, max_size=ranks))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers))
+    memory = data.draw(st.lists(st.integers(1, 60), min_size=ranks, max_size=ranks))
+    keep = data.draw(st.integers(1, ranks - 1))
+
+    def candidates():
+        for rest in itertools.combinations(range(1, ranks), keep - 1):
+            kept = (0, *rest)
+            for partition in all_partitions(layers, keep):
+                held = partition.loads(sizes)
+                if all(held[i] <= memory[rank] for i, rank in enumerate(kept)):
+                    loads = partition.loads(seconds, [speeds[rank] for rank in kept])
+                    moved = sum(
+                        sizes[layer]
+                        for layer in range(layers)
+                        if kept[partition.rank_of(layer)] != start.rank_of(layer)
+                    )
+                    yield float(loads.max()), moved
+
+    every = list(candidates())
+    found = RankSubsets(start, seconds, speeds=speeds, bytes=sizes, memory=memory).best(keep)
+    if not every:
+        assert found is None
+        return
+    least = min(load for load, _ in every)
+    loads = found.partition.loads(seconds, [speeds[rank] for rank in found.ranks])
+    moved = sum(
+        sizes[layer]
+        for layer in range(layers)
+        if found.ranks[found.partition.rank_of(layer)] != start.rank_of(layer)
+    )
+    assert found.ranks[0] == 0
+    assert loads.max() == pytest.approx(least, rel=1e-9)
+    assert moved <= min(m for load, m in every if load <= least * (1 + 1e-13))
+
+
+def test_rp1_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
+    """Each time the fewest ranks that keep the first pace; stages stay contiguous; rank 0 stays."""
+    layers, m = 48, 16
+    partition = even_partition(layers, 8)
+    reference = predict_step_seconds(partition.loads([1.0] * layers), m)
+    counts = []
+    for cost in (0.8, 0.55, 0.25):
+        decision = repack(
+            partition,
+            [cost] * layers,
+            microbatches=m,
+            max_slowdown=0.0,
+            reference_step_seconds=reference,
+        )
+        assert decision.repack and decision.kept_ranks[0] == 0
+        assert decision.step_seconds_after <= reference
+        partition = decision.partition
+        counts.append(partition.ranks)
+    assert counts == [6, 4, 2]
+
+
+def test_rp1_an_even_merge_moves_only_every_other_ranks_layers():
+    """4 to 2 ranks: the layers of ranks 1 and 3 travel, or as many."""
+    found = RankSubsets(even_partition(8, 4), [1.0] * 8).best(2)
+    assert found.partition == even_partition(8, 2)
+    owners = [found.ranks[found.partition.rank_of(layer)] for layer in range(8)]
+    before = [even_partition(8, 4).rank_of(layer) for layer in range(8)]
+    assert sum(a != b for a, b in zip(owners, before, strict=True)) == 4
+
+
+def test_rp1_the_slow_rank_is_released():
+    """Of unlike ranks the fast ones stay, with rank 0."""
+    decision = repack(
+        even_partition(8, 4), [1.0] * 8, microbatches=8, speeds=[1.0, 0.2, 1.0, 1.0], max_slowdown=0.0
+    )
+    assert decision.repack
+    assert 1 in decision.released_ranks
+
+
+def test_rp1_memory_that_is_not_enough_is_the_reason():
+    """An explicit "cannot", for each number of ranks."""
+    decision = repack(
+        even_partition(4, 2), [1.0] * 4, microbatches=2, max_slowdown=9.0, bytes=[1] * 4, memory=[2, 2]
+    )
+    assert not decision.repack
+    assert "1: the layers do not fit the memory of any 1 ranks with rank 0" in decision.why
+    with pytest.raises(PlanningError, match="memory needs bytes"):
+        repack(even_partition(4, 2), [1.0] * 4, microbatches=2, memory=[2, 2])
