@@ -1,0 +1,256 @@
+"""The Helm chart: what it renders, what it refuses, and that a real API server takes it."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ballast_localcluster.testing import ControlPlane
+from ballast_operator.api.crd import custom_resource_definitions
+from ballast_operator.api.rbac import operator_rules, people_roles
+
+helm = pytest.importorskip("helm_python", reason="Helm as a library has no wheel for this machine")
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "ballast"
+EVERYTHING: dict[str, Any] = {
+    "replicas": 2,
+    "watchNamespace": "research",
+    "settings": {"JOB_BIND_SECONDS": 30, "SOLVER_LIMIT_SECONDS": 2.5},
+    "imagePullSecrets": [{"name": "registry"}],
+    "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "podAnnotations": {"team": "platform"},
+    "podLabels": {"team": "platform"},
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
+    "priorityClassName": "system-cluster-critical",
+    "serviceAccount": {"annotations": {"a": "b"}},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Ballast"}},
+    },
+    "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
+    "podDisruptionBudget": {"enabled": True},
+}
+"""Everything that can be switched on."""
+
+
+@pytest.fixture(scope="module")
+def chart() -> Iterator[Any]:
+    with helm.Chart.load(CHART) as loaded:
+        yield loaded
+
+
+def render(chart: Any, values: dict[str, Any] | None = None, name: str = "ballast") -> list[dict[str, Any]]:
+    """All objects that the values make."""
+    files = chart.render(values or {}, name=name, namespace="ballast-system")
+    return [
+        item
+        for path, text in files.items()
+        if not path.endswith("NOTES.txt")
+        for item in yaml.safe_load_all(text)
+        if item
+    ]
+
+
+def of_kind(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [item for item in items if item["kind"] == kind]
+
+
+def test_the_default_objects(chart: Any) -> None:
+    """Are what an operator needs, and nothing that a cluster may lack."""
+    kinds = sorted(item["kind"] for item in render(chart))
+    assert kinds == sorted(
+        [
+            "ClusterRole",
+            "ClusterRole",
+            "ClusterRole",
+            "ClusterRoleBinding",
+            "CustomResourceDefinition",
+            "CustomResourceDefinition",
+            "Deployment",
+            "Pod",
+            "Service",
+            "ServiceAccount",
+        ]
+    )
+
+
+def test_the_chart_is_clean() -> None:
+    """Helm's own lint finds nothing but the missing icon."""
+    report = helm.lint(str(CHART), strict=True)
+    assert report["errors"] == []
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Pod"])
+def test_every_pod(chart: Any, kind: str) -> None:
+    """Runs without root, privileges, a writable root or an unbounded memory."""
+    (item,) = of_kind(render(chart), kind)
+    spec = item["spec"]["template"]["spec"] if kind == "Deployment" else item["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]
+
+
+def test_the_operators_arguments(chart: Any) -> None:
+    """Are options that the command has, and the pod knows its namespace for the leader's Lease."""
+    from ballast_operator.cli.operator import operator
+
+    (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    command, *options = container["args"]
+    assert command == operator.name
+    context = operator.make_context("operator", list(options))
+    assert (context.params["namespace"], context.params["metrics_port"]) == ("research", 8080)
+    environment = {variable["name"]: variable for variable in container["env"]}
+    assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
+
+
+def test_the_operators_settings(chart: Any) -> None:
+    """Arrive as the operator reads them."""
+    from ballast_operator.settings import from_environment
+
+    (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {
+        v["name"]: v["value"] for v in container["env"] if v["name"].startswith("BALLAST_") and "value" in v
+    }
+    settings = from_environment(environment)
+    assert (settings.job.bind_seconds, settings.solver.limit_seconds) == (30, 2.5)
+
+
+def test_the_crds(chart: Any) -> None:
+    """Are the generated ones, and stay when the release goes; unless that is not wanted."""
+    rendered = of_kind(render(chart), "CustomResourceDefinition")
+    for crd in rendered:
+        assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    by_name = {crd["metadata"]["name"]: crd for crd in rendered}
+    assert by_name == {crd["metadata"]["name"]: crd for crd in custom_resource_definitions()}
+    bare = of_kind(render(chart, {"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert all("annotations" not in crd["metadata"] for crd in bare)
+    assert of_kind(render(chart, {"crds": {"install": False}}), "CustomResourceDefinition") == []
+
+
+def test_the_permissions(chart: Any) -> None:
+    """Are those of the one source, under the release's name."""
+    roles = {item["metadata"]["name"]: item for item in of_kind(render(chart, name="blue"), "ClusterRole")}
+    assert roles["blue-ballast"]["rules"] == operator_rules()
+    for role in people_roles():
+        name = role["metadata"]["name"].replace("ballast", "blue-ballast")
+        assert roles[name]["rules"] == role["rules"]
+        aggregation = {k: v for k, v in role["metadata"]["labels"].items() if "aggregate-to" in k}
+        assert aggregation.items() <= roles[name]["metadata"]["labels"].items()
+    (binding,) = of_kind(render(chart, name="blue"), "ClusterRoleBinding")
+    assert binding["subjects"][0]["name"] == "blue-ballast"
+
+
+def test_an_image_by_digest(chart: Any) -> None:
+    """Is that digest, whatever the tag says."""
+    digest = "sha256:" + "0" * 64
+    values = {"image": {"repository": "r/operator", "tag": "x", "digest": digest}}
+    (deployment,) = of_kind(render(chart, values), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"r/operator@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": "two"}, "replicas"),
+        ({"logLevel": "loud"}, "logLevel"),
+        ({"metrics": {"port": 70000}}, "port"),
+        ({"settings": {"JOB_BIND_SECONDS": 0}}, "JOB_BIND_SECONDS"),
+        ({"settings": {"BIND": 3}}, "BIND"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "interval"),
+        ({"watchNamespace": "Research Team"}, "watchNamespace"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_value(chart: Any, values: dict[str, Any], words: str) -> None:
+    """Is refused by its name before anything is installed."""
+    with pytest.raises(helm.HelmValuesError, match=words):
+        render(chart, values)
+
+
+def test_every_value_is_in_the_schema() -> None:
+    """With additionalProperties false all the way down, so that no misspelling goes unnoticed."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def check(part: dict[str, Any], value: dict[str, Any], path: str) -> None:
+        assert part["additionalProperties"] is False, path
+        assert value.keys() <= part["properties"].keys(), path
+        for name, inner in value.items():
+            if isinstance(inner, dict) and "properties" in part["properties"][name]:
+                check(part["properties"][name], inner, f"{path}.{name}")
+
+    check(schema, values, "values")
+
+
+def test_the_notes(chart: Any) -> None:
+    """Warn of a disruption budget that would block every drain, and of CRDs that go with the release."""
+    plain = chart.render({}, name="ballast", namespace="x")["ballast/templates/NOTES.txt"]
+    risky = chart.render(
+        {"podDisruptionBudget": {"enabled": True}, "crds": {"keep": False}}, name="ballast", namespace="x"
+    )["ballast/templates/NOTES.txt"]
+    assert "Note:" not in plain
+    assert risky.count("Note:") == 2
+    for example in re.findall(r"examples/\S+\.yaml", plain):
+        assert (ROOT / example).is_file()
+
+
+def test_the_image_and_the_chart_agree(chart: Any) -> None:
+    """The pod runs as the image's user, and the image's entry point takes the pod's arguments."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (deployment,) = of_kind(render(chart), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    user = pod["securityContext"]
+    assert f"USER {user['runAsUser']}:{user['runAsGroup']}" in dockerfile
+    assert 'ENTRYPOINT ["ballast"]' in dockerfile
+    assert "command" not in pod["containers"][0]
+    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE):
+        for source in sources.split():
+            assert (ROOT / source).exists(), source
+
+
+@pytest.mark.api
+def test_install_upgrade_uninstall(control_plane: ControlPlane, namespace: str) -> None:
+    """On a real API server: all objects are taken, an upgrade changes them, and nothing stays behind."""
+    from kubernetes import client
+
+    values = {
+        **EVERYTHING,
+        "crds": {"install": False},
+        "metrics": {"dashboards": {"enabled": True}},
+        "fullnameOverride": f"ballast-{namespace}",
+    }
+    with (
+        helm.Config(kubeconfig_path=str(control_plane.kubeconfig), namespace=namespace) as release,
+        control_plane.client() as api,
+    ):
+        release.install(str(CHART), "one", values, namespace=namespace, timeout=60)
+        apps, rbac = client.AppsV1Api(api), client.RbacAuthorizationV1Api(api)
+        assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 2
+        release.upgrade(str(CHART), "one", {**values, "replicas": 3}, namespace=namespace, timeout=60)
+        assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 3
+        release.uninstall("one", timeout=60)
+        left = [
+            role.metadata.name for role in rbac.list_cluster_role().items if namespace in role.metadata.name
+        ]
+        assert left == []
