@@ -23,7 +23,7 @@ def all_partitions(layers, ranks):
 @settings(deadline=None)
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
 def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
-    """Smallest largest load over all subsets with rank 0 and all cuts; then the fewest bytes; memory holds."""
+    """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds."""
     layers = len(seconds)
     ranks = data.draw(st.integers(2, min(5, layers)))
     start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))

@@ -187,7 +187,7 @@ def test_z5_the_gain_is_not_monotone():
 
 
 def test_z5_four_stragglers_of_eight_split_at_three():
-    """The paper's slowness 8, 6, 4, 2 of 8 ranks; with this (our) link three of the four migrate, as there."""
+    """The paper's slowness 8, 6, 4, 2 of 8 ranks; over this (our) link three of four migrate."""
     T = [8.0, 6.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0]
     columns, communicate = [100] * 8, LinearCost(per_column=0.003)
     assert migrating_stragglers(T, columns, communicate=communicate) == 3

@@ -57,7 +57,7 @@ class RankSubsets:
         self.weight = np.ones(partition.layers) if bytes is None else np.asarray(bytes, dtype=float)
         self.speeds = np.ones(partition.ranks) if speeds is None else np.asarray(speeds, dtype=float)
         self.memory = memory
-        self.loads = _Table(self, np.maximum, lambda rank: self._load(rank))
+        self.loads = _Table(self, np.maximum, self._load)
 
     def smallest_load(self, ranks: int) -> float | None:
         """The largest load of the best ``ranks`` ranks; None where the memory of no choice is enough."""
@@ -70,10 +70,11 @@ class RankSubsets:
         if load is None:
             return None
         limit = load * (1 + slack) * (1 + 1e-12)
-        table = _Table(
-            self, np.add, lambda rank: np.where(self._load(rank) <= limit, self._moved(rank), np.inf)
-        )
-        return table.choice(ranks)
+
+        def price(rank: int) -> np.ndarray:
+            return np.where(self._load(rank) <= limit, self._moved(rank), np.inf)
+
+        return _Table(self, np.add, price).choice(ranks)
 
     def _load(self, rank: int) -> np.ndarray:
         """[k, j]: load of layers k..j-1 on ``rank``; infinite where they do not fit its memory."""
@@ -124,7 +125,8 @@ class _Table:
     def choice(self, ranks: int) -> KeptRanks | None:
         if not np.isfinite(self.value(ranks)):
             return None
-        kept, bounds = [], [self.layers]
+        kept: list[int] = []
+        bounds = [self.layers]
         for rank in range(self.ranks - 1, -1, -1):
             first = int(self.taken[rank, ranks - len(kept), bounds[-1]]) if len(kept) < ranks else -1
             if first >= 0:
