@@ -81,7 +81,7 @@ class NodePool(ApiModel):
     ] = "nvidia.com/gpu"
     """Resource that its nodes offer and pods ask for."""
     capacity_type: CapacityType = CapacityType.ON_DEMAND
-    """How sure its nodes are to stay."""
+    """How sure its nodes are to stay. For people: lost nodes are dealt with alike in both."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Price of one GPU for one hour, in a currency of your choice; 0: not accounted for."""
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import pytest
 from ballast_localcluster.testing import ControlPlane, eventually
 from ballast_operator.api.rbac import Rule, trainer_rules
+from ballast_operator.desired.access import access_objects
 from ballast_operator.install import OPERATOR_NAME, install_objects
+from ballast_operator.views.job import JobView
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
@@ -181,3 +183,10 @@ def test_everything_that_is_installed() -> None:
     assert kinds.index("Namespace") < kinds.index("ServiceAccount") < kinds.index("ClusterRoleBinding")
     binding = next(item for item in install_objects("somewhere") if item["kind"] == "ClusterRoleBinding")
     assert binding["subjects"][0]["namespace"] == "somewhere"
+
+
+def test_the_role_that_the_operator_makes() -> None:
+    """Holds the rules tested here, and those that the operator may give away."""
+    view = JobView(key=("default", "a"), uid="1", generation=1, spec=None)
+    (made,) = [body for kind, body in access_objects(view) if kind.kind == "Role"]
+    assert made["rules"] == trainer_rules("a")

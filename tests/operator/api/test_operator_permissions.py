@@ -1,0 +1,148 @@
+"""The operator under its own service account, on a real API server: its permissions are enough."""
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ballast_localcluster.testing import ControlPlane, eventually
+from ballast_operator.install import OPERATOR_NAME, install_objects
+from kubernetes import client
+from kubernetes.dynamic import DynamicClient
+
+from tests.operator.api.objects import JOB, changed
+
+pytestmark = pytest.mark.api
+
+START_SECONDS = 60.0
+DECISION_SECONDS = 30.0
+SYSTEM = "ballast-permissions-test"
+NODE = "permissions-test-0"
+GROUP = ("ballast.dev", "v1alpha1")
+
+
+@pytest.fixture
+def account_kubeconfig(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
+    """A kubeconfig of the operator's service account, after an installation without the chart."""
+    with control_plane.client() as api:
+        kube = DynamicClient(api)
+        for item in install_objects(SYSTEM):
+            resource = kube.resources.get(api_version=item["apiVersion"], kind=item["kind"])
+            resource.server_side_apply(
+                body=item,
+                namespace=item["metadata"].get("namespace"),
+                field_manager="ballast-tests",
+                force_conflicts=True,
+            )
+        token = client.CoreV1Api(api).create_namespaced_service_account_token(
+            OPERATOR_NAME,
+            SYSTEM,
+            client.AuthenticationV1TokenRequest(
+                spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600)
+            ),
+        )
+        authority = Path(api.configuration.ssl_ca_cert).read_bytes()
+        kubeconfig = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "operator",
+            "clusters": [
+                {
+                    "name": "operator",
+                    "cluster": {
+                        "server": api.configuration.host,
+                        "certificate-authority-data": base64.b64encode(authority).decode(),
+                    },
+                }
+            ],
+            "users": [{"name": "operator", "user": {"token": token.status.token}}],
+            "contexts": [{"name": "operator", "context": {"cluster": "operator", "user": "operator"}}],
+        }
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(kubeconfig))
+        yield path
+
+
+@contextlib.contextmanager
+def running(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    arguments = ["operator", "--kubeconfig", str(kubeconfig), "--lease-namespace", SYSTEM]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ballast_operator.cli", *arguments, "--metrics-port", "0"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def node_and_policy(api: client.ApiClient) -> Iterator[None]:
+    """A node that nobody runs, with four GPUs, and a policy that has it for a pool."""
+    core, custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+    core.create_node({"metadata": {"name": NODE, "labels": {"permissions-test": "yes"}}})
+    resources = {"nvidia.com/gpu": "4", "cpu": "8", "memory": "8Gi", "pods": "10"}
+    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "a node of a test"}
+    status: dict[str, Any] = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
+    core.patch_node_status(NODE, {"status": status})
+    policy = {
+        "apiVersion": "/".join(GROUP),
+        "kind": "ClusterPolicy",
+        "metadata": {"name": "permissions-test"},
+        "spec": {
+            "nodePools": [{"name": "only", "nodeSelector": {"permissions-test": "yes"}, "gpuType": "v100"}]
+        },
+    }
+    custom.create_cluster_custom_object(*GROUP, "clusterpolicies", policy)
+    try:
+        yield
+    finally:
+        custom.delete_cluster_custom_object(*GROUP, "clusterpolicies", "permissions-test")
+        core.delete_node(NODE)
+
+
+def test_a_launch(
+    control_plane: ControlPlane, account_kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    """Leads, decides, makes a job's account, role, plan and pods, and is forbidden nothing."""
+    log = tmp_path / "operator.log"
+    with control_plane.client() as api, node_and_policy(api), running(account_kubeconfig, log) as process:
+        core, custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+
+        def policy_is_ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            policy = custom.get_cluster_custom_object(*GROUP, "clusterpolicies", "permissions-test")
+            conditions = policy.get("status", {}).get("conditions", [])
+            assert ("Ready", "True") in [(c["type"], c["status"]) for c in conditions], log.read_text()
+            return True
+
+        eventually(policy_is_ready, START_SECONDS, "the policy to be in force")
+        job = changed(JOB, "metadata.namespace", namespace)
+        custom.create_namespaced_custom_object(*GROUP, namespace, "trainingjobs", job)
+        pods = eventually(
+            lambda: core.list_namespaced_pod(namespace).items, DECISION_SECONDS, "pods of the job"
+        )
+        assert {pod.spec.service_account_name for pod in pods} == {"translator-trainer"}
+        assert client.RbacAuthorizationV1Api(api).read_namespaced_role("translator-trainer", namespace)
+        eventually(
+            lambda: (
+                custom.get_namespaced_custom_object(*GROUP, namespace, "trainingjobs", "translator")
+                .get("status", {})
+                .get("allocation")
+            ),
+            DECISION_SECONDS,
+            "an allocation in the job's status",
+        )
+        assert core.list_namespaced_event(namespace).items
+        custom.delete_namespaced_custom_object(*GROUP, namespace, "trainingjobs", "translator")
+    assert "forbidden" not in log.read_text().lower()
