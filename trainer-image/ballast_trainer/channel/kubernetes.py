@@ -117,7 +117,7 @@ class ApiServer:
             response = connection.getresponse()
             text = response.read()
         except (OSError, http.client.HTTPException) as error:
-            self._connection = None
+            self.close()
             raise ChannelError(f"{method} {path}: {error!r}") from error
         if response.status == http.client.NOT_FOUND:
             return None
@@ -125,6 +125,12 @@ class ApiServer:
             raise ChannelError(f"{method} {path}: {response.status} {text[:300].decode(errors='replace')}")
         answer: Mapping[str, Any] = json.loads(text)
         return answer
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._connection is None:

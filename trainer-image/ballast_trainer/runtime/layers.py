@@ -14,7 +14,7 @@ from ballast_trainer.config import TrainingConfig
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.runtime.profile import Meter
-from ballast_trainer.runtime.seeding import seed_build, seed_layer
+from ballast_trainer.runtime.seeding import mixed_key, seed_build, seed_layer
 
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
@@ -163,14 +163,14 @@ class LayerStack(nn.Module):
         if value.requires_grad:
             # gloo sends contiguous tensors only, and a layer's backward need not return one.
             value.register_hook(torch.Tensor.contiguous)
+        key = mixed_key(self._seed, meter.step, microbatch or 0)
+        measured = meter.by_layer and microbatch is not None
         for index, layer in zip(self.indices, self.stack, strict=True):
-            if microbatch is not None:
+            if measured:
                 meter.enter(index)
-            seed_layer(
-                self._device, seed=self._seed, step=meter.step, microbatch=microbatch or 0, layer=index
-            )
+            seed_layer(self._device, key, index)
             value = layer(value)
-            if microbatch is not None and value.requires_grad:
+            if measured and value.requires_grad:
                 # Runs when the gradient of this output is known: layer index's backward begins.
                 value.register_hook(functools.partial(_enter_backward, meter, index))
         return value

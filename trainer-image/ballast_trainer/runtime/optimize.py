@@ -41,7 +41,7 @@ def optimizer_step(
     scale = 1.0
     if config.clip_norm is not None:
         scale = min(1.0, config.clip_norm / (math.sqrt(squared_norm) + 1e-6))
-    began = meter.now()
+    began = meter.start_optimizer()
     for layer in layers:
         if layer.optimizer is None:
             continue

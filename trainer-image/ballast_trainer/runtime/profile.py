@@ -17,6 +17,8 @@ from ballast_trainer.emulation import EmulatedSpeed
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
+MEASURED_EVERY = 8
+"""Once so many steps are measured, one in so many is: the layers' costs change at known steps only."""
 
 
 class Meter:
@@ -25,6 +27,7 @@ class Meter:
     Attributes:
         forward, backward, optimizer: seconds of each layer this step, already multiplied by the
             emulated slow-down (forward and backward; the optimizer is not padded).
+        by_layer: whether this step's seconds are told apart by layer.
         microbatch: the microbatch that runs; None outside of a schedule's chunks.
         step: the step that runs, 0-based.
     """
@@ -40,25 +43,31 @@ class Meter:
         self._mark = self._chunk_mark = self._chunk_wall = 0.0
         self._into: list[float] = []
         self._layer: int | None = None
+        self.optimizer = [0.0] * layer_count
         self.start_step(0)
 
-    def start_step(self, step: int) -> None:
-        """Forget the last step's seconds."""
+    def start_step(self, step: int, *, by_layer: bool = True) -> None:
+        """Forget the last step's seconds; the optimizer's are kept, since they are counted after a step."""
         self.step = step
+        self.by_layer = by_layer
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
-        self.optimizer = [0.0] * self.layer_count
 
     def _now(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
 
+    def start_optimizer(self) -> float:
+        """The optimizer's part of a step begins; returns now, for :meth:`add_optimizer`."""
+        self.optimizer = [0.0] * self.layer_count
+        return self._now()
+
     def begin(self, microbatch: int, into: list[float], layer: int | None) -> None:
         """Work on a microbatch begins, with ``layer``; its seconds go to ``into`` (forward or backward)."""
         self.microbatch = microbatch
         self._into = into
-        self._layer = layer
+        self._layer = layer if self.by_layer else None
         if self._speed is not None:
             self._chunk_wall = time.perf_counter()
         self._mark = self._chunk_mark = self._now()
@@ -85,10 +94,6 @@ class Meter:
         now = self._now()
         self.optimizer[layer] += now - began
         return now
-
-    def now(self) -> float:
-        """The meter's clock."""
-        return self._now()
 
     def seconds(self) -> list[float]:
         """Forward, backward, optimizer of all layers in one list of 3 L; zero for other ranks' layers."""
@@ -124,6 +129,10 @@ class Profile:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def wants(self, step: int) -> bool:
+        """Whether ``step`` is to be measured: the first ones after a change, then now and then."""
+        return len(self._steps) < KEPT_STEPS or step % MEASURED_EVERY == 0
 
     def add(self, seconds: list[float]) -> None:
         """Add one step: the 3 L seconds of all ranks, summed."""

@@ -164,16 +164,13 @@ class Session:
         if any(changes):
             training.rebuild()
             training.profile.forget()
-        # The optimizer's seconds of the last step are still in the meter, and go with this step's.
-        optimizer_seconds = training.meter.optimizer
-        training.meter.start_step(training.step)
-        training.meter.optimizer = optimizer_seconds
+        measured = training.profile.wants(training.step)
+        training.meter.start_step(training.step, by_layer=measured)
         assert training.pipeline is not None
         loss = training.pipeline.run(training.batch())
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
-        training.meter.optimizer = [0.0] * training.model.layer_count
         optimizer_step(
             training.layers,
             training.config.training,
@@ -184,7 +181,9 @@ class Session:
         for dynamic in training.dynamics:
             dynamic.after_optimizer(training.layers)
         training.step += 1
-        training.profile.add(agreed.seconds)
+        if measured:
+            # The optimizer's seconds among them are the last step's: it runs after the sum.
+            training.profile.add(agreed.seconds)
         fields = self._progress.step_done(agreed.loss, time.perf_counter() - began)
         self._reporter.step(**fields)
         if self._liaison is not None:

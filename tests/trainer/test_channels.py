@@ -1,0 +1,246 @@
+"""Both channels carry the contract's bytes; the liaison retries and never blocks training."""
+
+import http.server
+import json
+import threading
+
+import pytest
+from ballast_policies.contract import Ack, Directive, Plan, Proposal, Rank, Report, Stage
+from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.channel.standalone import StandaloneChannel
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.testing import eventually, local_plan
+
+PLAN = local_plan(["a-1-0", "a-1-1"])
+REPORT = Report(epoch=1, step=7, loss=2.5, steps_per_second=3.0)
+ACK = Ack(epoch=1, step=0)
+PROPOSAL = Proposal(
+    epoch=1,
+    step=7,
+    kept_pods=("a-1-0",),
+    released_pods=("a-1-1",),
+    stages=(Stage(rank=0, first_layer=0, end_layer=4),),
+    step_seconds_before=1.0,
+    step_seconds_after=1.05,
+)
+
+
+class FakeApiServer(http.server.ThreadingHTTPServer):
+    """One ConfigMap and one Lease over HTTP; keeps what it was asked."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), FakeHandler)
+        self.objects = {}
+        self.requests = []
+        self.failures = 0
+
+
+class FakeHandler(http.server.BaseHTTPRequestHandler):
+    """Get and merge-patch."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        """An object, or 404."""
+        self._answer(lambda: self.server.objects.get(self.path))
+
+    def do_PATCH(self):
+        """Merge annotations and spec."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def patch():
+            found = self.server.objects.get(self.path)
+            if found is not None:
+                for part in ("metadata", "spec"):
+                    merge(found.setdefault(part, {}), body.get(part, {}))
+            return found
+
+        self._answer(patch)
+
+    def _answer(self, action):
+        self.server.requests.append((self.command, self.path, dict(self.headers)))
+        if self.server.failures:
+            self.server.failures -= 1
+            status, value = 503, {"message": "try later"}
+        else:
+            value = action()
+            status = 404 if value is None else 200
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        """Silent."""
+
+
+def merge(target, patch):
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            merge(target.setdefault(key, {}), value)
+        else:
+            target[key] = value
+
+
+@pytest.fixture
+def api():
+    server = FakeApiServer()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/team/leases/a"
+CONFIG_MAP = "/api/v1/namespaces/team/configmaps/a-plan"
+
+
+@pytest.fixture
+def kubeconfig(api, tmp_path):
+    path = tmp_path / "kubeconfig"
+    config = {
+        "current-context": "pod",
+        "contexts": [{"name": "pod", "context": {"cluster": "local", "user": "trainer"}}],
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{api.server_port}"}}],
+        "users": [{"name": "trainer", "user": {"token": "secret"}}],
+    }
+    path.write_text(json.dumps(config))
+    return {"KUBECONFIG": str(path)}
+
+
+@pytest.fixture
+def kubernetes_channel(kubeconfig):
+    server = ApiServer.from_environment(kubeconfig)
+    yield KubernetesChannel(server, namespace="team", job="a", pod="a-1-0")
+    server.close()
+
+
+def test_plan_and_configuration_come_from_the_config_map(api, kubernetes_channel):
+    """Nothing there yet means wait; then the contract's bytes, asked for with the pod's own token."""
+    assert kubernetes_channel.read_plan() is None
+    assert kubernetes_channel.read_config() is None
+    api.objects[CONFIG_MAP] = {"data": {"plan.json": PLAN.to_json(), "config.json": '{"totalSteps": 3}'}}
+    assert kubernetes_channel.read_plan() == PLAN
+    assert kubernetes_channel.read_config() == {"totalSteps": 3}
+    assert {headers["Authorization"] for _, _, headers in api.requests} == {"Bearer secret"}
+
+
+def test_messages_become_annotations_of_the_lease(api, kubernetes_channel):
+    """Report, proposal, acknowledgement, finished step; holder and renewal time; the rest untouched."""
+    api.objects[LEASE] = {
+        "metadata": {"annotations": {"mine": "stays"}},
+        "spec": {"leaseDurationSeconds": 15},
+    }
+    kubernetes_channel.write(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9)
+    lease = api.objects[LEASE]
+    annotations = lease["metadata"]["annotations"]
+    assert Report.from_json(annotations["ballast.dev/report"]) == REPORT
+    assert Proposal.from_json(annotations["ballast.dev/proposal"]) == PROPOSAL
+    assert Ack.from_json(annotations["ballast.dev/ack"]) == ACK
+    assert annotations["ballast.dev/finished-step"] == "9"
+    assert annotations["mine"] == "stays"
+    assert lease["spec"]["holderIdentity"] == "a-1-0"
+    assert lease["spec"]["renewTime"].endswith("Z")
+    assert lease["spec"]["leaseDurationSeconds"] == 15
+
+
+@pytest.mark.parametrize("missing", ["lease", "server"])
+def test_what_cannot_be_reached_is_a_channel_error(api, kubernetes_channel, missing):
+    """The caller tries again; it never sees an HTTP library's own exception."""
+    if missing == "server":
+        api.failures = 1
+    with pytest.raises(ChannelError):
+        kubernetes_channel.write(report=REPORT)
+
+
+def test_a_broken_plan_names_its_field(api, kubernetes_channel):
+    """The other side's mistake is said in its words."""
+    api.objects[CONFIG_MAP] = {"data": {"plan.json": '{"job": "a"}'}}
+    with pytest.raises(ChannelError, match=r"Plan\.epoch: missing"):
+        kubernetes_channel.read_plan()
+
+
+def test_outside_of_a_cluster_says_what_to_do():
+    """No service account, no kubeconfig."""
+    with pytest.raises(ConfigurationError, match="ballast-train run"):
+        ApiServer.from_environment({})
+
+
+def test_the_directory_channel_carries_the_same_messages(tmp_path):
+    """Files in place of objects, replaced whole."""
+    channel = DirectoryChannel(tmp_path)
+    assert channel.read_plan() is None
+    channel.publish(PLAN)
+    assert channel.read_plan() == PLAN
+    channel.write(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9)
+    assert Report.from_json((tmp_path / "report.json").read_text()) == REPORT
+    assert Proposal.from_json((tmp_path / "proposal.json").read_text()) == PROPOSAL
+    assert Ack.from_json((tmp_path / "ack.json").read_text()) == ACK
+    assert (tmp_path / "finished-step").read_text() == "9"
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(ChannelError, match="not JSON"):
+        channel.read_plan()
+
+
+def test_without_an_operator_a_proposal_is_granted_once():
+    """The next epoch keeps the proposed pods; a stale proposal changes nothing."""
+    channel = StandaloneChannel(PLAN)
+    channel.write(proposal=PROPOSAL)
+    granted = channel.read_plan()
+    assert granted.epoch == 2
+    assert granted.directive is Directive.SHRINK
+    assert [rank.pod for rank in granted.ranks] == ["a-1-0"]
+    assert granted.stages == PROPOSAL.stages
+    channel.write(proposal=PROPOSAL)
+    assert channel.read_plan() == granted
+
+
+class UnreliableChannel:
+    """Fails a number of times, then keeps what it is given."""
+
+    def __init__(self, failures):
+        self.failures = failures
+        self.written = {}
+        self.plan = PLAN
+
+    def read_plan(self):
+        """The plan set by the test."""
+        return self.plan
+
+    def read_config(self):
+        """Not used."""
+
+    def write(self, **messages):
+        """Fail, or keep."""
+        if self.failures:
+            self.failures -= 1
+            raise ChannelError("not now")
+        self.written.update({name: value for name, value in messages.items() if value is not None})
+
+
+def test_the_liaison_sends_again_what_could_not_be_sent():
+    """An acknowledgement survives two failed calls."""
+    channel = UnreliableChannel(failures=2)
+    liaison = Liaison(channel, PLAN)
+    liaison.send(ack=ACK)
+    liaison.report(REPORT)
+    eventually(lambda: channel.written.get("ack") == ACK, "the acknowledgement arrives")
+    liaison.close(finished_step=12)
+    assert channel.written["report"] == REPORT
+    assert channel.written["finished_step"] == 12
+
+
+def test_the_liaison_sees_a_new_plan():
+    """Polled while training runs."""
+    channel = UnreliableChannel(failures=0)
+    liaison = Liaison(channel, PLAN)
+    ranks = (Rank(rank=0, pod="a-1-0", address="127.0.0.1", gpu_type="v100"),)
+    channel.plan = Plan(job="a", epoch=2, launch=1, directive=Directive.SHRINK, ranks=ranks)
+    eventually(lambda: liaison.plan().epoch == 2, "the new plan is seen")
+    liaison.close()

@@ -1,0 +1,104 @@
+"""Configurations: defaults, overrides, and refusals that name the field."""
+
+import pytest
+from ballast_trainer.cli.run import read_config
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.emulation import emulated_speed
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import Job
+
+PLAIN = {"totalSteps": 10, "model": {"name": "gpt"}}
+
+
+def test_defaults_fill_what_is_left_out_and_null():
+    """A null is a field left out."""
+    config = TrainerConfig.from_mapping({**PLAIN, "pipeline": {"maxStages": None, "microbatches": None}})
+    assert config.pipeline.microbatches == 8
+    assert config.pipeline.max_stages is None
+    assert config.training.clip_norm == 1.0
+
+
+def test_a_null_clip_norm_means_no_clipping():
+    """Where None is a value of its own, a null says it."""
+    assert TrainerConfig.from_mapping({**PLAIN, "training": {"clipNorm": None}}).training.clip_norm is None
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"totalSteps": 0}, "totalSteps", "below 1"),
+        ({"totalSteps": True}, "totalSteps", "expected int"),
+        ({"totalStep": 3}, "totalStep", "did you mean 'totalSteps'"),
+        ({"model": {}}, "model.name", "missing"),
+        ({"model": "gpt"}, "model", "expected an object"),
+        ({"pipeline": {"minStages": 3, "maxStages": 2}}, "pipeline.maxStages", "below minStages 3"),
+        ({"pipeline": {"microbatches": 0}}, "pipeline.microbatches", "below 1"),
+        ({"pipeline": {"microbatches": 3, "globalBatchSize": 16}}, "pipeline.globalBatchSize", "multiple"),
+        ({"dynamics": [{"kind": "pruning", "endStep": 3}]}, "dynamics[0].target", "missing"),
+        (
+            {"dynamics": [{"kind": "pruning", "endStep": 3, "target": 2}]},
+            "dynamics[pruning].target",
+            "outside",
+        ),
+        (
+            {"dynamics": [{"kind": "pruning", "startStep": 5, "endStep": 3, "target": 0.5}]},
+            "dynamics[pruning].endStep",
+            "before startStep",
+        ),
+        ({"dynamics": [{"kind": "freezing", "endStep": 3, "target": 0.5}] * 2}, "dynamics", "given twice"),
+        ({"rebalance": {"everySteps": 0}}, "rebalance.everySteps", "below 1"),
+        ({"repack": {"maxSlowdown": -1}}, "repack.maxSlowdown", "below 0"),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "below 1"),
+        ({"training": {"learningRate": float("nan")}}, "training.learningRate", "not a rate"),
+        ({"training": {"clipNorm": 0}}, "training.clipNorm", "not above 0"),
+        ({"model": {"name": "gtp"}}, "model.name", "did you mean 'gpt'"),
+        ({"model": {"name": "nowhere:model"}}, "model.name", "cannot load"),
+        ({"model": {"name": "json:dumps", "args": {"obj": 1}}}, "model.name", "not a Model"),
+        ({"model": {"name": "gpt", "args": {"depth": 3}}}, "model.args", "depth"),
+        ({"model": {"name": "gpt", "layers": 5, "args": {"layers": 6}}}, "model.layers", "has 6 layers"),
+        ({"pipeline": {"schedule": "1F2B"}}, "pipeline.schedule", "did you mean '1F1B'"),
+        ({"dynamics": [{"kind": "thaw", "endStep": 3, "target": 0.5}]}, "dynamics.kind", "one of"),
+    ],
+)
+def test_a_wrong_field_is_named(change, field, words):
+    """Every refusal names the field, the value and what is wrong with it."""
+    with pytest.raises(ConfigurationError) as caught:
+        Job.from_mapping({**PLAIN, **change})
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+def test_assignments_override_the_file(tmp_path):
+    """``--set`` takes YAML values and makes the objects on the way."""
+    path = tmp_path / "config.yaml"
+    path.write_text("totalSteps: 10\nmodel: {name: gpt}\n")
+    value = read_config(path, ("totalSteps=20", "model.args.dim=64", "rebalance.min_gain=0.1"))
+    assert value == {
+        "totalSteps": 20,
+        "model": {"name": "gpt", "args": {"dim": 64}},
+        "rebalance": {"minGain": 0.1},
+    }
+
+
+@pytest.mark.parametrize("assignment", ["totalSteps", "totalSteps.deep=3"])
+def test_an_assignment_that_cannot_be_made_is_refused(tmp_path, assignment):
+    """It says which."""
+    path = tmp_path / "config.yaml"
+    path.write_text("totalSteps: 10\n")
+    with pytest.raises(ConfigurationError, match="--set"):
+        read_config(path, (assignment,))
+
+
+def test_the_emulated_factor_is_that_of_the_family_or_the_default():
+    """Nothing set, nothing emulated."""
+    environment = {"BALLAST_EMULATED_SLOWDOWN": '{"transformer": 10, "default": 12.5}'}
+    assert emulated_speed(environment, "transformer").factor == 10
+    assert emulated_speed(environment, "recurrent").factor == 12.5
+    assert emulated_speed({}, "recurrent") is None
+
+
+@pytest.mark.parametrize("text", ["fast", "[1]", '{"default": 0.5}', '{"default": "slow"}'])
+def test_a_wrong_factor_is_refused(text):
+    """A factor below 1 would be a speed-up, which padding cannot give."""
+    with pytest.raises(ConfigurationError, match="BALLAST_EMULATED_SLOWDOWN"):
+        emulated_speed({"BALLAST_EMULATED_SLOWDOWN": text}, "transformer")

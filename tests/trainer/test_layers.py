@@ -1,0 +1,195 @@
+"""Layers: the same weights and dropout wherever they are; frozen ones cost no backward."""
+
+import pytest
+import torch
+from ballast_policies.contract import Stage
+from ballast_trainer.config import DynamicConfig, TrainingConfig
+from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.dynamics.freezing import Freezing
+from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.runtime.heartbeat import Heartbeat
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.migrate import Move, plan_moves
+from ballast_trainer.runtime.profile import Meter, Profile, imbalance
+from ballast_trainer.runtime.seeding import mixed_key
+from ballast_trainer.runtime.stages import build_pipeline
+from ballast_trainer.testing import eventually
+
+CPU = torch.device("cpu")
+
+
+def layer_set(seed=0, layers=5):
+    model = build_gpt(layers=layers, dim=16, heads=2, context=8)
+    made = LayerSet(model, TrainingConfig(seed=seed), CPU, lambda index, module: module)
+    return model, made
+
+
+def one_rank(dynamic=None, step=0):
+    """A pipeline of one rank over a small model; returns it with its layers, meter and a batch."""
+    model, layers = layer_set()
+    layers.hold(layers.make(index) for index in range(model.layer_count))
+    if dynamic is not None:
+        dynamic.conform(step, layers)
+    meter = Meter(model.layer_count, CPU, None)
+    pipeline = build_pipeline(
+        stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
+        rank=0,
+        world_size=1,
+        layers=layers,
+        meter=meter,
+        loss=model.loss,
+        seed=0,
+        microbatches=2,
+        schedule="1F1B",
+        device=CPU,
+    )
+    return pipeline, layers, meter, model.batch(0, 0, 4)
+
+
+def test_a_layer_starts_with_the_same_weights_in_any_order():
+    """Initial weights depend on seed and index, not on what was built before."""
+    _, first = layer_set()
+    _, second = layer_set()
+    expected = {index: first.make(index).state() for index in range(5)}
+    for index in (3, 0, 4, 2, 1):
+        torch.rand(7)
+        built = second.make(index).state()
+        assert all(torch.equal(built[name], value) for name, value in expected[index].items())
+    _, other = layer_set(seed=1)
+    assert not torch.equal(other.make(1).state()["module.up.weight"], expected[1]["module.up.weight"])
+
+
+def test_dropout_follows_step_microbatch_and_layer_alone():
+    """Whatever was drawn before, the same step gives the same loss; another step another one."""
+    pipeline, _, meter, batch = one_rank()
+    losses = []
+    for step in (3, 3, 4):
+        torch.rand(step)
+        meter.start_step(step)
+        losses.append(pipeline.run(batch))
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_keys_do_not_collide_over_a_run():
+    """100 steps x 8 microbatches x 12 layers: all different."""
+    keys = {mixed_key(0, s, m, i) for s in range(100) for m in range(8) for i in range(12)}
+    assert len(keys) == 100 * 8 * 12
+
+
+def test_a_frozen_prefix_computes_no_gradients():
+    """No dW in frozen layers, no backward below the first that learns; the others learn as before."""
+    freezing = Freezing(DynamicConfig(kind="freezing", start_step=0, end_step=0, target=0.4), 5)
+    pipeline, layers, meter, batch = one_rank(freezing, step=1)
+    pipeline.run(batch)
+    assert [all(p.grad is None for p in layer.module.parameters()) for layer in layers] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert meter.backward[:2] == [0.0, 0.0]
+    assert min(meter.backward[2:]) > 0
+    assert min(meter.forward) > 0
+
+
+def test_freezing_grows_with_the_steps_and_spares_the_last_layer():
+    """Linear from start to end, in steps of ``everySteps``."""
+    freezing = Freezing(
+        DynamicConfig(kind="freezing", start_step=10, end_step=30, every_steps=10, target=1.0), 8
+    )
+    assert [freezing.frozen_count(step) for step in (0, 9, 10, 19, 20, 29, 30, 99)] == [
+        0,
+        0,
+        0,
+        0,
+        4,
+        4,
+        7,
+        7,
+    ]
+
+
+def test_change_steps_include_start_and_end():
+    """t0, t0 + dt, ..., and the end even where it is no multiple."""
+    steps = ChangeSteps(start=2, end=9, every=3)
+    assert [step for step in range(12) if steps.acts_at(step)] == [2, 5, 8, 9]
+
+
+def test_only_layers_that_change_ranks_move():
+    """Moves by layer; a rank that keeps a layer sends nothing."""
+    old = (Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=6))
+    new = (Stage(rank=0, first_layer=0, end_layer=4), Stage(rank=1, first_layer=4, end_layer=6))
+    assert plan_moves(old, new) == (Move(layer=3, source=1, target=0),)
+    assert plan_moves(old, old) == ()
+
+
+def test_the_corpus_is_text_and_its_order_a_function_of_seed_and_step():
+    """Targets are the inputs shifted by a byte."""
+    inputs, targets = text_batch(5, 17, 6, 40)
+    again, _ = text_batch(5, 17, 6, 40)
+    other, _ = text_batch(5, 18, 6, 40)
+    assert torch.equal(inputs, again)
+    assert not torch.equal(inputs, other)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    letters = bytes(text_batch(0, 0, 64, 64)[0].flatten().tolist())
+    assert sum(chr(byte).isalpha() or byte == 32 for byte in letters) > 0.7 * len(letters)
+
+
+def test_padding_takes_factor_times_the_work(monkeypatch):
+    """It sleeps for what is left of factor times the CPU seconds, and not at all when late."""
+    slept = []
+    monkeypatch.setattr("ballast_trainer.emulation.time.perf_counter", lambda: 100.5)
+    monkeypatch.setattr("ballast_trainer.emulation.time.sleep", slept.append)
+    EmulatedSpeed(factor=10).pad(100.0, 0.2)
+    EmulatedSpeed(factor=10).pad(100.0, 0.01)
+    assert slept == [pytest.approx(1.5)]
+
+
+def test_the_profile_is_the_median_of_the_last_steps():
+    """One disturbed step does not move it; forgetting starts anew."""
+    profile = Profile(1)
+    for forward in (1.0, 1.0, 50.0, 1.0, 1.0):
+        profile.add([forward, 2.0, 0.5])
+    assert profile.costs().total == (3.5,)
+    profile.forget()
+    assert profile.costs() is None
+
+
+def test_imbalance_is_largest_over_mean_less_one():
+    """0 where even."""
+    assert imbalance([2.0, 2.0]) == 0.0
+    assert imbalance([3.0, 1.0]) == 0.5
+
+
+class FakeStore(dict):
+    """A store in memory that can stop answering."""
+
+    def clone(self):
+        """The same store."""
+        return self
+
+    def set(self, key, value):
+        """Keep."""
+        self[key] = value.encode()
+
+    def check(self, keys):
+        """Whether all are there."""
+        return all(key in self for key in keys)
+
+
+def test_a_rank_that_stops_counting_is_hung(monkeypatch):
+    """Reported once, by name; a rank that beats is not."""
+    monkeypatch.setattr("ballast_trainer.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    store, found = FakeStore(), []
+    alive = Heartbeat(store, pod="alive", hang_seconds=60, lost=found.append)
+    store["heartbeat/silent"] = b"4"
+    watcher = Heartbeat(store, pod="watcher", hang_seconds=0.2, lost=found.append)
+    watcher.watch(["alive", "silent", "watcher"])
+    eventually(lambda: found, "the silent rank is noticed")
+    assert len(found) == 1
+    assert found[0].startswith("silent has not been heard of")
+    watcher.close()
+    alive.close()
