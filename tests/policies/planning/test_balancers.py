@@ -17,6 +17,7 @@ from ballast_policies.planning.balancers import (
     nearest_partition,
     network_aware_partition,
     partition_by_rank,
+    refine,
     steady_period_seconds,
 )
 from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
@@ -171,9 +172,45 @@ def test_swapping_ranks_finds_nearly_the_best_order():
 
 @pytest.mark.parametrize(
     ("gpus", "want"),
-    [({"h100": 1}, "no layer seconds for GPU types"), ({}, "no GPUs to arrange"), ({"a": 3}, "2 layers")],
+    [
+        ({"h100": 1}, "no layer seconds for GPU types"),
+        ({}, "no GPUs to arrange"),
+        ({"a": 3}, "2 layers cannot be cut into 3 stages"),
+    ],
 )
 def test_gpus_that_cannot_be_arranged_are_refused(gpus, want):
     """With the type or count that is wrong."""
     with pytest.raises(PlanningError, match=want):
         arrange_ranks({"a": [1.0, 1.0]}, gpus)
+
+
+def test_mixed_gpus_with_little_memory_get_few_layers():
+    """The fast GPU would take most layers, but holds only three."""
+    arrangement = arrange_ranks(
+        {"fast": [0.5] * 6, "slow": [1.0] * 6},
+        {"fast": 1, "slow": 1},
+        position_bytes=np.ones((2, 6)),
+        memory_by_type={"fast": 3.0, "slow": 5.0},
+    )
+    counts = np.diff(arrangement.partition.bounds)
+    assert dict(zip(arrangement.gpu_types, counts.tolist(), strict=True)) == {"fast": 3, "slow": 3}
+    with pytest.raises(PlanningError, match="in any order tried"):
+        arrange_ranks(
+            {"fast": [0.5] * 6},
+            {"fast": 1},
+            position_bytes=np.ones((1, 6)),
+            memory_by_type={"fast": 3.0},
+        )
+
+
+@given(loads=seconds, data=st.data())
+def test_refining_by_a_cost_never_makes_it_worse(loads, data):
+    """Whatever the start; with one evaluation it stays there."""
+    ranks = data.draw(st.integers(1, len(loads)))
+    start = even_partition(len(loads), ranks)
+
+    def largest(partition):
+        return float(partition.loads(loads).max())
+
+    assert largest(refine(start, largest)) <= largest(start)
+    assert largest(refine(start, largest, most_evaluations=1)) == largest(start)

@@ -1,5 +1,6 @@
-"""Balancers beside the exact one: fewest moves, slow links, mixed GPUs, DeepSpeed's rule for reference."""
+"""Balancers beside the exact one: fewest moves, slow links, mixed GPUs, fewer ranks, DeepSpeed's rule."""
 
+from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.mixed_gpus import Arrangement, arrange_ranks, partition_by_rank
@@ -15,5 +16,6 @@ __all__ = [
     "nearest_partition",
     "network_aware_partition",
     "partition_by_rank",
+    "refine",
     "steady_period_seconds",
 ]

@@ -4,6 +4,7 @@ The order of the ranks matters, too: a slow GPU serves best beside layers it is 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -26,32 +27,47 @@ class Arrangement:
     loads: tuple[float, ...]
 
 
-def partition_by_rank(rank_seconds: np.ndarray) -> Partition:
+def partition_by_rank(
+    rank_seconds: np.ndarray,
+    *,
+    rank_bytes: np.ndarray | None = None,
+    memory: Sequence[float] | None = None,
+) -> Partition:
     """The contiguous partition whose largest load is smallest, seconds given for each rank and layer.
 
     d[r, j] = min over k of max(d[r - 1, k], sum of rank_seconds[r, k..j-1]).
 
     Args:
         rank_seconds: seconds of each layer on each rank, shape (p, L).
+        rank_bytes: bytes of each layer on each rank (activations in flight differ), shape (p, L).
+        memory: bytes that each rank can hold; needs ``rank_bytes``.
 
     Raises:
-        PlanningError: fewer layers than ranks.
+        PlanningError: fewer layers than ranks, memory without bytes, or nothing fits the memory.
     """
     ranks, layers = rank_seconds.shape
     if layers < ranks:
         raise PlanningError(
             f"{layers} layers cannot be cut into {ranks} stages: each stage needs at least one layer"
         )
-    best, bounds = np.concatenate([[0.0], np.full(layers, np.inf)]), []
+    if memory is not None and (rank_bytes is None or len(memory) != ranks):
+        raise PlanningError(f"memory needs bytes of every layer on each of {ranks} ranks, and as many limits")
+    best, choices = np.concatenate([[0.0], np.full(layers, np.inf)]), []
     for rank in range(ranks):
-        S = np.concatenate([[0.0], np.cumsum(rank_seconds[rank])])
         # value[j, k]: layers k..j-1 on this rank; only k < j is a stage.
-        value = np.maximum(best[None, :], S[:, None] - S[None, :])
+        value = np.maximum(best[None, :], _between(rank_seconds[rank]))
         value[np.triu_indices(layers + 1)] = np.inf
-        bounds.append(np.argmin(value, axis=1))
+        if memory is not None and rank_bytes is not None:
+            value[_between(rank_bytes[rank]) > memory[rank]] = np.inf
+        choices.append(np.argmin(value, axis=1))
         best = value.min(axis=1)
+    if not np.isfinite(best[layers]):
+        raise PlanningError(
+            f"{layers} layers do not fit the memory of {ranks} ranks: "
+            "use more ranks, fewer microbatches in flight, or ranks with more memory"
+        )
     cuts = [layers]
-    for row in reversed(bounds):
+    for row in reversed(choices):
         cuts.append(int(row[cuts[-1]]))
     return Partition(bounds=tuple(reversed(cuts)))
 
@@ -60,6 +76,8 @@ def arrange_ranks(
     seconds_by_type: Mapping[str, Sequence[float]],
     gpus: Mapping[str, int],
     *,
+    position_bytes: np.ndarray | None = None,
+    memory_by_type: Mapping[str, float] | None = None,
     most_orders: int = 2000,
 ) -> Arrangement:
     """The order of GPU types along the pipeline, and the cuts, with the smallest largest load.
@@ -70,10 +88,13 @@ def arrange_ranks(
     Args:
         seconds_by_type: GPU type -> seconds per step of each layer on it, shape (L,).
         gpus: GPU type -> how many ranks of it.
+        position_bytes: bytes of each layer at each place of the pipeline, shape (p, L).
+        memory_by_type: GPU type -> bytes that one holds; needs ``position_bytes``.
         most_orders: limit of the exhaustive search.
 
     Raises:
-        PlanningError: a type without seconds, no GPU at all, or fewer layers than GPUs.
+        PlanningError: a type without seconds, no GPU at all, fewer layers than GPUs, or no order
+            found whose memory is enough.
     """
     unknown = sorted(set(gpus) - set(seconds_by_type))
     if unknown:
@@ -81,47 +102,67 @@ def arrange_ranks(
     types = [gpu_type for gpu_type, count in sorted(gpus.items()) for _ in range(count)]
     if not types:
         raise PlanningError("no GPUs to arrange: give at least one of a type")
+    layers = len(seconds_by_type[types[0]])
+    if layers < len(types):
+        raise PlanningError(f"{layers} layers cannot be cut into {len(types)} stages, one a GPU")
 
-    def arranged(order: Sequence[str]) -> Arrangement:
+    def arranged(order: Sequence[str]) -> Arrangement | None:
         matrix = np.array([seconds_by_type[gpu_type] for gpu_type in order], dtype=float)
-        partition = partition_by_rank(matrix)
-        loads = [matrix[rank, a:b].sum() for rank, (a, b) in enumerate(_pairs(partition))]
+        memory = None if memory_by_type is None else [memory_by_type[gpu_type] for gpu_type in order]
+        try:
+            partition = partition_by_rank(matrix, rank_bytes=position_bytes, memory=memory)
+        except PlanningError:
+            return None
+        loads = [matrix[rank, a:b].sum() for rank, (a, b) in enumerate(itertools.pairwise(partition.bounds))]
         return Arrangement(gpu_types=tuple(order), partition=partition, loads=tuple(map(float, loads)))
 
     orders = _orders({gpu_type: types.count(gpu_type) for gpu_type in types})
-    tried: list[Arrangement] = []
-    for order in orders:
-        if len(tried) == most_orders:
-            return _swapped([types, types[::-1], _spread(types)], arranged)
-        tried.append(arranged(order))
-    return min(tried, key=_badness)
+    tried = [arranged(order) for order in itertools.islice(orders, most_orders + 1)]
+    if len(tried) > most_orders:
+        tried = _swapped([types, types[::-1], _spread(types)], arranged)
+    fitting = [arrangement for arrangement in tried if arrangement is not None]
+    if not fitting:
+        raise PlanningError(
+            f"{layers} layers do not fit the memory of {len(types)} ranks in any order tried: "
+            "use more ranks, fewer microbatches in flight, or ranks with more memory"
+        )
+    return min(fitting, key=_badness)
 
 
-def _badness(arrangement: Arrangement) -> tuple[float, tuple[float, ...]]:
-    # The second part is the fill of the pipeline; the third makes the answer unique.
-    return max(arrangement.loads), (sum(arrangement.loads), *arrangement.loads)
+def _between(values: np.ndarray) -> np.ndarray:
+    """[j, k]: sum of values k..j-1."""
+    S = np.concatenate([[0.0], np.cumsum(values)])
+    return np.asarray(S[:, None] - S[None, :])
+
+
+def _badness(arrangement: Arrangement | None) -> tuple[float, ...]:
+    """The largest load, then the sum (which fills the pipeline), then a unique order; worst: no fit."""
+    if arrangement is None:
+        return (float("inf"),)
+    return (max(arrangement.loads), sum(arrangement.loads), *arrangement.loads)
 
 
 def _swapped(
-    starts: Sequence[Sequence[str]], arranged: Callable[[Sequence[str]], Arrangement]
-) -> Arrangement:
+    starts: Sequence[Sequence[str]], arranged: Callable[[Sequence[str]], Arrangement | None]
+) -> list[Arrangement | None]:
+    """Where swapping two unlike ranks leads from each start."""
     found = []
     for start in starts:
-        best = arranged(start)
+        order, best = tuple(start), arranged(start)
         while True:
-            order = best.gpu_types
-            swaps = [
+            swaps = {
                 (*order[:i], order[j], *order[i + 1 : j], order[i], *order[j + 1 :])
                 for i in range(len(order))
                 for j in range(i + 1, len(order))
                 if order[i] != order[j]
-            ]
-            better = min((arranged(order) for order in swaps), key=_badness, default=best)
+            }
+            scored = [(arranged(swap), swap) for swap in sorted(swaps)]
+            better, next_order = min(scored, key=lambda pair: _badness(pair[0]), default=(None, order))
             if _badness(better) >= _badness(best):
                 break
-            best = better
+            order, best = next_order, better
         found.append(best)
-    return min(found, key=_badness)
+    return found
 
 
 def _orders(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
@@ -143,7 +184,3 @@ def _spread(types: Sequence[str]) -> list[str]:
         for index in range(types.count(gpu_type))
     )
     return [gpu_type for _, gpu_type in places]
-
-
-def _pairs(partition: Partition) -> list[tuple[int, int]]:
-    return list(zip(partition.bounds[:-1], partition.bounds[1:], strict=True))

@@ -1,0 +1,257 @@
+"""A whole pipeline, planned before it runs: GPU order, layers to stages, schedule, and what it will do.
+
+``ballast plan`` prints it.  Seconds are per microbatch unless said otherwise.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.planning.balancers.by_simulation import refine
+from ballast_policies.planning.balancers.mixed_gpus import arrange_ranks, partition_by_rank
+from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.partition import Partition, PlanningError, even_partition, imbalance
+from ballast_policies.planning.profile import GpuKind, LayerProfile
+from ballast_policies.planning.schedules import (
+    BubbleSplit,
+    Schedule,
+    ScheduleFacts,
+    StageCosts,
+    Trace,
+    build_schedule,
+    simulate,
+    split_bubble,
+    stage_costs,
+    stages_of,
+    validate,
+)
+
+_MOST_ACTIONS = 150_000
+"""Actions simulated while a partition is refined: about a second."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """Layers ``first_layer`` to ``end_layer - 1`` on ``rank``.
+
+    ``seconds`` per step on its GPU; ``bytes`` at the fullest moment.
+    """
+
+    stage: int
+    rank: int
+    gpu_type: str
+    first_layer: int
+    end_layer: int
+    seconds: float
+    bytes: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """The plan and its prediction.
+
+    Attributes:
+        stages: by stage.
+        schedule: the order of actions.
+        facts: microbatches in flight, versions held.
+        costs: what was simulated.
+        trace: the simulated step.
+        imbalance: largest load of a rank over the mean load, less 1.
+        bubble: idle time, split.
+        even_step_seconds: of the same layers to each stage, same ranks, same schedule.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    schedule: Schedule
+    facts: ScheduleFacts
+    costs: StageCosts
+    trace: Trace
+    imbalance: float
+    bubble: BubbleSplit
+    even_step_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step (of all its microbatches; without the optimizer)."""
+        return self.trace.makespan
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """By rank."""
+        by_rank = {stage.rank: stage.gpu_type for stage in self.stages}
+        return tuple(by_rank[rank] for rank in range(self.schedule.ranks))
+
+
+def plan_pipeline(
+    profile: LayerProfile,
+    gpus: Sequence[GpuKind],
+    *,
+    microbatches: int,
+    schedule: str = "1F1B",
+    chunks: int = 1,
+    bandwidth: float | None = None,
+) -> PipelinePlan:
+    """The plan with the shortest simulated step that was found.
+
+    GPUs are ordered and layers cut so that the slowest rank is fastest; with a bandwidth also so
+    that slow links cost least; then boundaries shift while the simulated step gets shorter.
+
+    Args:
+        profile: the layers.
+        gpus: all of them are used, one rank each.
+        microbatches: per step.
+        schedule: a name of ``schedules.SCHEDULES``.
+        chunks: stages a rank, where the schedule leaves it open.
+        bandwidth: bytes/s between ranks; None: transfers are free.
+
+    Raises:
+        PlanningError: fewer layers than stages, or nothing fits the memory.
+        ScheduleError: the schedule is unknown or does not suit the counts.
+    """
+    ranks = sum(kind.count for kind in gpus)
+    built = build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    problem = _Problem(profile, tuple(gpus), built, validate(built), bandwidth)
+    stages = stages_of(schedule, ranks, chunks)
+    if profile.layers < stages:
+        raise PlanningError(
+            f"{profile.layers} layers cannot be cut into {stages} stages ({schedule} on {ranks} ranks). "
+            "To fix: use fewer ranks or chunks"
+        )
+    types = problem.arranged_types()
+    best = problem.best_partition(types)
+    costs = problem.costs(best, types)
+    trace = simulate(built, costs)
+    even = problem.costs(even_partition(profile.layers, stages), types)
+    return PipelinePlan(
+        stages=problem.planned_stages(best, types),
+        schedule=built,
+        facts=problem.facts,
+        costs=costs,
+        trace=trace,
+        imbalance=imbalance(trace.busy),
+        bubble=split_bubble(built, costs),
+        even_step_seconds=simulate(built, even).makespan,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Problem:
+    profile: LayerProfile
+    gpus: tuple[GpuKind, ...]
+    schedule: Schedule
+    facts: ScheduleFacts
+    bandwidth: float | None
+
+    def arranged_types(self) -> tuple[str, ...]:
+        """GPU types by rank; decided for one stage a rank, also where there are more."""
+        seconds = np.add(self.profile.forward_seconds, self.profile.backward_seconds)
+        limits = self._one_stage_a_rank and any(kind.memory_bytes is not None for kind in self.gpus)
+        return arrange_ranks(
+            {kind.gpu_type: (seconds / kind.speed).tolist() for kind in self.gpus},
+            {kind.gpu_type: kind.count for kind in self.gpus},
+            position_bytes=self._stage_bytes() if limits else None,
+            memory_by_type={k.gpu_type: self._memory(k.gpu_type) for k in self.gpus} if limits else None,
+        ).gpu_types
+
+    def best_partition(self, types: Sequence[str]) -> Partition:
+        speeds = self._stage_speeds(types)
+        seconds = np.add(self.profile.forward_seconds, self.profile.backward_seconds)
+        matrix = seconds[None, :] / speeds[:, None]
+        start = partition_by_rank(
+            matrix, rank_bytes=self._stage_bytes(), memory=[self._stage_memory(types, s) for s in self._all]
+        )
+        starts = [start, even_partition(self.profile.layers, self.schedule.stages)]
+        if self.bandwidth is not None:
+            aware = network_aware_partition(
+                seconds.tolist(),
+                self.schedule.stages,
+                boundary_seconds=self._boundary_seconds(),
+                speeds=speeds.tolist(),
+            )
+            starts.append(aware)
+        actions = sum(len(row) for row in self.schedule.actions)
+
+        def step(partition: Partition) -> float:
+            if not self._fits(partition, types):
+                return float("inf")
+            return simulate(self.schedule, self.costs(partition, types)).makespan
+
+        return refine(min(starts, key=step), step, most_evaluations=max(2, _MOST_ACTIONS // actions))
+
+    def costs(self, partition: Partition, types: Sequence[str]) -> StageCosts:
+        speed = {kind.gpu_type: kind.speed for kind in self.gpus}
+        return stage_costs(
+            partition,
+            forward_seconds=self.profile.forward_seconds,
+            backward_seconds=self.profile.backward_seconds,
+            microbatches=1,
+            boundary_seconds=() if self.bandwidth is None else self._boundary_seconds(),
+            speeds=[speed[gpu_type] for gpu_type in types],
+            serial_links=self.bandwidth is not None,
+        )
+
+    def planned_stages(self, partition: Partition, types: Sequence[str]) -> tuple[PlannedStage, ...]:
+        seconds = np.add(self.profile.forward_seconds, self.profile.backward_seconds)
+        loads = partition.loads(seconds.tolist(), self._stage_speeds(types).tolist())
+        loads = loads * self.schedule.microbatches
+        held = self._held(partition)
+        return tuple(
+            PlannedStage(
+                stage=stage,
+                rank=self._rank(stage),
+                gpu_type=types[self._rank(stage)],
+                first_layer=partition.bounds[stage],
+                end_layer=partition.bounds[stage + 1],
+                seconds=float(loads[stage]),
+                bytes=float(held[stage]),
+            )
+            for stage in self._all
+        )
+
+    @property
+    def _all(self) -> range:
+        return range(self.schedule.stages)
+
+    @property
+    def _one_stage_a_rank(self) -> bool:
+        return self.schedule.stages == self.schedule.ranks
+
+    def _rank(self, stage: int) -> int:
+        return self.schedule.stage_ranks[stage][0]
+
+    def _memory(self, gpu_type: str) -> float:
+        limits = [kind.memory_bytes for kind in self.gpus if kind.gpu_type == gpu_type]
+        return float("inf") if limits[0] is None else limits[0]
+
+    def _stage_memory(self, types: Sequence[str], stage: int) -> float:
+        """A rank's memory, shared evenly by its stages."""
+        own = self.schedule.stages // self.schedule.ranks
+        return self._memory(types[self._rank(stage)]) / own
+
+    def _stage_speeds(self, types: Sequence[str]) -> np.ndarray:
+        speed = {kind.gpu_type: kind.speed for kind in self.gpus}
+        return np.array([speed[types[self._rank(stage)]] for stage in self._all])
+
+    def _stage_bytes(self) -> np.ndarray:
+        """[stage, layer]: what the layer holds on the stage, with microbatches in flight and versions."""
+        profile, facts = self.profile, self.facts
+        rows = [
+            np.asarray(profile.held_bytes, dtype=float)
+            + (facts.versions_held[stage] - 1) * np.asarray(profile.weight_bytes, dtype=float)
+            + facts.stage_in_flight[stage] * np.asarray(profile.activation_bytes, dtype=float)
+            for stage in self._all
+        ]
+        return np.array(rows)
+
+    def _held(self, partition: Partition) -> list[float]:
+        bounds, stage_bytes = partition.bounds, self._stage_bytes()
+        return [float(stage_bytes[s, bounds[s] : bounds[s + 1]].sum()) for s in self._all]
+
+    def _fits(self, partition: Partition, types: Sequence[str]) -> bool:
+        held = self._held(partition)
+        return all(held[stage] <= self._stage_memory(types, stage) for stage in self._all)
+
+    def _boundary_seconds(self) -> list[float]:
+        assert self.bandwidth is not None
+        return [size / self.bandwidth for size in self.profile.output_bytes[:-1]]
