@@ -20,6 +20,7 @@ from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.warm_start import start_warm
 
 logger = logging.getLogger("ballast_trainer.pod")
 
@@ -118,6 +119,9 @@ def pod() -> None:
     BALLAST_CHECKPOINT_PATH. With BALLAST_CHANNEL the plan is read from files in that directory
     in place of the Kubernetes API.
     """
+    warm = start_warm(os.environ)
+    if warm is not None:
+        os._exit(warm)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     log = Path(os.environ.get("BALLAST_TERMINATION_LOG", os.fspath(TERMINATION_LOG)))
     log_or_none = log if log.exists() else None

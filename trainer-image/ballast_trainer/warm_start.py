@@ -1,0 +1,175 @@
+"""Pods of one machine forked from a process that has torch imported, so that they start at once.
+
+Importing torch costs seconds of CPU and half a gigabyte per process.  On a real node a pod pays
+that once; a laptop that runs a cluster's worth of pods pays it for each.  ``python -m
+ballast_trainer.warm_start SOCKET`` imports torch and listens; a ``ballast-train pod`` with
+``BALLAST_WARM_START=SOCKET`` in its environment hands over its arguments, environment, working
+directory and standard streams, passes on SIGTERM, and ends as the fork ends.  The fork is killed
+when the pod's own process is gone.  Where nothing listens the pod starts as usual.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+WARM_START_ENV = "BALLAST_WARM_START"
+"""Path of the socket; set by who runs the pods. Missing: a pod imports torch itself."""
+_REQUEST_BYTES = 4 << 20
+_PR_SET_PDEATHSIG = 1
+_CONNECT_SECONDS = 5.0
+
+
+def start_warm(environment: Mapping[str, str]) -> int | None:
+    """Run this very command in a fork of the server; the exit code, or None where nothing listens."""
+    path = environment.get(WARM_START_ENV)
+    if not path:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(_CONNECT_SECONDS)
+    request = {"arguments": sys.argv[1:], "environment": dict(environment), "folder": os.fspath(Path.cwd())}
+    data = json.dumps(request).encode()
+    pending: list[int] = []
+    # A SIGTERM that comes before the fork is known is passed on then.
+    signal.signal(signal.SIGTERM, lambda number, frame: pending.append(number))
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
+        connection.connect(path)
+        socket.send_fds(connection, [data], [0, 1, 2])
+        child = int(connection.recv(64))
+    except (OSError, ValueError):
+        connection.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if pending:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return None
+    connection.settimeout(None)
+
+    def pass_on(number: int, frame: types.FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    if pending:
+        pass_on(signal.SIGTERM, None)
+    answer = connection.recv(64)
+    if not answer:
+        return 128 + signal.SIGKILL
+    code = int(answer)
+    return 128 - code if code < 0 else code
+
+
+class Server:
+    """Forks a process per connection."""
+
+    def __init__(self, path: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(FileNotFoundError):
+            Path(path).unlink()
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._children: dict[int, socket.socket] = {}
+
+    def serve(self) -> None:
+        """Serve until killed."""
+        wake, wakened = os.pipe()
+        for end in (wake, wakened):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wakened)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._selector.register(wake, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._fork(connection, (wake, wakened))
+                elif key.fileobj == wake:
+                    os.read(wake, 4096)
+                    self._reap()
+                else:
+                    self._client_gone(key.data)
+
+    def _fork(self, connection: socket.socket, pipes: tuple[int, int]) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _REQUEST_BYTES)
+        data, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
+        if len(streams) != 3:
+            connection.close()
+            return
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (self._listener, connection, *self._children.values()):
+                other.close()
+            for end in pipes:
+                os.close(end)
+            self._selector.close()
+            _become(json.loads(data), streams, parent)
+        for stream in streams:
+            os.close(stream)
+        self._children[child] = connection
+        self._selector.register(connection, selectors.EVENT_READ, child)
+        with contextlib.suppress(OSError):
+            connection.send(str(child).encode())
+
+    def _reap(self) -> None:
+        for child in list(self._children):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                connection = self._children.pop(child)
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(connection)
+                with contextlib.suppress(OSError):
+                    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+                connection.close()
+
+    def _client_gone(self, child: int) -> None:
+        if child not in self._children or self._children[child].recv(64):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        # Its connection says no more; what is left is to reap the fork.
+        self._selector.unregister(self._children[child])
+
+
+def _become(request: dict[str, object], streams: list[int], parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    os.environ.clear()
+    os.environ.update(request["environment"])  # type: ignore[call-overload]
+    os.environ.pop(WARM_START_ENV, None)
+    os.chdir(str(request["folder"]))
+    from ballast_trainer.cli.main import main
+
+    try:
+        main([str(argument) for argument in request["arguments"]])  # type: ignore[attr-defined]
+    finally:
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def main() -> None:
+    """Import torch, then serve on the socket named by the first argument."""
+    for module in ("ballast_trainer.preload", "ballast_trainer.cli.pod", "torch.distributed.checkpoint"):
+        importlib.import_module(module)
+    Server(sys.argv[1]).serve()
+
+
+if __name__ == "__main__":
+    main()
