@@ -154,7 +154,9 @@ class Operator:
         try:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
-                task.result()
+                # Ending, kopf cancels what it finds running; that is no failure of the part.
+                if not (task.cancelled() and self._stop.is_set()):
+                    task.result()
         finally:
             self._stop.set()
             for task in [*tasks[:-1], stopped]:

@@ -3,7 +3,8 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 from ballast_policies.contract import plan_config_map_name
 
@@ -18,11 +19,13 @@ from ballast_operator.settings import JobSettings
 from ballast_operator.steps.decide import decide, refused
 from ballast_operator.steps.outcome import Action, Apply, CreatePod, DeleteJob, DeletePod, Outcome, WritePlan
 from ballast_operator.views.clock import Time, now
-from ballast_operator.views.convert import read_status, write_status
+from ballast_operator.views.convert import write_status
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
-from ballast_operator.views.status import JobStatus
 from ballast_operator.views.wish import Verb, Wish
+
+PROGRESS_FIELDS = frozenset({"progress", "costSoFar", "costAt"})
+"""Fields of the status that change with every report, and may wait."""
 
 logger = logging.getLogger(__name__)
 
@@ -162,8 +165,10 @@ class Reconciler:
         if item is None or item["metadata"]["uid"] != view.uid:
             return None
         again = outcome.again_seconds
-        if outcome.status != view.status:
-            wait = self._too_soon(view, outcome.status)
+        # Compared as the API has them, where "not said" and "empty" are one.
+        old, new = write_status(view.status), write_status(outcome.status)
+        if old != new:
+            wait = self._too_soon(view.key, old, new)
             if wait > 0:
                 return wait if again is None else min(again, wait)
             body = {
@@ -175,7 +180,7 @@ class Reconciler:
                     # Decided on this version: whoever else has written since makes it a Conflict.
                     "resourceVersion": item["metadata"]["resourceVersion"],
                 },
-                "status": write_status(outcome.status),
+                "status": new,
             }
             written = await self._cluster.apply(JOB, body, subresource="status")
             self._observer.caches.wrote(JOB, written)
@@ -189,13 +194,11 @@ class Reconciler:
             self._allocate()
         return again
 
-    def _too_soon(self, view: JobView, status: JobStatus) -> float:
+    def _too_soon(self, key: Key, old: dict[str, Any], new: dict[str, Any]) -> float:
         """Seconds to wait where nothing but progress has changed since a recent write."""
-        old = dataclasses.replace(
-            view.status, progress=status.progress, cost=status.cost, cost_at=status.cost_at
-        )
-        last = self._progress_written.get(view.key)
-        if old != status or last is None:
+        last = self._progress_written.get(key)
+        changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+        if last is None or not changed <= PROGRESS_FIELDS:
             return 0.0
         return self._settings.progress_seconds - (self._clock() - last).total_seconds()
 
@@ -251,11 +254,3 @@ class PassRunner:
         self._metrics.reconcile_errors.labels(reason).inc()
         self._failures[key] = self._failures.get(key, 0) + 1
         self._again(key, min(60.0, base * 2.0 ** (self._failures[key] - 1)))
-
-
-def statuses(observer: Observer) -> Mapping[Key, JobStatus]:
-    """Status of every job, for the metrics and the allocator."""
-    return {
-        (item["metadata"].get("namespace", ""), item["metadata"]["name"]): read_status(item)
-        for item in observer.caches[JOB]
-    }

@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class History:
-    """What the rounds so far have handed out. In memory: a restart of the operator begins a new account."""
+    """What the rounds so far have handed out. In memory: a fresh operator knows of the present gangs only."""
 
     signature: str = ""
     solve: Solve | None = None
     received: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    accounted_at: float | None = None
+    accounted_at: float = 0.0
     moves: tuple[float, ...] = ()
-    round_ends: float = 0.0
+    round_ends: float | None = None
     number: int = 0
 
 
@@ -204,15 +204,15 @@ class Allocator:
 
     def _round(self, policy: ClusterPolicy, snapshot: Snapshot, allocation: Allocation) -> tuple[Round, str]:
         history, moment = self._history, self._clock().timestamp()
-        if history.accounted_at is not None:
-            for name, placement in snapshot.running.items():
-                row = history.received.setdefault(name, {})
-                began = max(history.accounted_at, snapshot.running_since[name])
-                row[placement.gpu_type] = row.get(placement.gpu_type, 0.0) + max(0.0, moment - began)
+        for name, placement in snapshot.running.items():
+            row = history.received.setdefault(name, {})
+            began = max(history.accounted_at, snapshot.running_since[name])
+            row[placement.gpu_type] = row.get(placement.gpu_type, 0.0) + max(0.0, moment - began)
         history.accounted_at = moment
         length = float(policy.spec.round_seconds)
-        at_boundary = moment >= history.round_ends
-        if at_boundary:
+        # A fresh operator starts in the middle of a round: its start alone moves nobody.
+        at_boundary = history.round_ends is not None and moment >= history.round_ends
+        if at_boundary or history.round_ends is None:
             history.round_ends = moment + length
         self._next_round = history.round_ends
         least = policy.spec.moves.min_run_seconds

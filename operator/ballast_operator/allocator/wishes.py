@@ -67,5 +67,5 @@ def next_best(allocation: Allocation, snapshot: Snapshot, name: str, *, chosen: 
     second = max(others, key=lambda t: (shares.get(t, 0.0), job.throughput[t], t))
     return (
         f"{job.gpus} x {second}: {job.throughput[second]:.3g} steps/s, "
-        f"share of the time {shares.get(second, 0.0):.0%}"
+        f"share of the time {abs(shares.get(second, 0.0)):.0%}"
     )

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from ballast_policies.contract import lease_name, plan_config_map_name
-
+from ballast_operator.api.rbac import trainer_rules
 from ballast_operator.desired.owned import owned
 from ballast_operator.kube.kinds import ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Kind
 from ballast_operator.views.job import JobView
@@ -17,20 +16,7 @@ def trainer_account(job: str) -> str:
 def access_objects(view: JobView) -> tuple[tuple[Kind, dict[str, Any]], ...]:
     """Service account, role and binding: read the job's plan, renew the job's lease, nothing else."""
     name = trainer_account(view.name)
-    rules = [
-        {
-            "apiGroups": [""],
-            "resources": ["configmaps"],
-            "resourceNames": [plan_config_map_name(view.name)],
-            "verbs": ["get", "list", "watch"],
-        },
-        {
-            "apiGroups": ["coordination.k8s.io"],
-            "resources": ["leases"],
-            "resourceNames": [lease_name(view.name)],
-            "verbs": ["get", "list", "watch", "update", "patch"],
-        },
-    ]
+    rules = trainer_rules(view.name)
     role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": ROLE.kind, "name": name}
     subject = {"kind": SERVICE_ACCOUNT.kind, "name": name, "namespace": view.key[0]}
     return (

@@ -139,6 +139,8 @@ class Caches:
         gone = [item for item in store.missing_from(items, version) if store.remove(item)]
         if changed or gone:
             self.lagging_since.setdefault(kind, time.monotonic())
+        else:
+            self.lagging_since.pop(kind, None)
         for item in changed + gone:
             self._tell(kind, item)
         return len(changed) + len(gone)

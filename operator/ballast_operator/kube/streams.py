@@ -56,6 +56,10 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     return settings
 
 
+FIRST_RESYNC_SECONDS = 1.0
+"""Until the second list; the pauses double from there."""
+
+
 async def connection(cluster: Cluster) -> kopf.ConnectionInfo:
     """The connection that ``cluster`` uses, for kopf."""
     configuration = cluster.configuration
@@ -88,8 +92,14 @@ async def resync(caches: Caches, cluster: Cluster, namespace: str) -> None:
 
 
 async def keep_in_step(caches: Caches, cluster: Cluster, namespace: str, *, every_seconds: float) -> None:
-    """:func:`resync` for ever. ``/healthz`` fails where a watch stays behind what lists show."""
+    """:func:`resync` for ever. ``/healthz`` fails where a watch stays behind what lists show.
+
+    The first ones follow quickly: what is deleted after the first list and before a watch has begun
+    is told by no event.
+    """
+    wait = min(FIRST_RESYNC_SECONDS, every_seconds)
     while True:
-        await asyncio.sleep(every_seconds)
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, every_seconds)
         with contextlib.suppress(Unavailable, Rejected):
             await resync(caches, cluster, namespace)

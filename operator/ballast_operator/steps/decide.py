@@ -11,7 +11,7 @@ from ballast_operator.steps.gang import start_gang
 from ballast_operator.steps.outcome import Outcome, Situation, set_condition
 from ballast_operator.steps.running import run_gang
 from ballast_operator.steps.stopping import end, stop_gang
-from ballast_operator.steps.waiting import decided, wait_or_launch
+from ballast_operator.steps.waiting import wait_or_launch
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.status import Cause, JobStatus
@@ -68,13 +68,10 @@ def decide(
         return end(situation, Cause.COMPLETED, done)
     if situation.spec.suspend:
         return end(situation, Cause.SUSPENDED, "spec.suspend is set")
-    if wish is not None and wish.launches == held.launch and not _committed(view):
-        if wish.verb is Verb.KEEP:
-            situation = dataclasses.replace(
-                situation, view=dataclasses.replace(view, status=decided(view.status, wish))
-            )
-        else:
-            return end(situation, Cause.PREEMPTED, wish.why or "the allocator took the GPUs back")
+    unwanted = wish is not None and wish.launches == held.launch and wish.verb is not Verb.KEEP
+    if unwanted and not _committed(view):
+        why = wish.why if wish is not None else ""
+        return end(situation, Cause.PREEMPTED, why or "the allocator took the GPUs back")
     return start_gang(situation) if view.launched_plan is None else run_gang(situation)
 
 

@@ -1,7 +1,6 @@
 """What a step wants done: actions for the API server, a new status, when to look again."""
 
 import dataclasses
-from typing import Any
 
 from ballast_policies.contract import Plan
 
@@ -124,12 +123,3 @@ def say(
 def seconds_since(situation: Situation, time: Time) -> float:
     """Seconds from ``time`` to the situation's present."""
     return (situation.now - time).total_seconds()
-
-
-def changed(old: JobStatus, new: JobStatus) -> dict[str, Any]:
-    """Fields in which two statuses differ, by name; for logs."""
-    return {
-        field.name: getattr(new, field.name)
-        for field in dataclasses.fields(JobStatus)
-        if getattr(old, field.name) != getattr(new, field.name)
-    }

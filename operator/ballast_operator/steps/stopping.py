@@ -42,6 +42,9 @@ def end(situation: Situation, cause: Cause, message: str) -> Outcome:
     if cause is not Cause.COMPLETED:
         reason = JobReason(cause) if cause.value in set(JobReason) else JobReason.STOPPING
         status = say(situation, status, JobCondition.RUNNING, False, reason, message)
+        repacked = status.condition(JobCondition.REPACKED)
+        if repacked is not None and repacked.reason == JobReason.REPACKING:
+            status = say(situation, status, JobCondition.REPACKED, False, reason, f"broken off: {message}")
     return Outcome(status=status, again_seconds=0.0, counts=counts, allocate=True)
 
 

@@ -74,10 +74,9 @@ def decided(status: JobStatus, wish: Wish) -> JobStatus:
         "planId": wish.plan_id,
         "gpuType": wish.gpu_type,
     }
-    decision = {name: value for name, value in decision.items() if value}
-    old = dict(status.last_decision or {})
-    if {**old, "planId": ""} == {**decision, "planId": ""}:
-        return status
+    old = status.last_decision or {}
+    if all(old.get(name, "") == value for name, value in decision.items() if name != "planId"):
+        return status  # decided again, the same
     return dataclasses.replace(status, last_decision=decision)
 
 

@@ -1,0 +1,186 @@
+"""What the rest of a cluster does: nodes that run pods, and trainers that keep the contract."""
+
+import dataclasses
+from typing import Any
+
+from ballast_operator.desired.pod import pinned_node
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
+from ballast_operator.views.clock import Time, show_micro
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    FINISHED_ANNOTATION,
+    JOB_LABEL,
+    LAUNCH_LABEL,
+    PLAN_KEY,
+    PROPOSAL_ANNOTATION,
+    REPORT_ANNOTATION,
+    Ack,
+    Directive,
+    ExitCode,
+    ExitReason,
+    Plan,
+    Proposal,
+    Report,
+    TerminationMessage,
+    lease_name,
+    plan_config_map_name,
+)
+
+from tests.operator.loops.world import World
+
+
+def run_pods(world: World) -> None:
+    """One step of all kubelets: pinned pods start, leaving pods go."""
+    for pod in world.items(POD):
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        node = world.get(NODE, "", pinned_node(pod))
+        dead = node is not None and node["status"]["conditions"][0]["status"] != "True"
+        unbound = not pod["spec"].get("nodeName")
+        if dead and not (unbound and pod["metadata"].get("deletionTimestamp")):
+            continue
+        if pod["metadata"].get("deletionTimestamp"):
+            world.drop(POD, namespace, name)
+        elif pod["status"]["phase"] == "Pending" and node is not None:
+            number = int(pod["metadata"]["uid"].split("-")[1])
+            world.patch(
+                POD,
+                namespace,
+                name,
+                {
+                    "spec": {"nodeName": pinned_node(pod)},
+                    "status": {"phase": "Running", "podIP": f"127.1.{number // 250 % 250}.{number % 250}"},
+                },
+            )
+
+
+def end_pod(
+    world: World, namespace: str, name: str, code: int, message: TerminationMessage | None = None
+) -> None:
+    """The pod's process ends."""
+    pod = world.get(POD, namespace, name)
+    if pod is None or pod["status"]["phase"] in ("Succeeded", "Failed"):
+        return
+    ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+    if message is not None:
+        ended["message"] = message.to_json()
+    container = pod["spec"]["containers"][0]["name"]
+    status = {"phase": "Succeeded" if code == 0 else "Failed"}
+    status["containerStatuses"] = [{"name": container, "state": {"terminated": ended}}]
+    world.patch(POD, namespace, name, {"status": status})
+
+
+@dataclasses.dataclass(slots=True)
+class Trainer:
+    """All ranks of one job, as far as the operator can see them."""
+
+    namespace: str
+    job: str
+    total: int = 100
+    pace: int = 10
+    shrink_at: int | None = None
+    shrink_to: int = 1
+    silent: bool = False
+    epoch: int = 0
+    launch: int = 0
+    step: int = 0
+    saved: int = 0
+    resumed_from: list[int] = dataclasses.field(default_factory=list)
+
+    def act(self, world: World, now: Time) -> None:
+        """One step of rank 0 and the ranks that follow it."""
+        config = world.get(CONFIG_MAP, self.namespace, plan_config_map_name(self.job))
+        if config is None or self.silent:
+            return
+        plan = Plan.from_json(config["data"][PLAN_KEY])
+        pods = {r.pod: world.get(POD, self.namespace, r.pod) for r in plan.ranks}
+        if any(pod is None or pod["status"]["phase"] != "Running" for pod in pods.values()):
+            return
+        if plan.launch != self.launch:
+            self.launch, self.step = plan.launch, self.saved
+            self.resumed_from.append(self.saved)
+        if plan.epoch > self.epoch:
+            self.epoch = plan.epoch
+            self._reach(world, plan, now)
+            return
+        if plan.directive is Directive.CHECKPOINT_AND_STOP:
+            return
+        self.step = min(self.total, self.step + self.pace)
+        self.saved = self.step - self.step % 20
+        self._write(world, now, report=self._report(plan))
+        if self.step >= self.total:
+            self._write(world, now, finished=str(self.step))
+            for rank in plan.ranks:
+                end_pod(world, self.namespace, rank.pod, ExitCode.OK)
+        elif self.shrink_at is not None and self.step >= self.shrink_at and len(plan.ranks) > self.shrink_to:
+            self._propose(world, plan, now)
+
+    def _reach(self, world: World, plan: Plan, now: Time) -> None:
+        if plan.directive is Directive.CHECKPOINT_AND_STOP:
+            self.saved = self.step
+            ack = Ack(epoch=plan.epoch, step=self.step, checkpoint_step=self.saved)
+            self._write(world, now, ack=ack)
+            message = TerminationMessage(reason=ExitReason.STOPPED, message="as asked", step=self.step)
+            for rank in plan.ranks:
+                end_pod(world, self.namespace, rank.pod, ExitCode.STOPPED, message)
+            return
+        pause = 12.5 if plan.directive is Directive.SHRINK else None
+        if plan.directive is Directive.SHRINK:
+            message = TerminationMessage(reason=ExitReason.RELEASED, message="released", step=self.step)
+            for pod in world.items(POD):
+                labels = pod["metadata"].get("labels") or {}
+                name = pod["metadata"]["name"]
+                mine = labels.get(JOB_LABEL) == self.job and labels.get(LAUNCH_LABEL) == str(plan.launch)
+                if mine and plan.rank_of(name) is None:
+                    end_pod(world, self.namespace, name, ExitCode.OK, message)
+        self._write(world, now, ack=Ack(epoch=plan.epoch, step=self.step, pause_ms=pause))
+
+    def _propose(self, world: World, plan: Plan, now: Time) -> None:
+        names = [rank.pod for rank in plan.ranks]
+        proposal = Proposal(
+            epoch=plan.epoch,
+            step=self.step,
+            kept_pods=tuple(names[: self.shrink_to]),
+            released_pods=tuple(names[self.shrink_to :]),
+            stages=(),
+            step_seconds_before=0.10,
+            step_seconds_after=0.105,
+            reason="the layers got cheaper",
+        )
+        self._write(world, now, proposal=proposal)
+
+    def _report(self, plan: Plan) -> Report:
+        return Report(
+            epoch=plan.epoch,
+            step=self.step,
+            loss=1.0 / (1 + self.step),
+            steps_per_second=5.0,
+            checkpoint_step=self.saved,
+        )
+
+    def _write(self, world: World, now: Time, **messages: Any) -> None:
+        names = {
+            "ack": ACK_ANNOTATION,
+            "report": REPORT_ANNOTATION,
+            "proposal": PROPOSAL_ANNOTATION,
+            "finished": FINISHED_ANNOTATION,
+        }
+        annotations = {
+            names[kind]: value if isinstance(value, str) else value.to_json()
+            for kind, value in messages.items()
+        }
+        patch = {"metadata": {"annotations": annotations}, "spec": {"renewTime": show_micro(now)}}
+        world.patch(LEASE, self.namespace, lease_name(self.job), patch)
+
+
+def node(name: str, pool: str, gpus: int, *, ready: bool = True) -> dict[str, Any]:
+    """A Node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"pool": pool}},
+        "spec": {},
+        "status": {
+            "allocatable": {"nvidia.com/gpu": str(gpus)},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+        },
+    }

@@ -1,0 +1,180 @@
+"""The real operator's loops over a cluster in memory, with a clock that only moves when told."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.solver import Solve
+from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.errors import Conflict, NotFound, Unavailable
+from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
+from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
+from ballast_operator.metrics import Metrics
+from ballast_operator.observer import Observer
+from ballast_operator.reconciler import Reconciler
+from ballast_operator.settings import JobSettings, SolverSettings
+from ballast_operator.views.convert import read_status
+from ballast_operator.views.status import JobStatus
+from ballast_policies.allocation.registry import allocate
+from ballast_policies.contract import JOB_LABEL
+
+from tests.operator.loops.machines import Trainer, node, run_pods
+from tests.operator.loops.world import Crash, FakeCluster, World
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+NAMESPACE = "team"
+
+
+class InProcessSolver:
+    """The same policies, without a process."""
+
+    async def solve(self, policy: str, problem: Any, *, limit_seconds: float) -> Solve:
+        allocation = allocate(policy, problem)
+        return Solve(allocation=allocation, outcome=PolicyReason.OPTIMAL, message="", seconds=0.0)
+
+
+def job(name: str, *, stages: tuple[int, int] = (2, 2), **spec: Any) -> dict[str, Any]:
+    """A TrainingJob as the API server stores it."""
+    content = {
+        "totalSteps": 100,
+        "model": {"name": "gpt"},
+        "pipeline": {
+            "minStages": stages[0],
+            "maxStages": stages[1],
+            "microbatches": 8,
+            "globalBatchSize": 16,
+        },
+        "checkpoint": {"path": "/checkpoints"},
+        "repack": {"enabled": True, "minStages": 1, "maxSlowdown": 0.1},
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
+    }
+    return {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {**content, **spec},
+    }
+
+
+def policy(*pools: str, **spec: Any) -> dict[str, Any]:
+    """A ClusterPolicy over pools that are named as their label and their GPU type."""
+    listed = [{"name": pool, "nodeSelector": {"pool": pool}, "gpuType": pool} for pool in pools]
+    return {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "ClusterPolicy",
+        "metadata": {"name": "default"},
+        "spec": {"nodePools": listed, "roundSeconds": 60, **spec},
+    }
+
+
+class Simulation:
+    """A world, its machines, and an operator that may die and come back."""
+
+    def __init__(self, *, nodes: dict[str, tuple[str, int]], **policy_spec: Any) -> None:
+        self.world = World()
+        self.now = START
+        self.trainers: dict[str, Trainer] = {}
+        self.restarts = 0
+        self.died_at = ""
+        for name, (pool, gpus) in nodes.items():
+            self.world.put(NODE, node(name, pool, gpus))
+        pools = list(dict.fromkeys(pool for pool, _ in nodes.values()))
+        self.world.put(POLICY, policy(*pools, **policy_spec))
+        self.start_operator()
+
+    def add_job(self, name: str, *, trainer: dict[str, Any] | None = None, **spec: Any) -> None:
+        self.world.put(JOB, job(name, **spec))
+        self.trainers[name] = Trainer(NAMESPACE, name, **(trainer or {}))
+
+    def start_operator(self) -> None:
+        """A fresh process: nothing is remembered."""
+        self.cluster = FakeCluster(self.world)
+        self.caches = Caches()
+        self.observer = Observer(self.caches, clock=lambda: (self.now - START).total_seconds())
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.observer,
+            settings=JobSettings(),
+            metrics=self.metrics,
+            allocate=lambda: None,
+            clock=lambda: self.now,
+        )
+        self.allocator = Allocator(
+            self.cluster,
+            self.observer,
+            self.reconciler,
+            InProcessSolver(),
+            settings=SolverSettings(),
+            metrics=self.metrics,
+            enqueue=lambda key: None,
+            clock=lambda: self.now,
+        )
+
+    async def tick(self, *, seconds: float = 1.0, operator: bool = True) -> None:
+        """Time passes; machines and the operator do what they do in it."""
+        self.now += datetime.timedelta(seconds=seconds)
+        run_pods(self.world)
+        for trainer in self.trainers.values():
+            trainer.act(self.world, self.now)
+        self.world.checked()
+        if not operator:
+            return
+        try:
+            await self._operate()
+        except Crash:
+            self.restarts += 1
+            self.start_operator()
+
+    async def _operate(self) -> None:
+        for kind in WATCHED:
+            items, version = await self.cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
+            self.caches.listed(kind, items, version)
+        try:
+            await self.allocator.decide()
+        except (Conflict, NotFound, Unavailable):
+            return
+        for _ in range(3):
+            for key in sorted(self.keys()):
+                try:
+                    await self.reconciler.reconcile(key)
+                except (Conflict, NotFound, Unavailable):
+                    continue
+
+    def keys(self) -> list[Key]:
+        return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in self.world.items(JOB)]
+
+    async def until(self, reached: Callable[[], bool], *, ticks: int = 200, **how: Any) -> int:
+        """Tick until ``reached``; how many ticks it took."""
+        for number in range(ticks):
+            if reached():
+                return number
+            await self.tick(**how)
+        raise AssertionError(f"not reached within {ticks} ticks; statuses: {self.all_statuses()}")
+
+    def status(self, name: str) -> JobStatus:
+        item = self.world.get(JOB, NAMESPACE, name)
+        assert item is not None
+        return read_status(item)
+
+    def state(self, name: str) -> str:
+        item = self.world.get(JOB, NAMESPACE, name)
+        assert item is not None
+        return item.get("status", {}).get("state", "")
+
+    def all_statuses(self) -> dict[str, Any]:
+        return {item["metadata"]["name"]: item.get("status") for item in self.world.items(JOB)}
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        """Pods of the job that live."""
+        return [
+            pod
+            for pod in self.world.items(POD)
+            if pod["metadata"]["labels"].get(JOB_LABEL) == name
+            and pod["status"]["phase"] not in ("Succeeded", "Failed")
+        ]
+
+    def set_node_ready(self, name: str, ready: bool) -> None:
+        condition = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+        self.world.patch(NODE, "", name, {"status": {"conditions": condition}})

@@ -1,0 +1,122 @@
+"""The operator dies at every write of a launch, a shrink and a preemption; its successor goes on.
+
+The laws of :class:`~tests.operator.loops.world.World` hold at each write: no node over its GPUs, no two
+launches of a job alive, no pod without a written intent, no release before the acknowledgement.
+"""
+
+import pytest
+from ballast_operator.errors import Conflict, Unavailable
+from ballast_operator.views.status import Cause
+
+from tests.operator.loops.simulation import Simulation
+from tests.operator.loops.world import Crash
+
+
+def shrinking_cluster() -> Simulation:
+    """One node with two GPUs: the first job takes both and gives one back, the second waits for it."""
+    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
+    simulation.add_job("first", trainer={"shrink_at": 30, "total": 120}, totalSteps=120)
+    return simulation
+
+
+async def run_to_the_end(simulation: Simulation) -> None:
+    if "second" not in simulation.trainers and "first" in simulation.trainers:
+        await simulation.until(lambda: simulation.status("first").held is not None, seconds=2.0)
+        simulation.add_job("second", stages=(1, 1), trainer={"total": 50}, totalSteps=50)
+    await simulation.until(
+        lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers), seconds=2.0
+    )
+
+
+async def number_of_writes() -> int:
+    simulation = shrinking_cluster()
+    await run_to_the_end(simulation)
+    return simulation.world.writes
+
+
+def die_after(number: int, simulation: Simulation) -> None:
+    """Die when the write has landed; for the world that is the same as dying before the next one."""
+
+    def die(write: int) -> None:
+        if write == number:
+            simulation.world.after_write = lambda _: None
+            simulation.died_at = f"died after write {number}: {simulation.world.log[-1]}"
+            raise Crash
+
+    simulation.world.after_write = die
+
+
+async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
+    """Both jobs succeed on their first launch, with one repack, whatever write was the operator's last."""
+    total = await number_of_writes()
+    assert total > 30
+    for number in range(total):
+        simulation = shrinking_cluster()
+        die_after(number, simulation)
+        await run_to_the_end(simulation)
+        assert simulation.restarts == 1, f"write {number} was never reached"
+        first, second = simulation.status("first"), simulation.status("second")
+        said = simulation.died_at
+        assert (first.launches, second.launches) == (1, 1), said
+        assert not first.restarts and not second.restarts, said
+        assert [repack["releasedPods"] for repack in first.repacks] == [["first-1-1"]], said
+        assert all(len(uids) == 1 for uids in simulation.world.uids_of_pods.values()), said
+
+
+async def test_leaders_that_live_for_ten_writes_each_still_get_there():
+    """One dies after the other, and the jobs do not notice."""
+    simulation = shrinking_cluster()
+
+    def die(write: int) -> None:
+        if write % 10 == 9:
+            raise Crash
+
+    simulation.world.after_write = die
+    await run_to_the_end(simulation)
+    assert simulation.restarts >= 4
+    assert simulation.status("first").launches == 1 and not simulation.status("first").restarts
+
+
+@pytest.mark.parametrize("error", [Unavailable, Conflict])
+async def test_a_write_that_fails_or_whose_answer_is_lost_is_made_good(error):
+    """A lost answer and a conflict, at each write in turn, are repeated in the next pass."""
+    for number in range(await number_of_writes()):
+        simulation = shrinking_cluster()
+
+        def fail(write: int, number=number, simulation=simulation) -> None:
+            if write == number:
+                simulation.world.after_write = lambda _: None
+                raise error(f"write {number}")
+
+        simulation.world.after_write = fail
+        await run_to_the_end(simulation)
+        assert simulation.status("first").launches == 1, f"write {number}"
+        assert not simulation.status("first").restarts, f"write {number}"
+
+
+async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
+    """Two jobs on one GPU take turns; whoever dies in between, each resumes from what it saved."""
+
+    def taking_turns() -> Simulation:
+        simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})
+        for name in ("one", "two"):
+            simulation.add_job(name, stages=(1, 1), totalSteps=160, trainer={"total": 160})
+        return simulation
+
+    reference = taking_turns()
+    await reference.until(lambda: reference.state("one") == "Running", seconds=2.0)
+    await reference.until(lambda: reference.state("one") == "Stopping", seconds=2.0)
+    first = reference.world.writes - 3
+    await reference.until(lambda: reference.state("two") == "Running", seconds=2.0)
+    last = reference.world.writes
+    await run_to_the_end(reference)
+    assert last - first > 10
+    for number in range(first, last):
+        simulation = taking_turns()
+        die_after(number, simulation)
+        await run_to_the_end(simulation)
+        assert simulation.restarts == 1
+        for name in ("one", "two"):
+            resumed = simulation.trainers[name].resumed_from
+            assert resumed == sorted(resumed), simulation.died_at
+            assert set(simulation.status(name).restarts) <= {Cause.PREEMPTED}, simulation.died_at

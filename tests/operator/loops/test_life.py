@@ -1,0 +1,199 @@
+"""A job's life, from its creation to its end, over a cluster in memory."""
+
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.views.status import Cause
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+
+from tests.operator.loops.machines import end_pod
+from tests.operator.loops.simulation import NAMESPACE, Simulation
+
+
+def small_cluster(**policy) -> Simulation:
+    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy)
+
+
+async def test_a_job_is_launched_trains_and_succeeds():
+    """Two GPUs, two pods, one plan; at the end the GPUs are free and the status says so."""
+    simulation = small_cluster()
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert len(simulation.pods("one")) == 2
+    held = simulation.status("one").held
+    assert held is not None and held.launch == 1
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    status = simulation.status("one")
+    assert status.held is None and status.progress["step"] == 100 and not status.restarts
+    assert simulation.pods("one") == []
+
+
+async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_their_gpus():
+    """Survivors keep their uids; the freed GPU goes to the job that waits."""
+    simulation = Simulation(nodes={"a": ("fast", 2)})
+    simulation.add_job("first", trainer={"shrink_at": 30, "total": 1000}, totalSteps=1000)
+    await simulation.until(lambda: simulation.state("first") == "Running")
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in simulation.pods("first")}
+    simulation.add_job("second", stages=(1, 1))
+    await simulation.until(lambda: simulation.state("second") == "Running")
+    status = simulation.status("first")
+    (repack,) = status.repacks
+    assert repack["releasedPods"] == ["first-1-1"]
+    assert repack["survivors"] == [{"name": "first-1-0", "uid": before["first-1-0"]}]
+    assert repack["pauseMs"] == 12.5 and repack["stepSecondsAfter"] == 0.105
+    assert [pod["metadata"]["uid"] for pod in simulation.pods("first")] == [before["first-1-0"]]
+    assert status.launches == 1 and not status.restarts
+
+
+async def test_a_rank_that_fails_by_its_own_doing_restarts_the_gang_and_counts():
+    """The whole gang goes, the next launch resumes from the checkpoint, the message says whose fault it was."""
+    simulation = small_cluster()
+    simulation.add_job("one", trainer={"pace": 5})
+    await simulation.until(lambda: simulation.trainers["one"].step >= 50)
+    message = TerminationMessage(reason=ExitReason.FAILED, message="loss is NaN", step=50)
+    end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.ERROR, message)
+    await simulation.tick()
+    assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
+    assert "loss is NaN" in simulation.status("one").condition("Running").message
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.trainers["one"].resumed_from == [0, 40]
+    assert simulation.status("one").launches == 2
+
+
+async def test_failures_beyond_the_backoff_limit_end_the_job():
+    """backoffLimit 1: the second failure of its own doing is the last."""
+    simulation = small_cluster()
+    simulation.add_job("one", backoffLimit=1, trainer={"pace": 1})
+    for launch in (1, 2):
+        await simulation.until(
+            lambda launch=launch: bool(simulation.pods("one")) and simulation.status("one").launches == launch
+        )
+        end_pod(simulation.world, NAMESPACE, f"one-{launch}-0", ExitCode.ERROR)
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    failed = simulation.status("one").condition("Failed")
+    assert failed.reason == JobReason.BACKOFF_LIMIT_EXCEEDED
+    assert simulation.pods("one") == []
+
+
+async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit():
+    """SIGKILL from outside (137) is nobody's error."""
+    simulation = small_cluster()
+    simulation.add_job("one", backoffLimit=0, trainer={"pace": 5})
+    await simulation.until(lambda: simulation.trainers["one"].step >= 30)
+    end_pod(simulation.world, NAMESPACE, "one-1-1", 137)
+    end_pod(simulation.world, NAMESPACE, "one-1-0", ExitCode.PEER_LOST)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").restarts == {Cause.POD_LOST: 1}
+
+
+async def test_a_follower_that_ends_first_does_not_hide_the_culprit():
+    """The rank that lost its peer is seen first; the blame goes to the one that failed a moment later."""
+    simulation = small_cluster()
+    simulation.add_job("one", trainer={"pace": 5})
+    await simulation.until(lambda: simulation.trainers["one"].step >= 30)
+    end_pod(simulation.world, NAMESPACE, "one-1-0", ExitCode.PEER_LOST)
+    await simulation.tick()
+    assert simulation.status("one").restarts == {}
+    end_pod(simulation.world, NAMESPACE, "one-1-1", ExitCode.ERROR)
+    await simulation.tick()
+    assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
+
+
+async def test_a_silent_gang_restarts():
+    """Pods run, but the lease is not renewed: after the heartbeat's limit the gang is replaced."""
+    simulation = small_cluster()
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.trainers["one"].silent = True
+    await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=10.0)
+    assert simulation.status("one").restarts == {Cause.HUNG: 1}
+    simulation.trainers["one"].silent = False
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
+async def test_a_lost_node_sends_the_job_elsewhere():
+    """The node's pods will never end by themselves; the job goes on on the other pool."""
+    simulation = small_cluster()
+    simulation.add_job("one", gpuTypes=["fast", "slow"])
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    lost = simulation.status("one").held.nodes[0]
+    simulation.set_node_ready(lost, False)
+    simulation.trainers["one"].silent = True
+    await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=5.0)
+    assert simulation.status("one").restarts == {Cause.NODE_LOST: 1}
+    simulation.trainers["one"].silent = False
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", seconds=5.0)
+    assert lost not in str(simulation.status("one").last_decision)
+
+
+async def test_suspending_saves_and_stops_and_resuming_goes_on():
+    """The trainer is asked to save first; nothing is held while suspended; no step is lost."""
+    simulation = small_cluster()
+    simulation.add_job("one", trainer={"pace": 5})
+    await simulation.until(lambda: simulation.trainers["one"].step >= 30)
+    spec = simulation.world.get(*_job("one"))["spec"]
+    simulation.world.patch(*_job("one"), {"spec": {**spec, "suspend": True}})
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    stopped_at = simulation.trainers["one"].saved
+    assert simulation.pods("one") == [] and simulation.status("one").held is None
+    simulation.world.patch(*_job("one"), {"spec": {**spec, "suspend": False}})
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.trainers["one"].resumed_from == [0, stopped_at]
+    assert not simulation.status("one").restarts
+
+
+async def test_two_jobs_take_turns_on_one_gpu():
+    """Rounds: the running gang saves, stops, and its successor starts on the freed GPU only then."""
+    simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})
+    for name in ("one", "two"):
+        simulation.add_job(name, stages=(1, 1), totalSteps=600, trainer={"total": 600})
+    await simulation.until(
+        lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two")), ticks=600
+    )
+    restarts = [simulation.status(name).restarts.get(Cause.PREEMPTED, 0) for name in ("one", "two")]
+    assert min(restarts) >= 1
+    for name in ("one", "two"):
+        assert simulation.status(name).condition("Preempted").reason == JobReason.RESUMED
+
+
+async def test_a_gang_that_cannot_start_whole_is_taken_back_whole():
+    """One of two pods never runs: both go, and the reason says how many ran."""
+    simulation = small_cluster()
+    simulation.add_job("one", gpuTypes=["fast"])
+    await simulation.until(lambda: len(simulation.pods("one")) == 2)
+    simulation.set_node_ready("a", False)
+    await simulation.until(lambda: simulation.status("one").held is None, seconds=20.0)
+    assert simulation.status("one").condition("Running").reason == JobReason.NOT_BOUND
+    assert simulation.pods("one") == []
+    simulation.set_node_ready("a", True)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
+async def test_a_shrink_without_acknowledgement_restarts_from_the_checkpoint():
+    """Nothing is counted free before its pod is gone; the restart says why."""
+    simulation = Simulation(nodes={"a": ("fast", 2)})
+    simulation.add_job("one", trainer={"shrink_at": 30, "total": 1000}, totalSteps=1000)
+    trainer = simulation.trainers["one"]
+    await simulation.until(lambda: trainer.step >= 30)
+    trainer.silent = True
+    await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=10.0)
+    assert simulation.status("one").restarts == {Cause.SHRINK_TIMEOUT: 1}
+    assert simulation.status("one").repacks == ()
+    trainer.silent = False
+    trainer.shrink_at = None
+    await simulation.until(lambda: simulation.state("one") == "Running")
+
+
+async def test_a_finished_job_is_deleted_after_its_time_to_live():
+    """ttlSecondsAfterFinished 30: there at 20 s, gone after 40 s, with all it owned."""
+    simulation = small_cluster()
+    simulation.add_job("one", ttlSecondsAfterFinished=30)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    await simulation.tick(seconds=20)
+    assert simulation.keys() == [(NAMESPACE, "one")]
+    await simulation.tick(seconds=20)
+    assert simulation.keys() == []
+
+
+def _job(name):
+    from ballast_operator.kube.kinds import JOB
+
+    return JOB, NAMESPACE, name

@@ -1,0 +1,259 @@
+"""A cluster in memory, strict where the real one is: versions, uids, names; and it can break at any write.
+
+It checks, at every write, what must never be: a node with more GPUs taken than it has, two launches of a
+job alive at once, a pod without a written intent, a released pod deleted before the acknowledgement.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ballast_operator.desired.pod import pinned_node
+from ballast_operator.errors import Conflict, NotFound, Unavailable
+from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, NODE, POD, POLICY, Key, Kind
+from ballast_operator.views.convert import read_status
+from ballast_operator.views.nodes import pod_gpus, read_node
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    JOB_LABEL,
+    LAUNCH_LABEL,
+    PLAN_KEY,
+    Ack,
+    Plan,
+    plan_config_map_name,
+)
+
+GPU = "nvidia.com/gpu"
+
+
+class Crash(BaseException):
+    """The operator dies: nothing of it goes on, not even its ``except`` clauses for errors."""
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """JSON merge patch."""
+    if not isinstance(patch, Mapping) or not isinstance(old, Mapping):
+        return copy.deepcopy(patch)
+    result = dict(old)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+class World:
+    """The API server's store, and the laws of the cluster."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[Kind, Key], dict[str, Any]] = {}
+        self.version = 0
+        self.writes = 0
+        self.after_write: Callable[[int], None] = lambda number: None
+        self.log: list[str] = []
+        self.uids_of_pods: dict[Key, set[str]] = {}
+
+    # What tests and simulated machines use: no rules but versions.
+
+    def bump(self) -> int:
+        """The next resourceVersion; deletions have one too."""
+        self.version += 1
+        return self.version
+
+    def items(self, kind: Kind) -> list[dict[str, Any]]:
+        return [item for (k, _), item in sorted(self.objects.items(), key=lambda e: e[0][1]) if k is kind]
+
+    def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.objects.get((kind, (namespace, name)))
+
+    def put(self, kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
+        """Create or replace, as someone other than the operator."""
+        item = copy.deepcopy(item)
+        metadata = item["metadata"]
+        key = (kind, (metadata.get("namespace", ""), metadata["name"]))
+        old = self.objects.get(key)
+        version = self.bump()
+        metadata.setdefault("uid", old["metadata"]["uid"] if old else f"uid-{version}")
+        metadata["resourceVersion"] = str(version)
+        metadata.setdefault("generation", 1)
+        metadata.setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
+        if old is not None and old.get("spec") != item.get("spec"):
+            metadata["generation"] = old["metadata"]["generation"] + 1
+        self.objects[key] = item
+        if kind is POD:
+            self.uids_of_pods.setdefault(key[1], set()).add(metadata["uid"])
+        return item
+
+    def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        item = self.get(kind, namespace, name)
+        if item is not None:
+            self.put(kind, merged(item, patch))
+
+    def drop(self, kind: Kind, namespace: str, name: str) -> None:
+        """The object is gone, and with it what it owns."""
+        item = self.objects.pop((kind, (namespace, name)), None)
+        if item is None:
+            return
+        self.bump()
+        uid = item["metadata"]["uid"]
+        for (owned_kind, key), other in list(self.objects.items()):
+            if any(o["uid"] == uid for o in other["metadata"].get("ownerReferences") or []):
+                self.drop(owned_kind, *key)
+
+    def checked(self) -> None:
+        """The laws."""
+        taken: Counter[str] = Counter()
+        launches: dict[Key, set[str]] = {}
+        for pod in self.items(POD):
+            if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+                continue
+            node = pinned_node(pod)
+            taken[node] += pod_gpus(pod, GPU)
+            labels = pod["metadata"].get("labels") or {}
+            if JOB_LABEL in labels:
+                key = (pod["metadata"]["namespace"], labels[JOB_LABEL])
+                launches.setdefault(key, set()).add(labels[LAUNCH_LABEL])
+        for node, count in taken.items():
+            item = self.get(NODE, "", node)
+            has = read_node(item).gpus(GPU) if item is not None else 0
+            assert count <= has, f"node {node} has {has} GPUs, {count} are taken"
+        for key, alive in launches.items():
+            assert len(alive) == 1, f"launches {sorted(alive)} of {key} are alive at once"
+
+    # What the operator's client does.
+
+    def write(self, what: str) -> None:
+        self.log.append(what)
+
+    def wrote(self) -> None:
+        self.checked()
+        number, self.writes = self.writes, self.writes + 1
+        self.after_write(number)
+
+
+class FakeCluster:
+    """The operator's client over a :class:`World`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.fence: Callable[[], None] = lambda: None
+        self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+        item = self.world.get(kind, namespace, name)
+        if item is None:
+            raise NotFound(f"{kind.kind} {namespace}/{name}")
+        return copy.deepcopy(item)
+
+    async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> Any:
+        found = [
+            copy.deepcopy(item)
+            for item in self.world.items(kind)
+            if not label_selector or label_selector in (item["metadata"].get("labels") or {})
+        ]
+        return found, self.world.version
+
+    async def apply(self, kind: Kind, body: Any, *, subresource: str = "") -> dict[str, Any]:
+        metadata = body["metadata"]
+        namespace, name = metadata.get("namespace", ""), metadata["name"]
+        self._begin(f"apply {kind.kind} {name} {subresource}".strip())
+        old = self.world.get(kind, namespace, name)
+        if old is None:
+            if subresource or metadata.get("resourceVersion"):
+                raise NotFound(f"{kind.kind} {namespace}/{name}")
+            result = self.world.put(kind, body)
+            return self._end(kind, "patch", result)
+        wanted = metadata.get("resourceVersion")
+        if wanted is not None and wanted != old["metadata"]["resourceVersion"]:
+            raise Conflict(
+                f"{kind.kind} {name}: version {wanted} is not {old['metadata']['resourceVersion']}"
+            )
+        if subresource:
+            new = {**old, "status": copy.deepcopy(body["status"])}
+        else:
+            new = {**old, **{k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"}}
+            new["metadata"] = merged(
+                old["metadata"], {k: v for k, v in metadata.items() if k != "resourceVersion"}
+            )
+        if new == old:
+            return self._end(kind, "patch", old)
+        return self._end(kind, "patch", self.world.put(kind, new))
+
+    async def create(self, kind: Kind, body: Any) -> dict[str, Any]:
+        namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
+        self._begin(f"create {kind.kind} {name}")
+        if self.world.get(kind, namespace, name) is not None:
+            raise Conflict(f"{kind.kind} {namespace}/{name} exists")
+        if kind is EVENT:
+            return self._end(kind, "post", dict(body))
+        if kind is POD:
+            self._intent_is_written(body)
+        item = copy.deepcopy(body)
+        if kind is POD:
+            item["status"] = {"phase": "Pending"}
+        return self._end(kind, "post", self.world.put(kind, item))
+
+    async def replace(self, kind: Kind, body: Any) -> dict[str, Any]:
+        return await self.apply(kind, body)
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> dict[str, Any] | None:
+        self._begin(f"delete {kind.kind} {name}")
+        item = self.world.get(kind, namespace, name)
+        if item is None:
+            return None
+        if item["metadata"]["uid"] != uid:
+            raise Conflict(f"{kind.kind} {name} has another uid")
+        if kind is POD and grace_seconds != 0:
+            self._release_is_acknowledged(item)
+            result = self.world.put(
+                kind, merged(item, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+            )
+            return self._end(kind, "delete", result)
+        self.world.drop(kind, namespace, name)
+        self.world.wrote()
+        return None
+
+    def _begin(self, what: str) -> None:
+        self.fence()
+        self.world.write(what)
+
+    def _end(self, kind: Kind, verb: str, result: dict[str, Any]) -> dict[str, Any]:
+        self.world.wrote()
+        self.on_write(verb, kind)
+        return copy.deepcopy(result)
+
+    def _intent_is_written(self, pod: Mapping[str, Any]) -> None:
+        labels = pod["metadata"]["labels"]
+        job = self.world.get(JOB, pod["metadata"]["namespace"], labels[JOB_LABEL])
+        held = read_status(job).held if job is not None else None
+        assert held is not None, f"pod {pod['metadata']['name']} was made before its launch was written down"
+        assert pod["metadata"]["name"] in held.pods
+        assert held.ending is None, "a pod was made for a launch that is ending"
+
+    def _release_is_acknowledged(self, pod: Mapping[str, Any]) -> None:
+        """A running gang loses a pod only after the plan left it out and rank 0 said so."""
+        namespace, labels = pod["metadata"]["namespace"], pod["metadata"]["labels"]
+        job = self.world.get(JOB, namespace, labels[JOB_LABEL])
+        held = read_status(job).held if job is not None else None
+        if held is None or held.ending is not None or held.launch != int(labels[LAUNCH_LABEL]):
+            return
+        config = self.world.get(CONFIG_MAP, namespace, plan_config_map_name(labels[JOB_LABEL]))
+        assert config is not None, "a pod of a launch without a plan was deleted"
+        plan = Plan.from_json(config["data"][PLAN_KEY])
+        assert plan.rank_of(pod["metadata"]["name"]) is None, "a pod that the plan keeps was deleted"
+        lease = self.world.get(LEASE, namespace, labels[JOB_LABEL])
+        assert lease is not None
+        ack = Ack.from_json(lease["metadata"]["annotations"][ACK_ANNOTATION])
+        assert ack.epoch >= plan.epoch, "a pod was released before the acknowledgement"
+
+
+def unavailable(number: int) -> None:
+    """For ``after_write``: the write landed, its answer was lost."""
+    raise Unavailable(f"the answer to write {number} was lost")
+
+
+__all__ = ["GPU", "POLICY", "Crash", "FakeCluster", "World", "merged", "unavailable"]
