@@ -81,10 +81,14 @@ def _allocations(summary: dict[str, Any]) -> Table:
 
 def _sentences(summary: dict[str, Any]) -> Text:
     over = summary["max_gpus_in_use_over_capacity"]
-    waited = summary["waiting_job_started_after_repack_s"]
+    waited, proposed = (
+        summary["waiting_job_started_after_repack_s"],
+        summary["waiting_job_started_after_proposal_s"],
+    )
     lines = [
         "From the release of the pods to the waiting job's first step: "
-        + (f"{waited:.1f} s" if waited is not None else "it did not start"),
+        + (f"{waited:.1f} s" if waited is not None else "no job waited for one"),
+        "From the proposal to release them: " + (f"{proposed:.1f} s" if proposed is not None else "-"),
         "GPUs handed out beyond those that exist, at the worst moment: "
         + ("none seen" if over is None else str(max(over, 0))),
     ]

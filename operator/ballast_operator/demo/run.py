@@ -158,7 +158,7 @@ def apply_objects(
 @contextlib.contextmanager
 def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The operator as a process of its own, as the image runs it; ended with SIGTERM."""
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         process = subprocess.Popen(
             [
                 sys.executable,

@@ -65,6 +65,7 @@ class Story:
     reports: dict[str, list[ReportSeen]] = dataclasses.field(default_factory=dict)
     narration: list[tuple[float, str]] = dataclasses.field(default_factory=list)
     max_gpus_over_capacity: int | None = None
+    _told_why: set[str] = dataclasses.field(default_factory=set)
 
     def see_node(self, node: Mapping[str, Any], pool_label: str) -> None:
         """Take in a Node object."""
@@ -99,7 +100,12 @@ class Story:
         states = self.job_states.setdefault(name, [])
         if not states or states[-1][1] != state:
             states.append((at, state))
-            self.narration.append((at, f"{name}: {state}{_why(job)}"))
+            self.narration.append((at, f"{name}: {state}{_gpus_given(job)}"))
+        # Why a job waits is decided a moment after it began to.
+        why = ((job.get("status") or {}).get("lastDecision") or {}).get("why")
+        if state == "Waiting" and why and name not in self._told_why:
+            self._told_why.add(name)
+            self.narration.append((at, f"{name}: {why}"))
 
     def see_lease(self, at: float, lease: Mapping[str, Any]) -> None:
         """Take in the Lease that a job's rank 0 renews."""
@@ -152,9 +158,9 @@ def _gpus(container: Mapping[str, Any]) -> int:
     return int({**(resources.get("requests") or {}), **(resources.get("limits") or {})}.get(GPU_RESOURCE, 0))
 
 
-def _why(job: Mapping[str, Any]) -> str:
-    decision = (job.get("status") or {}).get("lastDecision") or {}
-    return f" ({decision['why']})" if decision.get("why") else ""
+def _gpus_given(job: Mapping[str, Any]) -> str:
+    allocation = (job.get("status") or {}).get("allocation") or {}
+    return f" on {allocation['gpus']} x {allocation['gpuType']}" if allocation.get("gpus") else ""
 
 
 def _rebalance_words(report: Report) -> str:

@@ -11,6 +11,8 @@ from ballast_policies.allocation.problem import Allocation
 from ballast_operator.demo.story import PodSeen, Story
 
 JsonObject = dict[str, Any]
+REPACKING = "Repacking"
+"""State of a job whose proposal to hand pods back has been taken up."""
 
 
 def summarise(story: Story, *, aware: Allocation | None, blind: Allocation | None) -> JsonObject:
@@ -22,15 +24,21 @@ def summarise(story: Story, *, aware: Allocation | None, blind: Allocation | Non
         blind: what the same policy gives when it takes all GPU types for equal.
     """
     repacks = [repack for name in sorted(story.job_objects) for repack in _repacks(story, name)]
+    after_release, after_proposal = _waiting(story, repacks)
     return {
         "jobs": {name: _job(story, name) for name in sorted(story.job_objects)},
         "repacks": repacks,
         "rebalances": [entry for name in sorted(story.reports) for entry in _rebalances(story, name)],
-        "waiting_job_started_after_repack_s": _waiting_seconds(story, repacks),
+        "waiting_job_started_after_repack_s": _rounded(after_release),
+        "waiting_job_started_after_proposal_s": _rounded(after_proposal),
         "max_gpus_in_use_over_capacity": story.max_gpus_over_capacity,
         "allocation": _allocation(aware),
         "type_blind_allocation": _allocation(blind),
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)
 
 
 def _status(story: Story, name: str) -> Mapping[str, Any]:
@@ -109,21 +117,33 @@ def _rebalances(story: Story, name: str) -> list[JsonObject]:
     return found
 
 
-def _waiting_seconds(story: Story, repacks: list[JsonObject]) -> float | None:
-    """Seconds from the first release of pods to the first report of a job that had been waiting for GPUs."""
-    released = {pod for repack in repacks for pod in repack["released_pods"]}
-    ends = [pod.deleted for pod in story.pods.values() if pod.name in released and pod.deleted is not None]
-    if not ends:
-        return None
-    freed = min(ends)
-    first_steps = [
-        reports[0].at
-        for name, reports in story.reports.items()
-        if reports
-        and story.job_states[name][0][0] < freed
-        and all(p.created >= freed for p in story.pods_of(name))
-    ]
-    return round(min(first_steps) - freed, 2) if first_steps else None
+def _waiting(story: Story, repacks: list[JsonObject]) -> tuple[float | None, float | None]:
+    """How long the first job that a repack let in took to its first report.
+
+    Returns:
+        Seconds from the moment the released pods were gone, and from the proposal to release them
+        (the moment the shrinking job's state became Repacking); None where no job waited for a repack.
+    """
+    best: tuple[float, float | None] | None = None
+    for name, reports in story.reports.items():
+        pods = story.pods_of(name)
+        if not reports or not pods:
+            continue
+        for repack in repacks:
+            gone = [p.deleted for p in story.pods.values() if p.name in repack["released_pods"]]
+            if any(at is None for at in gone):
+                continue
+            freed = max(at for at in gone if at is not None)
+            arrived = story.job_states[name][0][0]
+            if not arrived < freed <= pods[0].created:
+                continue
+            proposals = [
+                at for at, state in story.job_states[repack["job"]] if state == REPACKING and at <= freed
+            ]
+            since_proposal = reports[0].at - proposals[-1] if proposals else None
+            if best is None or reports[0].at - freed < best[0]:
+                best = (reports[0].at - freed, since_proposal)
+    return best or (None, None)
 
 
 def _allocation(allocation: Allocation | None) -> JsonObject | None:

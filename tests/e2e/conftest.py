@@ -1,0 +1,145 @@
+"""One local cluster with process nodes and one operator a module; jobs of real trainer processes."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ballast_localcluster.cluster import LocalCluster
+from ballast_localcluster.default_nodes import default_nodes
+from ballast_localcluster.testing import CRD_FOLDER, eventually
+from ballast_operator.demo.manifests import demo_manifests, read_manifests
+from ballast_operator.demo.run import (
+    OPERATOR_NAMESPACE,
+    apply_objects,
+    running_operator,
+    write_operator_kubeconfig,
+)
+from ballast_operator.install import install_objects
+from kubernetes import client, config
+from kubernetes.dynamic import DynamicClient
+
+START_SECONDS = 60.0
+"""From applying a job to its first steps, three torch processes at once on two busy cores included."""
+RECOVERY_SECONDS = 90.0
+"""From the death of a rank or an operator to training again."""
+
+
+@dataclasses.dataclass
+class Ballast:
+    """A cluster with Ballast installed, and what a test does to it."""
+
+    cluster: LocalCluster
+    api: Any
+    folder: Path
+    namespace: str = "default"
+
+    def __post_init__(self) -> None:
+        self.core = client.CoreV1Api(self.api)
+        self.custom = client.CustomObjectsApi(self.api)
+        self.kube = DynamicClient(self.api)
+        self.where = {
+            "group": "ballast.dev",
+            "version": "v1alpha1",
+            "plural": "trainingjobs",
+            "namespace": self.namespace,
+        }
+
+    @contextlib.contextmanager
+    def operator(self):
+        """The operator as a process, under its own service account."""
+        kubeconfig = write_operator_kubeconfig(
+            self.api, self.cluster.kubeconfig, self.folder / "operator.kubeconfig"
+        )
+        with running_operator(kubeconfig, self.folder / "operator.log") as process:
+            yield process
+
+    def apply(self, manifest: dict[str, Any]) -> None:
+        apply_objects(self.kube, [manifest], namespace=self.namespace)
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self.custom.get_namespaced_custom_object(name=name, **self.where)
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def status(self, name: str) -> dict[str, Any]:
+        return (self.job(name) or {}).get("status") or {}
+
+    def wait_for_step(self, name: str, step: int) -> None:
+        eventually(lambda: self.step(name) >= step, START_SECONDS, f"{name} to reach step {step}")
+
+    def wait_for_state(self, name: str, state: str) -> None:
+        eventually(lambda: self.status(name).get("state") == state, RECOVERY_SECONDS, f"{name} to be {state}")
+
+    def demo_job(self, name: str, called: str, **spec: Any) -> dict[str, Any]:
+        """One of the demo's jobs under another name, with its own checkpoint folder."""
+        manifest = demo_object(name, self.folder, **spec)
+        manifest["metadata"]["name"] = called
+        for volume in manifest["spec"]["template"]["spec"]["volumes"]:
+            volume["hostPath"]["path"] = str(self.folder / "checkpoints" / called)
+        return manifest
+
+    def step(self, name: str) -> int:
+        return (self.status(name).get("progress") or {}).get("step", 0)
+
+    def delete_job(self, name: str) -> None:
+        self.custom.delete_namespaced_custom_object(name=name, **self.where)
+
+    def pods(self, name: str) -> list[Any]:
+        return self.core.list_namespaced_pod(self.namespace, label_selector=f"ballast.dev/job={name}").items
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {}
+
+    def events(self, name: str) -> list[Any]:
+        events = self.core.list_namespaced_event(self.namespace).items
+        return [
+            e for e in events if e.involved_object.kind == "TrainingJob" and e.involved_object.name == name
+        ]
+
+    def kill_rank(self, pod: str) -> None:
+        """SIGKILL to the trainer process of a pod, as a crash would end it."""
+        (process,) = [
+            int(folder.name)
+            for folder in Path("/proc").iterdir()
+            if folder.name.isdigit() and self._is_trainer_of(folder, pod)
+        ]
+        os.kill(process, signal.SIGKILL)
+
+    @staticmethod
+    def _is_trainer_of(folder: Path, pod: str) -> bool:
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            return False
+        return f"BALLAST_POD_NAME={pod}".encode() in environment and b"ballast-train" in command
+
+
+def demo_object(name: str, folder: Path, **spec: Any) -> dict[str, Any]:
+    """One of the demo's manifests under its own checkpoint folder, with fields of its spec replaced."""
+    (manifest,) = [m for m in read_manifests(demo_manifests()) if m["metadata"]["name"] == name]
+    manifest["spec"] |= spec
+    for volume in manifest["spec"].get("template", {}).get("spec", {}).get("volumes", []):
+        volume["hostPath"]["path"] = str(folder / "checkpoints" / name)
+    return manifest
+
+
+@pytest.fixture(scope="module")
+def ballast(tmp_path_factory):
+    """A cluster with the demo's nodes, the definitions, the roles and the demo's policy; no operator yet."""
+    folder = tmp_path_factory.mktemp("ballast")
+    crds = tuple(sorted(CRD_FOLDER.glob("*.yaml")))
+    with LocalCluster(nodes=default_nodes(), crds=crds) as cluster:
+        api = config.new_client_from_config(str(cluster.kubeconfig))
+        found = Ballast(cluster, api, folder)
+        apply_objects(found.kube, install_objects(OPERATOR_NAMESPACE))
+        found.apply(demo_object("demo", folder))
+        yield found

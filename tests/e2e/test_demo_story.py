@@ -1,0 +1,88 @@
+"""The demo as `ballast demo` plays it: allocation, rebalance, repack, the waiting job on freed GPUs."""
+
+import itertools
+
+import pytest
+from ballast_operator.demo.manifests import compare_with_type_blind, demo_manifests, read_manifests
+from ballast_operator.demo.run import DemoSettings, run_demo
+from ballast_operator.demo.summary import summarise
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def played():
+    settings = DemoSettings(manifests=demo_manifests(), time_limit_seconds=280.0)
+    recorder = run_demo(settings, say=lambda text: None, on_change=lambda recorder: None)
+    aware, blind = compare_with_type_blind(read_manifests(settings.manifests), recorder.story.pool_gpus())
+    return recorder.story, summarise(recorder.story, aware=aware, blind=blind)
+
+
+def test_every_job_trains_to_its_end_and_learns(played):
+    """All succeed without a restart, and each loss falls."""
+    _, summary = played
+    assert set(summary["jobs"]) == {"transformer", "recommender", "recurrent"}
+    for job in summary["jobs"].values():
+        assert job["state"] == "Succeeded"
+        assert job["restarts"] == 0
+        assert job["loss_last"] < job["loss_first"] - 1.0
+
+
+def test_each_model_runs_on_the_gpu_type_that_suits_it(played):
+    """The recommender is fastest on P100s, although V100s were handed out first to another."""
+    _, summary = played
+    assert summary["jobs"]["transformer"]["gpuType"] == "v100"
+    assert summary["jobs"]["recommender"]["gpuType"] == "p100"
+    assert summary["jobs"]["recurrent"]["gpuType"] == "v100"
+
+
+def test_the_transformer_repacks_onto_the_same_pods_with_the_same_uids(played):
+    """Survivors keep name, UID and process; exactly the named others are deleted."""
+    story, summary = played
+    assert summary["repacks"]
+    launched = {pod.name for pod in story.pods_of("transformer")}
+    assert len(launched) == 4
+    gone = set(itertools.chain.from_iterable(repack["released_pods"] for repack in summary["repacks"]))
+    last = summary["repacks"][-1]
+    assert gone | set(last["survivors"]) == launched
+    assert not gone & set(last["survivors"])
+    for repack in summary["repacks"]:
+        assert repack["survivor_uids_unchanged"]
+        assert repack["pause_ms"] > 0
+    by_name = {pod.name: pod for pod in story.pods_of("transformer")}
+    finished = next(at for at, state in story.job_states["transformer"] if state == "Succeeded")
+    for name in gone:
+        assert by_name[name].deleted is not None
+        assert by_name[name].deleted < finished
+
+
+def test_layers_move_while_training_and_even_out_the_load(played):
+    """Each rebalance leaves a smaller imbalance, as measured afterwards."""
+    _, summary = played
+    assert summary["rebalances"]
+    for entry in summary["rebalances"]:
+        assert entry["imbalance_after"] < entry["imbalance_before"]
+
+
+def test_the_waiting_job_starts_on_the_freed_gpus_after_they_are_free(played):
+    """It has no pod before the released ones are gone, and trains on the nodes they left."""
+    story, summary = played
+    assert summary["waiting_job_started_after_repack_s"] is not None
+    released = {name for repack in summary["repacks"] for name in repack["released_pods"]}
+    freed = [pod for pod in story.pods_of("transformer") if pod.name in released]
+    waited = story.pods_of("recurrent")
+    assert min(pod.created for pod in waited) >= sorted(p.deleted for p in freed)[len(waited) - 1]
+    assert {pod.node for pod in waited} <= {pod.node for pod in freed}
+
+
+def test_never_more_gpus_are_handed_out_than_exist(played):
+    """At every pod event of the API server, on every node."""
+    _, summary = played
+    assert summary["max_gpus_in_use_over_capacity"] <= 0
+
+
+def test_the_allocation_beats_the_type_blind_one(played):
+    """The least-served job is better off, each by its own normalised throughput."""
+    _, summary = played
+    aware, blind = summary["allocation"], summary["type_blind_allocation"]
+    assert min(aware["normalised"].values()) > min(blind["normalised"].values()) * 1.2

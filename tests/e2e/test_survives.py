@@ -1,0 +1,101 @@
+"""What goes wrong with real trainer processes, and what has to be true afterwards."""
+
+import pytest
+from ballast_localcluster.testing import eventually
+from kubernetes import client
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CHECKPOINT = {"path": "/checkpoints", "everySteps": 10}
+GONE_SECONDS = 60.0
+"""For the garbage collector, after an owner is gone."""
+
+
+def kill(process):
+    process.kill()
+    process.wait()
+
+
+def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(ballast):
+    """The step does not go back to 0, a restart is counted by cause, and an Event tells."""
+    with ballast.operator():
+        ballast.apply(ballast.demo_job("recurrent", "killed", totalSteps=70, checkpoint=CHECKPOINT))
+        ballast.wait_for_step("killed", 15)
+        before = {pod.metadata.uid for pod in ballast.pods("killed")}
+        ballast.kill_rank("killed-1-1")
+        ballast.wait_for_state("killed", "Succeeded")
+        status = ballast.status("killed")
+        assert sum(status["restarts"].values()) == 1
+        assert status["launches"] == 2
+        assert before.isdisjoint(pod.metadata.uid for pod in ballast.pods("killed"))
+        lease = client.CoordinationV1Api(ballast.api).read_namespaced_lease("killed", ballast.namespace)
+        report = lease.metadata.annotations["ballast.dev/report"]
+        assert '"resumedFromStep":10' in report or '"resumedFromStep":20' in report
+        told = [f"{event.reason}: {event.message}" for event in ballast.events("killed")]
+        assert any("checkpoint" in line or "restart" in line.lower() for line in told), told
+        ballast.delete_job("killed")
+
+
+def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballast):
+    """Survivors keep their UIDs, the released pods go, nobody restarts."""
+    job = ballast.demo_job("transformer", "transformer", totalSteps=160)
+    with ballast.operator() as operator:
+        ballast.apply(job)
+        ballast.wait_for_state("transformer", "Repacking")
+        uids = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("transformer")}
+        kill(operator)
+    with ballast.operator():
+        eventually(
+            lambda: ballast.status("transformer").get("repacks"), GONE_SECONDS, "the shrink to be finished"
+        )
+        repack = ballast.status("transformer")["repacks"][0]
+        assert {s["name"]: s["uid"] for s in repack["survivors"]}.items() <= uids.items()
+        names = {pod.metadata.name for pod in ballast.pods("transformer")}
+        assert names.isdisjoint(repack["releasedPods"])
+        ballast.wait_for_state("transformer", "Succeeded")
+        assert sum((ballast.status("transformer").get("restarts") or {}).values()) == 0
+        ballast.delete_job("transformer")
+
+
+def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
+    """Ownership does it: no finalizer waits for anybody."""
+    with ballast.operator() as operator:
+        ballast.apply(ballast.demo_job("recurrent", "orphan", totalSteps=5000))
+        ballast.wait_for_step("orphan", 3)
+        kill(operator)
+        ballast.delete_job("orphan")
+        eventually(lambda: ballast.job("orphan") is None, 30.0, "the job to go")
+        eventually(lambda: not ballast.pods("orphan"), GONE_SECONDS, "its pods to go")
+        eventually(
+            lambda: (
+                not [
+                    c
+                    for c in ballast.core.list_namespaced_config_map(ballast.namespace).items
+                    if c.metadata.name == "orphan-plan"
+                ]
+            ),
+            GONE_SECONDS,
+            "its plan to go",
+        )
+
+
+def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
+    """Suspend is a checkpoint and an exit; resume goes on from that step with a new launch."""
+    with ballast.operator():
+        ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=60))
+        ballast.wait_for_step("paused", 12)
+        patch = {"spec": {"suspend": True}}
+        ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
+        eventually(
+            lambda: ballast.status("paused").get("state") == "Suspended" and not ballast.pods("paused"),
+            GONE_SECONDS,
+            "the job to leave its GPUs",
+        )
+        saved = ballast.step("paused")
+        assert saved >= 12
+        patch = {"spec": {"suspend": False}}
+        ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
+        ballast.wait_for_state("paused", "Succeeded")
+        lease = client.CoordinationV1Api(ballast.api).read_namespaced_lease("paused", ballast.namespace)
+        assert '"resumedFromStep":0' not in lease.metadata.annotations["ballast.dev/report"]
+        ballast.delete_job("paused")
