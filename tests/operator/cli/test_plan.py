@@ -1,0 +1,139 @@
+"""``ballast plan``: from two files to a plan that can be read, scripted and looked at."""
+
+import json
+
+import pytest
+from ballast_operator.cli.main import main
+from ballast_policies.planning.schedules import schedule_from_csv, validate
+from click.testing import CliRunner
+
+PROFILE = """
+layers:
+  - {name: embedding, forwardSeconds: 0.01, backwardSeconds: 0.02, heldBytes: 100, outputBytes: 10}
+  - {name: block, repeat: 10, forwardSeconds: 0.03, backwardSeconds: 0.06, heldBytes: 50, outputBytes: 10}
+  - {name: head, forwardSeconds: 0.04, backwardSeconds: 0.08, heldBytes: 100, outputBytes: 10}
+"""
+CLUSTER = """
+gpus:
+  - {type: a100, count: 2, speed: 2.0}
+  - {type: v100, count: 2}
+gpusPerServer: 2
+bandwidth: {insideServer: 1.0e+6, betweenServers: 1.0e+4}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the command on a profile and a cluster; JSON where asked for."""
+
+    def runner(*options, profile=PROFILE, cluster=CLUSTER):
+        (tmp_path / "profile.yaml").write_text(profile)
+        (tmp_path / "cluster.yaml").write_text(cluster)
+        arguments = ["plan", str(tmp_path / "profile.yaml"), str(tmp_path / "cluster.yaml"), *options]
+        return CliRunner().invoke(main, arguments)
+
+    return runner
+
+
+def test_a_pipeline_plan_as_json(run):
+    """All layers are on stages, all GPUs used, and the prediction comes with its parts."""
+    answer = json.loads(run("--output", "json").output)
+    assert answer["planner"] == "pipeline"
+    assert answer["stages"][0]["firstLayer"] == 0
+    assert answer["stages"][-1]["endLayer"] == 12
+    assert sorted(stage["gpuType"] for stage in answer["stages"]) == ["a100", "a100", "v100", "v100"]
+    assert answer["stepSeconds"] < answer["evenStepSeconds"]
+    bubble = answer["bubble"]
+    assert bubble["inherent"] + bubble["dynamic"] == pytest.approx(bubble["idle"])
+    assert answer["inFlight"] == [4, 3, 2, 1]
+
+
+def test_a_pipeline_plan_as_text(run):
+    """A row a stage, the prediction marked as one, a time line."""
+    result = run()
+    assert result.exit_code == 0
+    assert "s a step (simulated)" in result.output
+    assert "rank  3" in result.output
+
+
+def test_a_jobs_report_is_a_profile(run):
+    """Seconds per layer of a running job; what is assumed about them is said."""
+    report = json.dumps(
+        {"epoch": 3, "step": 70, "layerSeconds": [0.1, 0.2, 0.3, 0.1], "layerBytes": [1, 2, 3, 4]}
+    )
+    result = run(profile=report)
+    assert result.exit_code == 0
+    assert "a third and two thirds are assumed" in result.output
+
+
+def test_the_sweep_shows_fewer_gpus(run):
+    """From one GPU to all; each more is no slower."""
+    rows = json.loads(run("--sweep", "--output", "json").output)["sweep"]
+    assert [row["gpus"] for row in rows] == [1, 2, 3, 4]
+    assert rows[0]["idle"] == pytest.approx(0)
+    assert rows[3]["stepSeconds"] < rows[0]["stepSeconds"]
+
+
+def test_the_step_is_written_as_trace_picture_and_csv(run, tmp_path):
+    """Chrome's JSON, SVG, and a CSV that is a valid schedule."""
+    trace, picture, table = (tmp_path / name for name in ("step.json", "step.svg", "step.csv"))
+    options = ("--trace", str(trace), "--picture", str(picture), "--csv", str(table))
+    assert run("--schedule", "ZeroBubbleH1", *options).exit_code == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert picture.read_text().startswith("<svg")
+    validate(schedule_from_csv(table.read_text(), name="read back"))
+
+
+def test_pipedream_replicates_stages(run):
+    """Tiny weights on equal GPUs: one stage on all."""
+    cluster = "gpus: [{type: a100, count: 4}]\nbandwidth: {insideServer: 1.0e+6, betweenServers: 1.0e+6}"
+    answer = json.loads(run("--planner", "pipedream", "--output", "json", cluster=cluster).output)
+    assert answer["configuration"] == "4"
+    assert answer["activeMinibatches"] == 1
+    mixed = run("--planner", "pipedream")
+    assert mixed.exit_code == 1
+    assert "pipedream plans equal GPUs" in mixed.output
+
+
+def test_amp_proposes_strategies_best_first(run):
+    """Degrees multiply to the GPUs."""
+    options = ("--planner", "amp", "--batch-size", "16", "--evaluations", "60", "--output", "json")
+    strategies = json.loads(run(*options).output)["strategies"]
+    seconds = [strategy["stepSeconds"] for strategy in strategies]
+    assert seconds == sorted(seconds)
+    assert all(s["tensor"] * s["data"] * s["pipeline"] == 4 for s in strategies)
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "want"),
+    [
+        ({"profile": "layers: []"}, (), "give either layers, or layerSeconds"),
+        ({"profile": "layers: [{forwardSeconds: -1, backwardSeconds: 1}]"}, (), "layers.0.forwardSeconds"),
+        ({"profile": "layers: [{forwardSecs: 1}]"}, (), "layers.0.forwardSecs"),
+        ({"profile": "{"}, (), "neither YAML nor JSON"),
+        ({"profile": "layerSeconds: [1, 2]\nlayerBytes: [1]"}, (), "1 layerBytes for 2 layerSeconds"),
+        ({"cluster": "gpus: []"}, (), "gpus"),
+        ({"cluster": "gpus: [{type: a, count: 0}]"}, (), "gpus.0.count"),
+        ({"cluster": "gpus: [{type: a, count: 1}, {type: a, count: 2}]"}, (), "listed twice"),
+        ({"cluster": "gpus: [{type: a, count: 99}]"}, (), "cannot be cut into 99 stages"),
+        ({"cluster": "gpus: [{type: a, count: 2, memoryBytes: 10}]"}, (), "do not fit the memory"),
+        ({"cluster": "gpus: [{type: a, count: 4}]"}, ("--planner", "amp"), "insideServer"),
+        (
+            {"cluster": CLUSTER.replace("gpusPerServer: 2", "gpusPerServer: 3")},
+            ("--planner", "amp"),
+            "do not fill servers of 3",
+        ),
+        (
+            {},
+            ("--schedule", "Interleaved1F1B", "--chunks", "2", "--microbatches", "9"),
+            "To fix: use 8 or 12",
+        ),
+        ({}, ("--schedule", "PipeDream2BW", "--microbatches", "6"), "To fix: use 8"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, files, options, want):
+    """Exit code 1, one line, no traceback."""
+    result = run(*options, **files)
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert want in result.output.replace("\n", " ")
