@@ -8,6 +8,7 @@ from ballast_policies.planning.partition import (
     even_partition,
     exact_partition,
     imbalance,
+    speed_up_ceiling,
 )
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance
 from ballast_policies.planning.repack import RepackDecision, repack
@@ -28,4 +29,5 @@ __all__ = [
     "moves_between",
     "predict_step_seconds",
     "repack",
+    "speed_up_ceiling",
 ]
