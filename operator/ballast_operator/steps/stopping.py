@@ -40,6 +40,8 @@ def end(situation: Situation, cause: Cause, message: str) -> Outcome:
     if cause is Cause.PREEMPTED:
         status = say(situation, status, JobCondition.PREEMPTED, True, JobReason.PREEMPTED, message)
     if cause is not Cause.COMPLETED:
+        if cause.is_restart and not cause.graceful:
+            message += "; the gang restarts from its checkpoint"
         reason = JobReason(cause) if cause.value in set(JobReason) else JobReason.STOPPING
         status = say(situation, status, JobCondition.RUNNING, False, reason, message)
         repacked = status.condition(JobCondition.REPACKED)

@@ -44,7 +44,7 @@ async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_th
 
 
 async def test_a_rank_that_fails_by_its_own_doing_restarts_the_gang_and_counts():
-    """The whole gang goes, the next launch resumes from the checkpoint, the message says whose fault it was."""
+    """The whole gang goes, the next launch resumes from the checkpoint, the message names the culprit."""
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 50)

@@ -1,0 +1,69 @@
+"""``ballast explain JOB``: why a job runs where it runs, or waits."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ballast_operator.report.explanation import Explanation
+
+
+@click.command()
+@click.argument("job")
+@click.option("-n", "--namespace", default="default", show_default=True, help="The job's namespace.")
+@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> None:
+    """Say why JOB runs where it runs, or what it waits for."""
+    found = asyncio.run(_read(job, namespace, kubeconfig))
+    click.echo(found.to_json() if output == "json" else as_text(found))
+
+
+async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanation":
+    from kubernetes.aio.config import ConfigException
+
+    from ballast_operator.errors import NotFound, OperatorError
+    from ballast_operator.kube.client import connect
+    from ballast_operator.report.explanation import explain_job
+
+    try:
+        async with await connect(kubeconfig) as cluster:
+            return await explain_job(cluster, namespace, job)
+    except NotFound as error:
+        raise click.ClickException(
+            f"there is no TrainingJob {job} in namespace {namespace}. "
+            "To fix: see `kubectl get trainingjobs --all-namespaces`"
+        ) from error
+    except (OperatorError, ConfigException) as error:
+        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or mend the connection") from error
+
+
+def as_text(found: "Explanation") -> str:
+    """The explanation for a person."""
+    lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
+    held = found.allocation
+    if held:
+        lines.append(
+            f"  holds    {held['gpus']} x {held['gpuType']} of pool {held['pool']} since {held['since']}, "
+            f"launch {held.get('launch', 1)}, round {held.get('planId', '-')}"
+        )
+    if found.decision.get("chosen"):
+        lines.append(f"  chosen   {found.decision['chosen']}: {found.decision.get('why', '')}")
+    if found.decision.get("nextBest"):
+        lines.append(f"  second   {found.decision['nextBest']}")
+    if found.progress:
+        emulated = ", speed emulated" if found.progress.get("emulatedSlowdown") is not None else ""
+        speed = found.progress.get("stepsPerSecond")
+        at = f" at {speed:.3g} steps/s" if speed is not None else ""
+        lines.append(f"  progress step {found.progress.get('step', 0)}{at}{emulated}")
+    if found.restarts:
+        causes = ", ".join(f"{cause} {count}" for cause, count in sorted(found.restarts.items()))
+        lines.append(f"  restarts {causes}")
+    lines += [
+        f"  pod      {pod.name} {'leaving' if pod.leaving else pod.phase} on {pod.node or 'no node yet'}"
+        for pod in found.pods
+    ]
+    lines += [f"  policy   {line}" for line in found.policy]
+    lines += [f"  event    {line}" for line in found.events]
+    return "\n".join(lines)

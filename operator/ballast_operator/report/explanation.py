@@ -1,0 +1,131 @@
+"""Why one job runs where it runs, or waits: for ``ballast explain``."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ballast_policies.contract import JOB_LABEL
+
+from ballast_operator.errors import NotFound
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
+
+LAST_EVENTS = 10
+"""Events shown."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodLine:
+    """A pod of the job."""
+
+    name: str
+    node: str
+    phase: str
+    leaving: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Everything that is known about a job's place.
+
+    Attributes:
+        answer: one sentence.
+        reason: the stable word behind it.
+        decision: ``status.lastDecision``.
+        policy: the ClusterPolicies' readiness, in words.
+        events: the newest last, "reason: message".
+    """
+
+    job: str
+    namespace: str
+    state: str
+    reason: str
+    answer: str
+    allocation: dict[str, Any]
+    decision: dict[str, Any]
+    progress: dict[str, Any]
+    restarts: dict[str, int]
+    pods: tuple[PodLine, ...]
+    conditions: tuple[dict[str, Any], ...]
+    policy: tuple[str, ...]
+    events: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+async def explain_job(cluster: Cluster, namespace: str, name: str) -> Explanation:
+    """Read what there is to know about a job.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job = await cluster.get(JOB, namespace, name)
+    pods, _ = await cluster.list(POD, namespace=namespace, label_selector=f"{JOB_LABEL}={name}")
+    policies, _ = await cluster.list(POLICY)
+    events, _ = await cluster.list(EVENT, namespace=namespace)
+    return explanation(
+        job, pods, policies, [e for e in events if e["involvedObject"].get("uid") == job["metadata"]["uid"]]
+    )
+
+
+def explanation(
+    job: Object, pods: Sequence[Object], policies: Sequence[Object], events: Sequence[Object]
+) -> Explanation:
+    """The explanation, from objects."""
+    status = job.get("status") or {}
+    conditions = tuple(status.get("conditions") or ())
+    reason, answer = _answer(status, conditions)
+    ordered = sorted(events, key=lambda e: (e.get("lastTimestamp") or "", e["metadata"]["name"]))
+    return Explanation(
+        job=job["metadata"]["name"],
+        namespace=job["metadata"].get("namespace", ""),
+        state=status.get("state") or "New",
+        reason=reason,
+        answer=answer,
+        allocation=dict(status.get("allocation") or {}),
+        decision=dict(status.get("lastDecision") or {}),
+        progress=dict(status.get("progress") or {}),
+        restarts=dict(status.get("restarts") or {}),
+        pods=tuple(_pod(pod) for pod in sorted(pods, key=lambda pod: pod["metadata"]["name"])),
+        conditions=conditions,
+        policy=tuple(_policy(policy) for policy in policies)
+        or ("there is no ClusterPolicy. To fix: create one",),
+        events=tuple(f"{e.get('reason', '')}: {e.get('message', '')}" for e in ordered[-LAST_EVENTS:]),
+    )
+
+
+def _answer(status: Object, conditions: Sequence[Object]) -> tuple[str, str]:
+    by_type = {condition["type"]: condition for condition in conditions}
+    for kind in ("Succeeded", "Failed"):
+        if by_type.get(kind, {}).get("status") == "True":
+            return by_type[kind]["reason"], by_type[kind]["message"]
+    admitted, running = by_type.get("Admitted"), by_type.get("Running")
+    if admitted is None:
+        return "New", "no operator has looked at the job yet. To fix: see that ballast operator runs"
+    if admitted["status"] == "False":
+        return admitted["reason"], admitted["message"]
+    if running is not None and running["status"] == "False":
+        return running["reason"], f"{admitted['message']}; not running yet: {running['message']}"
+    decision = status.get("lastDecision") or {}
+    return admitted["reason"], decision.get("why") or admitted["message"]
+
+
+def _pod(pod: Object) -> PodLine:
+    return PodLine(
+        name=pod["metadata"]["name"],
+        node=(pod.get("spec") or {}).get("nodeName", ""),
+        phase=(pod.get("status") or {}).get("phase", ""),
+        leaving=bool(pod["metadata"].get("deletionTimestamp")),
+    )
+
+
+def _policy(policy: Object) -> str:
+    conditions = (policy.get("status") or {}).get("conditions") or []
+    said = [f"{c['type']} {c['status']} ({c['reason']}): {c['message']}" for c in conditions]
+    return f"{policy['metadata']['name']}: " + ("; ".join(said) or "not looked at yet")
+
+
+__all__ = ["Explanation", "NotFound", "PodLine", "explain_job", "explanation"]

@@ -1,0 +1,116 @@
+"""Pools and jobs of a live cluster at one moment: for ``ballast top``."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import JOB, POLICY, Object
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLine:
+    """A node pool, as the policy in force sees it."""
+
+    pool: str
+    gpu_type: str
+    nodes: int
+    gpus: int
+    held: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """A training job. None: not known."""
+
+    namespace: str
+    job: str
+    state: str
+    gpu_type: str
+    gpus: int
+    step: int
+    total_steps: int
+    steps_per_second: float | None
+    loss: float | None
+    imbalance: float | None
+    emulated: bool
+    restarts: int
+    repacks: int
+    cost: float
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The cluster at one moment."""
+
+    policies: tuple[str, ...]
+    pools: tuple[PoolLine, ...]
+    jobs: tuple[JobLine, ...]
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+async def read_overview(cluster: Cluster, namespace: str = "") -> Overview:
+    """Look once; ``namespace`` empty: all."""
+    jobs, _ = await cluster.list(JOB, namespace=namespace)
+    policies, _ = await cluster.list(POLICY)
+    return overview(jobs, policies)
+
+
+def overview(jobs: Sequence[Object], policies: Sequence[Object]) -> Overview:
+    """The overview, from objects."""
+    pools = [entry for policy in policies for entry in (policy.get("status") or {}).get("capacity") or []]
+    return Overview(
+        policies=tuple(_policy(policy) for policy in policies),
+        pools=tuple(
+            PoolLine(
+                pool=entry["pool"],
+                gpu_type=entry["gpuType"],
+                nodes=entry.get("nodes", 0),
+                gpus=entry.get("gpus", 0),
+                held=entry.get("gpusHeld", 0),
+            )
+            for entry in pools
+        ),
+        jobs=tuple(_job(job) for job in sorted(jobs, key=_place)),
+    )
+
+
+def _place(job: Object) -> tuple[str, str]:
+    return job["metadata"].get("namespace", ""), job["metadata"]["name"]
+
+
+def _policy(policy: Object) -> str:
+    conditions = {c["type"]: c for c in (policy.get("status") or {}).get("conditions") or []}
+    ready = conditions.get("Ready")
+    return f"{policy['metadata']['name']}: " + (ready["message"] if ready else "not looked at yet")
+
+
+def _job(job: Object) -> JobLine:
+    status: Any = job.get("status") or {}
+    allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or []}
+    admitted = conditions.get("Admitted") or {}
+    placed = admitted.get("status") == "True"
+    why = (status.get("lastDecision") or {}).get("why", "") if placed else admitted.get("message", "")
+    return JobLine(
+        namespace=job["metadata"].get("namespace", ""),
+        job=job["metadata"]["name"],
+        state=status.get("state") or "New",
+        gpu_type=allocation.get("gpuType", ""),
+        gpus=allocation.get("gpus", 0),
+        step=progress.get("step", 0),
+        total_steps=job["spec"].get("totalSteps", 0),
+        steps_per_second=progress.get("stepsPerSecond"),
+        loss=progress.get("loss"),
+        imbalance=progress.get("imbalance"),
+        emulated=progress.get("emulatedSlowdown") is not None,
+        restarts=sum((status.get("restarts") or {}).values()),
+        repacks=len(status.get("repacks") or []),
+        cost=status.get("costSoFar") or 0.0,
+        why=why,
+    )
