@@ -58,7 +58,7 @@ def test_a_layer_starts_with_the_same_weights_in_any_order():
         built = second.make(index).state()
         assert all(torch.equal(built[name], value) for name, value in expected[index].items())
     _, other = layer_set(seed=1)
-    assert not torch.equal(other.make(1).state()["module.up.weight"], expected[1]["module.up.weight"])
+    assert not torch.equal(other.make(1).state()["module.mlp.up.weight"], expected[1]["module.mlp.up.weight"])
 
 
 def test_dropout_follows_step_microbatch_and_layer_alone():

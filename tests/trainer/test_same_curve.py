@@ -88,22 +88,53 @@ def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_proce
     config = small_config(totalSteps=60, dynamics=[FREEZING, PRUNING])
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, tmp_path, seed=seed, epochs=6)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert len(running.events("migrate")) >= 2
+    assert_same_curve(running.losses(), single_process_losses(config), 60)
+
+
+SIX = {
+    "freezing": {"target": 0.5},
+    "pruning": {"target": 0.95},
+    "sparseAttention": {"target": 0.9},
+    "earlyExit": {"target": 0.8},
+    "mixtureOfDepths": {"target": 0.75},
+    "mixtureOfExperts": {"target": 1.0},
+}
+
+
+@pytest.mark.parametrize("kind", SIX)
+def test_each_kind_of_change_keeps_the_curve_under_random_replans(
+    gang, small_config, single_process_losses, kind, tmp_path
+):
+    """All six dynamic cases: layers move at random while the change goes on."""
+    change = {"kind": kind, "startStep": 3, "endStep": 24, "everySteps": 3, **SIX[kind]}
+    config = small_config(totalSteps=40, dynamics=[change])
+    config["model"]["args"]["context"] = 64
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, tmp_path, seed=len(kind), epochs=4)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    assert_same_curve(running.losses(), single_process_losses(config), 40)
+
+
+def replan_at_random(running, channel, folder, *, seed, epochs):
+    """Publish partitions one after the other, each when the last is in force."""
     generator = random.Random(seed)
-    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
+    eventually((folder / "channel/ack.json").exists, "the ranks train", running.errors)
     plan = channel.read_plan()
-    for epoch in range(2, 8):
+    for epoch in range(2, 2 + epochs):
         plan = dataclasses.replace(
             plan, epoch=epoch, directive=Directive.RUN, stages=random_stages(generator, 8, 3)
         )
         channel.publish(plan)
         eventually(
-            lambda: acked(tmp_path) >= epoch or running.processes["rank-0"].exitcode is not None,  # noqa: B023
+            lambda: acked(folder) >= epoch or running.processes["rank-0"].exitcode is not None,  # noqa: B023
             f"epoch {epoch} is reached",
             running.errors,
         )
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    assert len(running.events("migrate")) >= 2
-    assert_same_curve(running.losses(), single_process_losses(config), 60)
 
 
 def acked(folder):

@@ -53,7 +53,7 @@ class Job:
         config = TrainerConfig.from_mapping(value)
         check_schedule(config.pipeline.schedule)
         model = build_model(config.model)
-        build_dynamics(config.dynamics, model.layer_count)
+        build_dynamics(config.dynamics, model.layer_count, model.family)
         return cls(config=config, model=model)
 
     def check_ranks(self, ranks: int) -> None:
@@ -126,7 +126,7 @@ def train(
     if joining:
         announce_ready(store, plan, pod)
     world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=PEER_TIMEOUT_SECONDS)
-    dynamics = build_dynamics(config.dynamics, model.layer_count)
+    dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)
 
     def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
         for dynamic in dynamics:

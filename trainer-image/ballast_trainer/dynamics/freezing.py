@@ -19,6 +19,8 @@ class Freezing(UnchangedHooks):
     The last layer always learns.
     """
 
+    needs_rebuild = True
+
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         self._steps = ChangeSteps.of(config)
         self._target = config.target

@@ -14,7 +14,13 @@ from ballast_trainer.runtime.process_group import World
 
 
 class Dynamic(Protocol):
-    """One kind of change."""
+    """One kind of change.
+
+    Attributes:
+        needs_rebuild: whether a change of it alters which gradients stages exchange.
+    """
+
+    needs_rebuild: bool
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Make a newly built layer able to change; returns the module to use."""
@@ -34,6 +40,8 @@ class Dynamic(Protocol):
 
 class UnchangedHooks:
     """Default for the hooks that most changes do not need."""
+
+    needs_rebuild = False
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """The module as it is."""

@@ -50,23 +50,36 @@ class Attention(nn.Module):
         return projected
 
 
+class Mlp(nn.Module):
+    """Two linear maps with a GELU between, position by position."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, 4 * dim)
+        self.down = nn.Linear(4 * dim, dim)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        mixed: torch.Tensor = self.down(functional.gelu(self.up(hidden)))
+        return mixed
+
+
 class Block(nn.Module):
     """One pre-norm transformer block [B, S, D] -> [B, S, D]."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
+        self.dim = dim
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads, dropout)
+        self.attention: nn.Module = Attention(dim, heads, dropout)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.up = nn.Linear(dim, 4 * dim)
-        self.down = nn.Linear(4 * dim, dim)
+        self.mlp: nn.Module = Mlp(dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> [B, S, D]."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
-        wide = functional.gelu(self.up(self.mlp_norm(hidden)))
-        mixed: torch.Tensor = hidden + self.dropout(self.down(wide))
+        mixed: torch.Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
         return mixed
 
 

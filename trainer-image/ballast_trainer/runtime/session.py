@@ -162,7 +162,10 @@ class Session:
             dynamic.apply(training.step, training.layers, training.world) for dynamic in training.dynamics
         ]
         if any(changes):
-            training.rebuild()
+            if any(
+                changed and d.needs_rebuild for d, changed in zip(training.dynamics, changes, strict=True)
+            ):
+                training.rebuild()
             training.profile.forget()
         measured = training.profile.wants(training.step)
         training.meter.start_step(training.step, by_layer=measured)

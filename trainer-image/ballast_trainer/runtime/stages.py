@@ -139,6 +139,14 @@ def _metered_stage_class() -> Any:
             with self._metered(bwd_chunk_id, self.meter.backward, self.last_layer):
                 super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
+        def _to_tensor(self, arg: Any) -> torch.Tensor:
+            # Torch infers shapes from uninitialised memory; layers that look at their data need sane one.
+            tensor: torch.Tensor = super()._to_tensor(arg)
+            if tensor is not arg and not isinstance(arg, torch.Tensor):
+                with torch.no_grad():
+                    tensor.zero_()
+            return tensor
+
     return MeteredStage
 
 
