@@ -141,8 +141,6 @@ class Caches:
             self.lagging_since.setdefault(kind, time.monotonic())
         else:
             self.lagging_since.pop(kind, None)
-        else:
-            self.lagging_since.pop(kind, None)
         for item in changed + gone:
             self._tell(kind, item)
         return len(changed) + len(gone)
