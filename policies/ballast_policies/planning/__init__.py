@@ -12,7 +12,11 @@ from ballast_policies.planning.partition import (
 )
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance
 from ballast_policies.planning.repack import RepackDecision, repack
-from ballast_policies.planning.step_time import bubble, predict_step_seconds
+from ballast_policies.planning.step_time import (
+    bubble,
+    predict_step_seconds,
+    simulated_step_seconds,
+)
 
 __all__ = [
     "Move",
@@ -29,5 +33,6 @@ __all__ = [
     "moves_between",
     "predict_step_seconds",
     "repack",
+    "simulated_step_seconds",
     "speed_up_ceiling",
 ]

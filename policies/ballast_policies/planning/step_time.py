@@ -5,11 +5,16 @@ seconds of communication at boundary i per microbatch (AMP, equation 10; with eq
 (p - 1) / m bubble of PipeDream-Flush):
 
     T = (m - 1) max_r t_r + sum_r t_r + sum_i e_i
+
+It takes a rank's forward and backward for one task, and so overestimates uneven stages by up to
+6 % (``benchmarks/planning_schedules.py``); :func:`simulated_step_seconds` plays the schedule instead.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+
+from ballast_policies.planning.schedules import StageCosts, build_schedule, simulate
 
 
 def predict_step_seconds(
@@ -30,6 +35,39 @@ def predict_step_seconds(
     per_microbatch = np.asarray(loads, dtype=float) / microbatches
     steady = (microbatches - 1) * per_microbatch.max()
     return float(steady + per_microbatch.sum() + sum(boundary_seconds) + fixed_seconds)
+
+
+def simulated_step_seconds(
+    forward_loads: Sequence[float] | np.ndarray,
+    backward_loads: Sequence[float] | np.ndarray,
+    microbatches: int,
+    *,
+    schedule: str = "1F1B",
+    boundary_seconds: Sequence[float] = (),
+    fixed_seconds: float = 0.0,
+) -> float:
+    """Seconds per step of one stage a rank (two for ``ZeroBubbleV``), by playing the schedule.
+
+    Args:
+        forward_loads: seconds per step of each stage's forwards (all microbatches).
+        backward_loads: the same of its backwards.
+        microbatches: m >= 1.
+        schedule: a name of ``schedules.SCHEDULES`` with as many stages.
+        boundary_seconds: one transfer between each two stages; nothing where they share a rank.
+        fixed_seconds: what each step takes besides, e.g. the optimizer.
+
+    Raises:
+        ScheduleError: the schedule is unknown, or does not suit the number of stages.
+    """
+    stages = len(forward_loads)
+    ranks = stages // 2 if schedule == "ZeroBubbleV" else stages
+    costs = StageCosts(
+        forward=tuple(load / microbatches for load in forward_loads),
+        backward=tuple(load / microbatches for load in backward_loads),
+        transfer=tuple(boundary_seconds),
+    )
+    built = build_schedule(schedule, ranks=ranks, microbatches=microbatches)
+    return simulate(built, costs).makespan + fixed_seconds
 
 
 def bubble(loads: Sequence[float] | np.ndarray, step_seconds: float) -> float:

@@ -16,6 +16,7 @@ from ballast_policies.planning import (
     moves_between,
     predict_step_seconds,
     repack,
+    simulated_step_seconds,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,6 +117,24 @@ def test_a1_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
     step = predict_step_seconds([m * t] * p, m)
     assert step == pytest.approx((m + p - 1) * t)
     assert bubble([m * t] * p, step) == pytest.approx((p - 1) / (m + p - 1))
+
+
+@given(t=st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6), m=st.integers(1, 10))
+def test_the_simulated_step_is_never_longer_than_amps_closed_form(t, m):
+    """The formula takes forward and backward for one task; 1F1B does no worse, and even stages equal it."""
+    loads = np.array(t) * m
+    simulated = simulated_step_seconds(loads / 3, loads * 2 / 3, m, fixed_seconds=0.5)
+    assert simulated <= predict_step_seconds(loads, m, fixed_seconds=0.5) * (1 + 1e-9)
+    assert simulated >= m * max(t) + 0.5 - 1e-9
+    even = np.full(len(t), float(m))
+    assert simulated_step_seconds(even / 3, even * 2 / 3, m) == pytest.approx(predict_step_seconds(even, m))
+
+
+def test_the_simulated_step_takes_other_schedules():
+    """Two stages a rank for ZB-V; split backwards shorten the step."""
+    plain = simulated_step_seconds([8.0] * 4, [16.0] * 4, 8)
+    split = simulated_step_seconds([4.0] * 8, [8.0] * 8, 8, schedule="ZeroBubbleV")
+    assert split < plain
 
 
 def test_imbalance_is_largest_over_mean_less_one():
