@@ -1,11 +1,14 @@
 """``ballast demo``: the whole story on a local cluster, live, with a summary."""
 
+import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from ballast_operator.demo.manifests import compare_with_type_blind, demo_manifests, read_manifests
@@ -14,6 +17,8 @@ from ballast_operator.demo.report import render_summary
 from ballast_operator.demo.run import DemoError, DemoSettings, run_demo
 from ballast_operator.demo.summary import summarise
 from ballast_operator.demo.view import render
+
+PICTURE_COLUMNS = 132
 
 
 @click.command()
@@ -25,7 +30,14 @@ from ballast_operator.demo.view import render
 @click.option("--namespace", default="default", show_default=True, help="Where the jobs are made.")
 @click.option("--time-limit", default=300.0, show_default=True, help="Seconds until the demo gives up.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def demo(kubeconfig: Path | None, namespace: str, time_limit: float, output: str) -> None:
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the fullest moment and the summary as an SVG file.",
+)
+def demo(
+    kubeconfig: Path | None, namespace: str, time_limit: float, output: str, picture: Path | None
+) -> None:
     """Run three training jobs on a mixed cluster: watch them share, rebalance, repack.
 
     With --output json the last line of standard output is one JSON object.
@@ -37,35 +49,65 @@ def demo(kubeconfig: Path | None, namespace: str, time_limit: float, output: str
         time_limit_seconds=time_limit,
         namespace=namespace,
     )
+    album = _Album()
     try:
-        recorder = _play(settings, console)
+        recorder = _play(settings, console, album)
     except DemoError as error:
         console.print(f"[red]demo:[/red] {error}")
         sys.exit(1)
     aware, blind = compare_with_type_blind(read_manifests(settings.manifests), recorder.story.pool_gpus())
     summary = summarise(recorder.story, aware=aware, blind=blind)
+    if picture is not None:
+        album.write(picture, summary)
     if output == "json":
         click.echo(json.dumps(summary))
     else:
         Console().print(render_summary(summary))
 
 
-def _play(settings: DemoSettings, console: Console) -> Recorder:
+class _Album:
+    """Keeps the view of the moment with most jobs on GPUs, the latest of such moments."""
+
+    def __init__(self) -> None:
+        self._most = 0
+        self._view: RenderableType = ""
+
+    def look(self, recorder: Recorder) -> None:
+        jobs = {pod.job for pod in recorder.story.pods.values() if pod.holds_gpus}
+        if len(jobs) >= self._most:
+            self._most = len(jobs)
+            self._view = render(recorder.story, now=recorder.now)
+
+    def write(self, path: Path, summary: dict[str, Any]) -> None:
+        page = Console(record=True, width=PICTURE_COLUMNS, file=io.StringIO())
+        page.print(Group(self._view, "", render_summary(summary)))
+        page.save_svg(str(path), title="ballast demo")
+
+
+def _play(settings: DemoSettings, console: Console, album: _Album) -> Recorder:
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
-            return run_demo(
-                settings,
-                say=lambda text: live.console.print(f"demo: {text}"),
-                on_change=lambda recorder: live.update(render(recorder.story, now=recorder.now)),
-            )
+
+            def draw(recorder: Recorder) -> None:
+                album.look(recorder)
+                live.update(render(recorder.story, now=recorder.now))
+
+            return run_demo(settings, say=lambda text: live.console.print(f"demo: {text}"), on_change=draw)
+    return run_demo(
+        settings,
+        say=lambda text: print(f"demo: {text}", file=sys.stderr, flush=True),
+        on_change=_narrator(album),
+    )
+
+
+def _narrator(album: _Album) -> Callable[[Recorder], None]:
     told = 0
 
     def narrate(recorder: Recorder) -> None:
         nonlocal told
+        album.look(recorder)
         for at, text in recorder.story.narration[told:]:
             print(f"{at:6.1f} s  {text}", file=sys.stderr, flush=True)
         told = len(recorder.story.narration)
 
-    return run_demo(
-        settings, say=lambda text: print(f"demo: {text}", file=sys.stderr, flush=True), on_change=narrate
-    )
+    return narrate
