@@ -1,0 +1,253 @@
+"""The simulation: jobs arrive, shares are solved, rounds grant GPUs, steps are done.
+
+One loop over moments. At each, jobs that have arrived enter, a new allocation is made if one is
+due, GPUs are granted, and the granted run until the next moment at which something changes.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ballast_policies.simulator.ideal import run_ideally
+from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.result import Counters, Result, summarise
+from ballast_policies.simulator.rounds import NOBODY, Grant, Rounds
+from ballast_policies.simulator.settings import Cluster, Settings, SettingsError
+from ballast_policies.simulator.solving import Shares, Solver
+from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.throughput.table import ThroughputTable
+
+Progress = Callable[[int, int, float], None]
+"""Called with (measured jobs done, measured jobs in all, simulated seconds)."""
+
+
+def simulate(
+    workload: Workload,
+    cluster: Cluster,
+    table: ThroughputTable,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+) -> Result:
+    """Run ``workload`` on ``cluster`` until its measured jobs are done.
+
+    Raises:
+        SettingsError: an endless workload without ``measure``, or a window beyond the last job.
+        ThroughputError: a job type is not in the table.
+        WorkloadError: a job fits on no GPU type.
+        ProblemError: the policy is unknown or cannot do what is asked.
+    """
+    if workload.endless and settings.measure is None:
+        raise SettingsError(
+            "--measure: jobs arrive for ever. To fix: say which to measure, as --measure 4000:5000"
+        )
+    run = _Run(workload, Ledger(cluster, table), settings)
+    while not run.finished(progress):
+        run.admit()
+        run.solve_if_due()
+        if settings.ideal:
+            run.ideal_stretch()
+        elif settings.rules.end_with_last_job:
+            run.whole_round()
+        else:
+            run.part_of_round()
+    return summarise(run.ledger, run.counters, workload, settings, begin=run.begin, end=run.now)
+
+
+class _Run:
+    """The moment that the simulation has reached."""
+
+    def __init__(self, workload: Workload, ledger: Ledger, settings: Settings) -> None:
+        self.workload, self.ledger, self.settings = workload, ledger, settings
+        self.counters = Counters()
+        self._solver = Solver(ledger, settings)
+        self._rounds = Rounds(ledger, settings)
+        self._arrivals: Iterator[TraceJob] = iter(workload.jobs)
+        self._next = next(self._arrivals, None)
+        self.begin = self.now = 0.0 if self._next is None else self._next.arrival
+        self._active = np.zeros(0, dtype=np.int64)
+        self._running = NOBODY
+        self._shares: Shares | None = None
+        self._changed = False
+        self._solved_at: float | None = None
+        self._round_ends = self.now
+
+    def finished(self, progress: Progress | None) -> bool:
+        """Whether all measured jobs are done."""
+        ledger, window = self.ledger, self.settings.measure
+        if window is None:
+            total, done = ledger.count, int(ledger.done[: ledger.count].sum())
+            finished = self._next is None and done == total
+        else:
+            total, done = (
+                window[1] - window[0],
+                int(ledger.done[window[0] : min(window[1], ledger.count)].sum()),
+            )
+            finished = done == total
+            if not finished and self._next is None and not len(self._active) and ledger.count:
+                raise SettingsError(
+                    f"--measure: {window[0]}:{window[1]} goes beyond the {ledger.count} jobs of "
+                    f"{self.workload.name}"
+                )
+        if progress is not None:
+            progress(done, total, self.now)
+        return finished
+
+    def admit(self) -> None:
+        """Enter the jobs that have arrived."""
+        rows = []
+        while self._next is not None and self._next.arrival <= self.now:
+            rows.append(self.ledger.add(self._next))
+            self._next = next(self._arrivals, None)
+        if rows:
+            self._active = np.concatenate([self._active, rows])
+            self._changed = True
+
+    def solve_if_due(self) -> None:
+        """Make a new allocation if jobs have come or gone, and the last one is old enough."""
+        if not self._changed or not len(self._active):
+            return
+        least = self.settings.rules.least_seconds_between_solves
+        # As in Gavel, the allocation made at time 0 does not delay the next one.
+        if self._solved_at and self.now - self._solved_at < least and not self.settings.ideal:
+            return
+        self._shares = self._solver.solve(self._active, self.now)
+        self._rounds.reset(self._shares, self.now)
+        self.counters.solves.append(self._shares.solve_seconds)
+        self._changed, self._solved_at = False, self.now
+
+    def whole_round(self) -> None:
+        """Gavel's round: decided once; what comes free within it idles; over when its last job is."""
+        grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
+        self._count_leases(grant)
+        self._running = grant
+        if not len(grant.job):
+            self._skip_idle_time()
+            return
+        rows, columns, rates, part = self._runners(grant)
+        steps = np.minimum(np.floor(rates * self.settings.round_seconds), self.ledger.left[rows])
+        seconds = steps / rates
+        self._book(grant, rows, columns, steps, seconds, part, until=self.now + float(seconds.max()))
+
+    def part_of_round(self) -> None:
+        """From one change to the next: within a round only free GPUs are handed out, at its end all are."""
+        if self.now >= self._round_ends:
+            grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
+            self._count_leases(grant)
+            self._running = grant
+            self._round_ends = self.now + self.settings.round_seconds
+        else:
+            self._running = self._rounds.fill(self._active, self._running)
+        if not len(self._running.job):
+            self._skip_idle_time()
+            self._round_ends = self.now
+            return
+        rows, columns, rates, part = self._runners(self._running)
+        to_do = self.ledger.left[rows] / rates
+        until = min(self._round_ends, self.now + float(to_do.min()))
+        if self._next is not None:
+            until = min(until, self._next.arrival)
+        # Compared as times of the clock, so that what ends at ``until`` ends, however the last bit rounds.
+        ending = self.now + to_do <= until
+        seconds = np.where(ending, to_do, until - self.now)
+        steps = np.where(ending, self.ledger.left[rows], rates * seconds)
+        self._book(self._running, rows, columns, steps, seconds, part, until=until)
+
+    def ideal_stretch(self) -> None:
+        """Everybody gets exactly the shares until the next arrival or completion."""
+        assert self._shares is not None
+        until, busy = run_ideally(
+            self.ledger,
+            self._solver,
+            self._shares,
+            self._active,
+            self.now,
+            None if self._next is None else self._next.arrival,
+        )
+        self.counters.busy_gpu_seconds += busy
+        self._pass_time(self._active, until)
+
+    def _runners(self, grant: Grant) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, columns, steps/s, and part of the price, of all jobs that run, the partners last."""
+        paired = grant.partner >= 0
+        rates = self.ledger.rate[grant.job, grant.column]
+        if not paired.any():
+            return grant.job, grant.column, rates, np.ones(len(rates))
+        shared = np.array(
+            [
+                self._solver.shared_rates(first, second, column)
+                for first, second, column in zip(
+                    grant.job[paired].tolist(),
+                    grant.partner[paired].tolist(),
+                    grant.column[paired].tolist(),
+                    strict=True,
+                )
+            ]
+        )
+        rates = rates.copy()
+        rates[paired] = shared[:, 0]
+        part = np.where(paired, 0.5, 1.0)
+        return (
+            np.concatenate([grant.job, grant.partner[paired]]),
+            np.concatenate([grant.column, grant.column[paired]]),
+            np.concatenate([rates, shared[:, 1]]),
+            np.concatenate([part, np.full(len(shared), 0.5)]),
+        )
+
+    def _book(
+        self,
+        grant: Grant,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        steps: np.ndarray,
+        seconds: np.ndarray,
+        part: np.ndarray,
+        *,
+        until: float,
+    ) -> None:
+        ledger = self.ledger
+        ledger.isolated_elapsed[rows] += steps / ledger.isolated_rate(rows, len(self._active))
+        ledger.book(rows, columns, steps, seconds, now=self.now, part=part)
+        together = seconds[: len(grant.job)].copy()
+        paired = np.flatnonzero(grant.partner >= 0)
+        together[paired] = np.maximum(together[paired], seconds[len(grant.job) :])
+        self._rounds.credit(grant, together)
+        self.counters.busy_gpu_seconds += float(ledger.gpus[grant.job] @ together)
+        if self.settings.record_timeline:
+            self.counters.note(rows, columns, self.now, self.now + seconds)
+        self._pass_time(rows, until)
+
+    def _pass_time(self, rows: np.ndarray, until: float) -> None:
+        """Go on to ``until``; ``rows``: who may have become done."""
+        ledger = self.ledger
+        ledger.compare_with_isolation(self._active, until - self.now, now=self.now)
+        ended = rows[ledger.done[rows]]
+        if len(ended):
+            ledger.close_isolation(ended, len(self._active))
+            self._active = self._active[~ledger.done[self._active]]
+            self._changed = True
+            self._running = self._running.without(ledger.done)
+        self.now = until
+
+    def _skip_idle_time(self) -> None:
+        """Nobody can run: go to the next arrival; without one, make a new allocation now."""
+        if self._next is not None:
+            self._pass_time(NOBODY.job, self._next.arrival)
+        elif self._changed and self._solved_at:
+            self._solved_at = None
+        else:
+            stuck = [self.ledger.jobs[row].type.name for row in self._active[:3].tolist()]
+            raise SettingsError(
+                f"policy {self.settings.policy} gives {len(self._active)} jobs no GPUs although all are idle "
+                f"(the first: {', '.join(stuck)})"
+            )
+
+    def _count_leases(self, grant: Grant) -> None:
+        before, after = self._running, grant
+        where = np.full(self.ledger.count, -1)
+        where[before.job] = before.column
+        went_on = where[after.job] == after.column
+        self.ledger.extensions[after.job[went_on]] += 1
+        self.counters.lease_extensions += int(went_on.sum())
+        self.counters.lease_opportunities += len(before.job)
+        self.counters.rounds += 1
