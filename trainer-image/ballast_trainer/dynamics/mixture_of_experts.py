@@ -2,8 +2,8 @@
 
 The experts of a layer run as one batched product over as many slots as the fullest expert has
 positions, which is what grouped kernels and expert-parallel ranks cost too: routing imbalance is
-compute.  From ``startStep`` to ``endStep`` the capacity tightens from no limit towards the mean, by
-``target`` of the way; positions over an expert's capacity pass the layer by (Switch Transformer).
+compute.  From ``startStep`` to ``endStep`` the capacity of an expert tightens from all positions
+towards the mean, ``mean * experts ** (1 - target)``; positions over an expert's capacity pass the layer by (Switch Transformer).
 The router is trained by the gate, its imbalance measured as fullest expert over mean.
 """
 
@@ -41,8 +41,7 @@ class Experts(ChangingModule):
         gate, expert = gates.max(dim=-1)
         counts = torch.bincount(expert, minlength=EXPERTS)
         self.token_imbalance = float(counts.max()) * EXPERTS / len(flat)
-        mean = len(flat) / EXPERTS
-        limit = math.ceil(len(flat) - self.strength * (len(flat) - mean))
+        limit = math.ceil(len(flat) / EXPERTS * EXPERTS ** (1 - self.strength))
         slots = min(int(counts.max()), limit)
         # A position's place in its expert's queue is how many before it chose the same.
         order = torch.sort(expert, stable=True).indices
