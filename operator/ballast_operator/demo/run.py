@@ -202,10 +202,10 @@ class _Watching:
         self._on_change = on_change
 
     def until_applied(self, manifest: dict[str, Any]) -> None:
-        """Until the job trains or waits; so the next one arrives at a cluster that is in use."""
+        """Until the job holds GPUs or waits for some; so the next one arrives at a cluster in use."""
         if manifest["kind"] == "TrainingJob":
             name = manifest["metadata"]["name"]
-            self.until(lambda recorder: _trains_or_waits(recorder, name))
+            self.until(lambda recorder: _placed_or_waiting(recorder, name))
 
     def until(self, done: Callable[[Recorder], bool]) -> None:
         """Until ``done`` says so.
@@ -232,13 +232,11 @@ def _state(job: Any) -> str | None:
     return state
 
 
-def _trains_or_waits(recorder: Recorder, name: str) -> bool:
-    job = recorder.story.job_objects.get(name)
-    if job is None:
-        return False
-    decided = (job.get("status") or {}).get("lastDecision") is not None
-    waits = _state(job) == JobState.WAITING and decided
-    return name in recorder.story.reports or waits or _state(job) in ENDED
+def _placed_or_waiting(recorder: Recorder, name: str) -> bool:
+    """The allocator has spoken: the job holds GPUs, or has been told why it waits."""
+    status = (recorder.story.job_objects.get(name) or {}).get("status") or {}
+    waits = status.get("state") == JobState.WAITING and status.get("lastDecision") is not None
+    return waits or status.get("allocation") is not None or status.get("state") in ENDED
 
 
 def _all_finished(recorder: Recorder) -> bool:

@@ -51,6 +51,16 @@ def predicted_step_seconds(training: Training, costs: LayerCosts) -> float:
     return predict_step_seconds(loads, training.config.pipeline.microbatches)
 
 
+def best_step_seconds(training: Training, costs: LayerCosts) -> float:
+    """Predicted seconds per step under the best partition over the same ranks.
+
+    What a repack must keep up with: not the partition that happens to be in force, which a
+    rebalance will soon have improved.
+    """
+    loads = exact_partition(costs.total, training.world.size).loads(costs.total)
+    return predict_step_seconds(loads, training.config.pipeline.microbatches)
+
+
 def rebalance_decision(training: Training, *, move_seconds: float | None) -> RebalanceDecision | None:
     """Whether to move layers now, over the steps that are left; None before anything was measured."""
     costs = training.profile.costs()

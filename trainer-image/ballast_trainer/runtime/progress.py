@@ -6,7 +6,7 @@ from typing import Any
 
 from ballast_policies.contract import Report, Stage
 
-from ballast_trainer.runtime.decide import predicted_step_seconds
+from ballast_trainer.runtime.decide import best_step_seconds
 from ballast_trainer.runtime.profile import LayerCosts, imbalance
 from ballast_trainer.runtime.state import Training
 
@@ -56,7 +56,7 @@ class Progress:
         if self.reference_step_seconds is None and len(training.profile) >= _MEASURED_STEPS:
             costs = training.profile.costs()
             assert costs is not None
-            self.reference_step_seconds = predicted_step_seconds(training, costs)
+            self.reference_step_seconds = best_step_seconds(training, costs)
         awaited = self._last_rebalance_step is not None and self._imbalance_after is None
         if awaited and len(training.profile) >= _MEASURED_STEPS:
             self._imbalance_after = self.imbalance()
