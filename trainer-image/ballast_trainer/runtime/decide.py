@@ -45,12 +45,6 @@ def initial_stages(costs: LayerCosts | None, ranks: int, layer_count: int) -> tu
     return stages_of(exact_partition(costs.total, ranks))
 
 
-def predicted_step_seconds(training: Training, costs: LayerCosts) -> float:
-    """Predicted seconds per step under the partition in force."""
-    loads = partition_of(training.stages).loads(costs.total)
-    return predict_step_seconds(loads, training.config.pipeline.microbatches)
-
-
 def best_step_seconds(training: Training, costs: LayerCosts) -> float:
     """Predicted seconds per step under the best partition over the same ranks.
 
