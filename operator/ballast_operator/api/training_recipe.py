@@ -26,6 +26,14 @@ class DynamicKind(enum.StrEnum):
     """Gradual global magnitude pruning; ``target`` is the final sparsity."""
     FREEZING = "freezing"
     """Layers stop learning from the front; ``target`` is the fraction frozen at the end."""
+    SPARSE_ATTENTION = "sparseAttention"
+    """Deeper blocks attend to fewer key blocks; ``target`` is the fraction that the last layer leaves out."""
+    EARLY_EXIT = "earlyExit"
+    """Settled positions skip the layers that follow; ``target`` is the fraction out before the last layer."""
+    MIXTURE_OF_DEPTHS = "mixtureOfDepths"
+    """Every other block computes its router's picks only; ``target`` is the fraction that passes it by."""
+    MIXTURE_OF_EXPERTS = "mixtureOfExperts"
+    """Every other block has experts; ``target`` is how far their capacity tightens towards the mean."""
 
 
 class Model(ApiModel):

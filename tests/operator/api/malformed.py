@@ -42,7 +42,7 @@ JOBS: list[Case] = [
     (
         "a kind of change that does not work yet",
         "spec.dynamics.0.kind",
-        "mixtureOfDepths",
+        "layerDropping",
         "spec.dynamics[0].kind",
         "pruning",
     ),
