@@ -15,8 +15,8 @@ class BubbleSplit:
     Attributes:
         idle: of the schedule with its own costs.
         inherent: of the same schedule with the same work spread evenly over the stages.
-        dynamic: the rest, which balancing can win back. Below 0 only where an uneven partition
-            hides transfers better than an even one.
+        dynamic: the rest, which balancing can win back. A little below 0 where a pipeline of few
+            microbatches, or one with slow transfers, fills faster with uneven stages than with even ones.
     """
 
     idle: float
