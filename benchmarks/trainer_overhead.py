@@ -28,9 +28,6 @@ MICROBATCHES = 8
 def rank_main(rank, port, arguments, results):
     import torch
     import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
     from ballast_policies.contract import Plan
     from ballast_trainer.channel.liaison import Liaison
     from ballast_trainer.channel.standalone import StandaloneChannel
@@ -46,6 +43,8 @@ def rank_main(rank, port, arguments, results):
     from ballast_trainer.runtime.state import Training
     from ballast_trainer.runtime.stopping import StopSignal
     from ballast_trainer.testing import local_plan
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     torch.set_num_threads(1)
     config = TrainerConfig.from_mapping(

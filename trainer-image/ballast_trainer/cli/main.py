@@ -8,6 +8,7 @@ import click
 LAZY = {
     "run": "ballast_trainer.cli.run:run",
     "pod": "ballast_trainer.cli.pod:pod",
+    "profile": "ballast_trainer.cli.profile:profile",
 }
 """Command -> where it lives; importing torch takes seconds, so a command is loaded when it is called."""
 

@@ -3,7 +3,8 @@
 The experts of a layer run as one batched product over as many slots as the fullest expert has
 positions, which is what grouped kernels and expert-parallel ranks cost too: routing imbalance is
 compute.  From ``startStep`` to ``endStep`` the capacity of an expert tightens from all positions
-towards the mean, ``mean * experts ** (1 - target)``; positions over an expert's capacity pass the layer by (Switch Transformer).
+towards the mean, ``mean * experts ** (1 - target)``; positions over an expert's capacity pass the
+layer by (Switch Transformer).
 The router is trained by the gate, its imbalance measured as fullest expert over mean.
 """
 

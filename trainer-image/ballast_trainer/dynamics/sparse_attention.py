@@ -3,7 +3,7 @@
 Keys are pooled by blocks; a block of queries scores the pooled keys before it, keeps its own block
 and the best others (as in block-routed attention), and attends to those alone.  The number kept in
 layer i of L falls from all blocks to ``1 - target * i / (L - 1)`` of them, so deeper layers get
-cheaper.  Which blocks are kept follows the data, and the same in every process.
+cheaper; attention is dense until that is half or less.  Which blocks are kept follows the data, and the same in every process.
 """
 
 import math
@@ -19,6 +19,10 @@ BLOCK = 16
 """Positions in a block of queries or keys."""
 
 
+DENSE_ABOVE = 0.5
+"""Above this fraction of the key blocks attention stays dense: gathering them costs more than it saves."""
+
+
 class RoutedAttention(ChangingModule):
     """Causal attention over the key blocks that each query block picks, [B, S, D] -> [B, S, D]."""
 
@@ -31,10 +35,10 @@ class RoutedAttention(ChangingModule):
         return max(1, math.ceil((1 - self.strength * self.depth) * math.ceil(length / BLOCK)))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Dense where all blocks are kept, else over the picked ones."""
+        """Dense while most blocks are kept, else over the picked ones."""
         size, length, dim = hidden.shape
         blocks, kept = math.ceil(length / BLOCK), self.kept_blocks(length)
-        if kept >= blocks or length % BLOCK:
+        if kept > DENSE_ABOVE * blocks or length % BLOCK:
             dense: torch.Tensor = self.attention(hidden)
             return dense
         inner = self.attention
