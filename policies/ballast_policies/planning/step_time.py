@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.schedules import StageCosts, build_schedule, simulate
+from ballast_policies.planning.schedules import StageCosts, build_schedule, simulate, stages_of
 
 
 def predict_step_seconds(
@@ -46,7 +46,7 @@ def simulated_step_seconds(
     boundary_seconds: Sequence[float] = (),
     fixed_seconds: float = 0.0,
 ) -> float:
-    """Seconds per step of one stage a rank (two for ``ZeroBubbleV``), by playing the schedule.
+    """Seconds per step of one stage a rank (two for the V shapes), by playing the schedule.
 
     Args:
         forward_loads: seconds per step of each stage's forwards (all microbatches).
@@ -60,7 +60,7 @@ def simulated_step_seconds(
         ScheduleError: the schedule is unknown, or does not suit the number of stages.
     """
     stages = len(forward_loads)
-    ranks = stages // 2 if schedule == "ZeroBubbleV" else stages
+    ranks = stages // stages_of(schedule, 1)
     costs = StageCosts(
         forward=tuple(load / microbatches for load in forward_loads),
         backward=tuple(load / microbatches for load in backward_loads),

@@ -12,9 +12,11 @@ from ballast_policies.planning.schedules.bubbles import (
     optimal_active_minibatches,
     pipeline_bubble,
     split_bubble,
+    split_measured_bubble,
 )
 from ballast_policies.planning.schedules.chrome_trace import chrome_trace
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
+from ballast_policies.planning.schedules.dual_pipe import dual_pipe_v
 from ballast_policies.planning.schedules.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
@@ -57,6 +59,7 @@ __all__ = [
     "chimera_bubble",
     "chrome_trace",
     "double_buffered",
+    "dual_pipe_v",
     "even_costs",
     "forward_only",
     "gpipe",
@@ -74,6 +77,7 @@ __all__ = [
     "schedule_text",
     "simulate",
     "split_bubble",
+    "split_measured_bubble",
     "stage_costs",
     "stages_of",
     "timeline",

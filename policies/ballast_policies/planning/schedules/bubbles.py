@@ -1,9 +1,10 @@
 """How much of the ranks' time is idle: by formula, and split into the schedule's part and imbalance's."""
 
 import dataclasses
+from collections.abc import Sequence
 from math import ceil
 
-from ballast_policies.planning.schedules.costs import StageCosts
+from ballast_policies.planning.schedules.costs import StageCosts, even_costs
 from ballast_policies.planning.schedules.schedule import Schedule
 from ballast_policies.planning.schedules.simulate import simulate
 
@@ -28,6 +29,34 @@ def split_bubble(schedule: Schedule, costs: StageCosts) -> BubbleSplit:
     """Idle time with these costs, and with the same total work on even stages at even speeds."""
     idle = simulate(schedule, costs).idle_fraction
     inherent = simulate(schedule, _evened(schedule, costs)).idle_fraction
+    return BubbleSplit(idle=idle, inherent=inherent, dynamic=idle - inherent)
+
+
+def split_measured_bubble(
+    schedule: Schedule, *, busy_seconds: Sequence[float], step_seconds: float, forward_share: float = 1 / 3
+) -> BubbleSplit:
+    """The same split of a measured step.
+
+    ``inherent`` is what the schedule would leave idle with the measured work on even stages, without
+    transfers; so ``dynamic`` holds imbalance and all that the schedule does not explain (transfers,
+    the runtime, noise).
+
+    Args:
+        schedule: what ran.
+        busy_seconds: seconds of computing of each rank in the step, shape (p,).
+        step_seconds: the whole step.
+        forward_share: forward seconds over forward and backward seconds.
+
+    Raises:
+        ValueError: another number of ranks, or a step without time.
+    """
+    if len(busy_seconds) != schedule.ranks or step_seconds <= 0:
+        raise ValueError(
+            f"{len(busy_seconds)} busy times and a step of {step_seconds} s for {schedule.ranks} ranks"
+        )
+    idle = 1.0 - sum(busy_seconds) / (len(busy_seconds) * step_seconds)
+    even = even_costs(schedule.stages, forward=forward_share, backward=1 - forward_share)
+    inherent = simulate(schedule, even).idle_fraction
     return BubbleSplit(idle=idle, inherent=inherent, dynamic=idle - inherent)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ballast_policies.planning.schedules.action import ScheduleError
 from ballast_policies.planning.schedules.asynchronous import double_buffered, pipedream
+from ballast_policies.planning.schedules.dual_pipe import dual_pipe_v
 from ballast_policies.planning.schedules.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
@@ -24,6 +25,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
     "ZeroBubbleH1": lambda ranks, microbatches, chunks: interleaved_zero_bubble(ranks, microbatches),
     "InterleavedZeroBubble": interleaved_zero_bubble,
     "ZeroBubbleV": lambda ranks, microbatches, chunks: zero_bubble_v(ranks, microbatches),
+    "DualPipeV": lambda ranks, microbatches, chunks: dual_pipe_v(ranks, microbatches),
     "PipeDream": lambda ranks, microbatches, chunks: pipedream([1] * ranks, microbatches),
     "PipeDreamVerticalSync": lambda ranks, microbatches, chunks: pipedream(
         [1] * ranks, microbatches, vertical_sync=True
@@ -34,7 +36,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
 }
 """Name -> builder of (ranks, microbatches, chunks); chunks count where a rank may hold several stages."""
 
-CHUNKS_OF = {"ZeroBubbleV": 2}
+CHUNKS_OF = {"ZeroBubbleV": 2, "DualPipeV": 2}
 """Stages a rank, where the schedule fixes them."""
 
 TAKES_CHUNKS = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})

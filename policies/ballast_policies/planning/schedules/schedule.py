@@ -58,9 +58,11 @@ class Schedule:
         replicas = self.stage_ranks[stage]
         return replicas[microbatch % len(replicas)]
 
-    def splits_backward(self, stage: int) -> bool:
-        """True where the stage's backward is two actions, for inputs and for weights."""
-        return any(a.kind is Kind.BACKWARD_INPUT and a.stage == stage for row in self.actions for a in row)
+    def split_backwards(self) -> frozenset[tuple[int, int]]:
+        """(stage, microbatch) whose backward is two actions, for inputs and for weights."""
+        return frozenset(
+            (a.stage, a.microbatch) for row in self.actions for a in row if a.kind is Kind.BACKWARD_INPUT
+        )
 
 
 def loop_ranks(ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:

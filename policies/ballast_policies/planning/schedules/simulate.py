@@ -87,7 +87,7 @@ class _Player:
         self.link_free: dict[tuple[int, int], float] = {}
         self.finished: dict[Action, float] = {}
         self.arrival: dict[Action, float] = {}
-        self.split = [schedule.splits_backward(stage) for stage in range(schedule.stages)]
+        self.split = schedule.split_backwards()
 
     def play(self) -> None:
         progress = True
@@ -150,12 +150,14 @@ class _Player:
         if action.kind is Kind.BACKWARD_WEIGHT:
             return [(Action(stage, Kind.BACKWARD_INPUT, k), False)]
         if action.kind is Kind.UPDATE:
-            kind = Kind.BACKWARD_WEIGHT if self.split[stage] else Kind.BACKWARD
-            covered = self._covered(stage, k)
-            return [(Action(stage, kind, microbatch), False) for microbatch in covered]
+            kinds = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+            return [
+                (Action(stage, kinds[(stage, covered) in self.split], covered), False)
+                for covered in self._covered(stage, k)
+            ]
         needs = [(Action(stage, Kind.FORWARD, k), False)]
         if stage + 1 < self.schedule.stages:
-            kind = Kind.BACKWARD_INPUT if self.split[stage + 1] else Kind.BACKWARD
+            kind = Kind.BACKWARD_INPUT if (stage + 1, k) in self.split else Kind.BACKWARD
             needs.append((Action(stage + 1, kind, k), True))
         return needs
 

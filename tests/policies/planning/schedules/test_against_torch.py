@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from ballast_policies.planning.schedules import (
+    dual_pipe_v,
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
     schedule_csv,
@@ -45,6 +46,19 @@ def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks):
     schedule = ours(ranks, ranks * rounds, chunks)
     want = list(torch_order(getattr(torch_schedules, theirs), ranks, ranks * rounds, chunks))
     assert [[str(action) for action in row] for row in schedule.actions] == want
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("extra", [0, 1, 5])
+def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_other(ranks, extra):
+    """Action by action, on every rank."""
+    schedule = dual_pipe_v(ranks, 2 * ranks + extra)
+    counts = SimpleNamespace(pp_group_size=ranks, _n_microbatches=2 * ranks + extra)
+    for rank, row in enumerate(schedule.actions):
+        want = []
+        for action in torch_schedules.ScheduleDualPipeV._calculate_single_rank_operations(counts, rank):
+            want += map(str, action.sub_actions or [action])
+        assert [str(action) for action in row] == want
 
 
 def test_torch_reads_our_csv():

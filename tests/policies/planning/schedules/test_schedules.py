@@ -27,6 +27,7 @@ from ballast_policies.planning.schedules import (
     pipeline_bubble,
     simulate,
     split_bubble,
+    split_measured_bubble,
     stages_of,
     validate,
     weight_versions,
@@ -41,6 +42,7 @@ seconds = st.floats(0.01, 5.0)
 @given(name=st.sampled_from(sorted(SCHEDULES)), ranks=st.integers(1, 6), rounds=st.integers(1, 4))
 def test_every_schedule_is_valid_for_every_size(name, ranks, rounds):
     """Each microbatch passes each stage once, on its rank, without deadlock."""
+    rounds = max(2, rounds) if name == "DualPipeV" else rounds
     schedule = build_schedule(name, ranks=ranks, microbatches=ranks * rounds, chunks=3)
     facts = validate(schedule)
     assert schedule.stages == stages_of(name, ranks, chunks=3)
@@ -152,6 +154,20 @@ def test_b2_over_many_microbatches_the_dynamic_bubble_is_what_the_slowest_rank_c
     split = split_bubble(one_forward_one_backward(4, 400), costs)
     assert split.idle == pytest.approx(1 - 2 / 4, abs=0.01)
     assert split.dynamic == pytest.approx(split.idle, abs=0.01)
+
+
+def test_b2_a_measured_step_is_split_like_a_simulated_one():
+    """From busy seconds and the step alone."""
+    schedule = one_forward_one_backward(4, 8)
+    costs = StageCosts(forward=(1.0, 2.0, 1.0, 1.0), backward=(2.0, 4.0, 2.0, 2.0))
+    trace = simulate(schedule, costs)
+    measured = split_measured_bubble(schedule, busy_seconds=trace.busy, step_seconds=trace.makespan)
+    want = split_bubble(schedule, costs)
+    assert measured.idle == pytest.approx(want.idle)
+    assert measured.inherent == pytest.approx(want.inherent)
+    assert measured.dynamic == pytest.approx(want.dynamic)
+    with pytest.raises(ValueError, match="3 busy times"):
+        split_measured_bubble(schedule, busy_seconds=[1.0] * 3, step_seconds=1.0)
 
 
 @given(
@@ -299,6 +315,7 @@ def test_a_version_that_does_not_exist_yet_is_refused():
         (lambda: one_forward_one_backward(0, 4), "stages is 0"),
         (lambda: pipedream([2, 1], 5), "5 microbatches do not divide over 2 replicas"),
         (lambda: pipedream([2, 1], 4, vertical_sync=True), "use weight stashing"),
+        (lambda: build_schedule("DualPipeV", ranks=4, microbatches=6), "use 8 or more"),
         (lambda: double_buffered(4, 6, update_every=3), "update every 4 or more"),
         (lambda: double_buffered(2, 5, update_every=2), "use 6"),
         (lambda: StageCosts(forward=(1.0,), backward=(1.0, 2.0)), "backward has 2 values for 1 stages"),
