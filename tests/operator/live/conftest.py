@@ -1,0 +1,208 @@
+"""A real cluster with process nodes, scripted trainers, and operators that die when told."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.testing import CRD_FOLDER, ControlPlane, eventually, fresh_namespace
+from ballast_operator.install import install_objects
+from kubernetes import client, config
+from kubernetes.dynamic import DynamicClient
+
+HERE = Path(__file__).parent
+STORY_SECONDS = 60.0
+"""For a scripted job's whole life, an operator's death and succession included."""
+
+JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
+
+
+class Nursery:
+    """Operators, forked from one warm process."""
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self._kubeconfig, self._folder = kubeconfig, folder
+        self._numbers = itertools.count()
+        self._ends: dict[str, int] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.operator.live.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE.parents[2],
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self._process.stdout:
+            told = json.loads(line)
+            self._ends[told["id"]] = told["code"]
+
+    def _say(self, **order: Any) -> None:
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    @contextlib.contextmanager
+    def operator(self, namespace: str, *, die_after: int | None = None) -> Iterator["Life"]:
+        """An operator whose leader lease is in ``namespace``; ended on leaving."""
+        name = f"operator-{next(self._numbers)}"
+        log = self._folder / f"{name}.log"
+        self._say(
+            id=name, dieAfter=die_after, kubeconfig=str(self._kubeconfig), namespace=namespace, log=str(log)
+        )
+        life = Life(self._ends, name, log)
+        try:
+            yield life
+        finally:
+            self._say(id=name, stop=True)
+            eventually(lambda: life.code is not None, STORY_SECONDS, f"{name} to end")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+
+
+@dataclasses.dataclass
+class Life:
+    """One operator process."""
+
+    ends: dict[str, int]
+    name: str
+    log: Path
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it lives; -9: SIGKILL."""
+        return self.ends.get(self.name)
+
+
+class Stage:
+    """One namespace of the cluster, and what happens in it."""
+
+    def __init__(self, api: Any, namespace: str, folder: Path, nursery: Nursery) -> None:
+        self.namespace, self.nursery = namespace, nursery
+        self._folder = folder
+        self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self.coordination = client.CoordinationV1Api(api)
+
+    def operator(self, *, die_after: int | None = None) -> contextlib.AbstractContextManager[Life]:
+        return self.nursery.operator(self.namespace, die_after=die_after)
+
+    def add_job(self, name: str, *, stages: int = 2, script: dict[str, Any], **spec: Any) -> None:
+        trainer = {
+            "name": "trainer",
+            "image": "not-read-by-process-nodes",
+            "command": [sys.executable, str(HERE / "scripted_trainer.py")],
+            "env": [{"name": "SCRIPT", "value": json.dumps(script)}],
+        }
+        content = {
+            "totalSteps": script["total"],
+            "model": {"name": "gpt"},
+            "pipeline": {"minStages": stages, "maxStages": stages, "microbatches": 8, "globalBatchSize": 16},
+            "checkpoint": {"path": str(self._folder / self.namespace / name)},
+            "repack": {"enabled": True, "minStages": 1},
+            "template": {"spec": {"terminationGracePeriodSeconds": 1, "containers": [trainer]}},
+        }
+        body = {
+            "apiVersion": "ballast.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": {**content, **spec},
+        }
+        self.custom.create_namespaced_custom_object(namespace=self.namespace, body=body, **JOBS)
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self.custom.get_namespaced_custom_object(namespace=self.namespace, name=name, **JOBS)
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def status(self, name: str) -> dict[str, Any]:
+        return (self.job(name) or {}).get("status") or {}
+
+    def state(self, name: str) -> str:
+        return self.status(name).get("state", "")
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {}
+
+    def delete(self, name: str) -> None:
+        self.custom.delete_namespaced_custom_object(namespace=self.namespace, name=name, **JOBS)
+
+    def patch(self, name: str, spec: dict[str, Any]) -> None:
+        self.custom.patch_namespaced_custom_object(
+            namespace=self.namespace, name=name, body={"spec": spec}, **JOBS
+        )
+
+    def forget_leader(self) -> None:
+        """As if the dead leader's time had run out; that a follower really waits has a test of its own."""
+        self.coordination.patch_namespaced_lease(
+            "ballast-operator", self.namespace, {"spec": {"holderIdentity": ""}}
+        )
+
+    def pods(self, name: str) -> dict[str, Any]:
+        """Name -> pod, of the job."""
+        found = self.core.list_namespaced_pod(self.namespace, label_selector=f"ballast.dev/job={name}").items
+        return {pod.metadata.name: pod for pod in found}
+
+    def wait_for(self, name: str, state: str) -> dict[str, Any]:
+        eventually(lambda: self.state(name) == state, STORY_SECONDS, f"{name} to be {state}")
+        return self.status(name)
+
+
+@pytest.fixture(scope="session")
+def live_cluster() -> Iterator[LocalCluster]:
+    """Two nodes with two GPUs each, of two pools, and a ClusterPolicy over them."""
+    nodes = [ProcessNode(name=f"{pool}-0", gpus=2, pool=pool) for pool in ("fast", "slow")]
+    with LocalCluster(nodes=nodes, crds=tuple(sorted(CRD_FOLDER.glob("*.yaml")))) as cluster:
+        with config.new_client_from_config(str(cluster.kubeconfig)) as api:
+            kube = DynamicClient(api)
+            for manifest in install_objects("ballast-system"):
+                if manifest["kind"] == "CustomResourceDefinition":
+                    continue
+                kind = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+                kind.server_side_apply(body=manifest, field_manager="tests", force_conflicts=True)
+            client.CustomObjectsApi(api).create_cluster_custom_object(
+                group="ballast.dev", version="v1alpha1", plural="clusterpolicies", body=cluster_policy()
+            )
+        yield cluster
+
+
+def cluster_policy() -> dict[str, Any]:
+    pools = [
+        {"name": pool, "nodeSelector": {"ballast.dev/pool": pool}, "gpuType": pool}
+        for pool in ("fast", "slow")
+    ]
+    return {
+        "apiVersion": "ballast.dev/v1alpha1",
+        "kind": "ClusterPolicy",
+        "metadata": {"name": "live"},
+        "spec": {"nodePools": pools, "roundSeconds": 600},
+    }
+
+
+@pytest.fixture(scope="session")
+def nursery(live_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    found = Nursery(live_cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def stage(live_cluster: LocalCluster, nursery: Nursery, tmp_path: Path) -> Iterator[Stage]:
+    """A fresh namespace."""
+    plane = ControlPlane(kubeconfig=live_cluster.kubeconfig, cluster=live_cluster)
+    with fresh_namespace(plane) as namespace, plane.client() as api:
+        yield Stage(api, namespace, tmp_path, nursery)

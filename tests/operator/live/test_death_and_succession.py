@@ -1,0 +1,120 @@
+"""Operators killed with SIGKILL on a real API server, with trainers that are real processes."""
+
+import pytest
+from ballast_localcluster.testing import eventually
+
+from tests.operator.live.conftest import STORY_SECONDS
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+
+SHRINKING = {"total": 18, "shrinkAt": 8, "keep": 1}
+LAST_POINT = 13
+"""Writes of a launch and a shrink that carry state: two of waiting, two pods, plan and status, running,
+shrink's plan and status, one release, the repack, the end; what comes after is progress."""
+
+
+def test_an_operator_that_lives_sees_a_job_through(stage):
+    """The story that the deaths below interrupt."""
+    with stage.operator():
+        stage.add_job("one", script=SHRINKING)
+        stage.wait_for("one", "Running")
+        uids = {name: pod.metadata.uid for name, pod in stage.pods("one").items()}
+        status = stage.wait_for("one", "Succeeded")
+    (repack,) = status["repacks"]
+    assert repack["releasedPods"] == ["one-1-1"]
+    assert repack["survivors"] == [{"name": "one-1-0", "uid": uids["one-1-0"]}]
+    assert repack["pauseMs"] == 1.5
+    assert status["progress"]["step"] == 18
+    assert list(stage.pods("one")) == ["one-1-0"]
+
+
+@pytest.mark.parametrize("point", range(1, LAST_POINT + 1))
+def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point):
+    """One launch, one repack, no restart, no second pod of a name, whatever write was the last."""
+    seen: dict[str, set[str]] = {}
+    most_alive = 0
+
+    def look(until):
+        nonlocal most_alive
+        pods = stage.pods("one")
+        for name, pod in pods.items():
+            seen.setdefault(name, set()).add(pod.metadata.uid)
+        alive = [p for p in pods.values() if p.status.phase not in ("Succeeded", "Failed")]
+        most_alive = max(most_alive, len(alive))
+        return until()
+
+    with stage.operator(die_after=point) as first:
+        stage.add_job("one", script=SHRINKING)
+        eventually(lambda: look(lambda: first.code is not None), STORY_SECONDS, "the operator's death")
+        assert first.code == -9, first.log.read_text()
+    stage.forget_leader()
+    with stage.operator():
+        eventually(
+            lambda: look(lambda: stage.state("one") == "Succeeded"), STORY_SECONDS, "the job to succeed"
+        )
+    status = stage.status("one")
+    assert status["launches"] == 1, status
+    assert not status.get("restarts"), status
+    assert [repack["releasedPods"] for repack in status["repacks"]] == [["one-1-1"]]
+    assert set(seen) == {"one-1-0", "one-1-1"}
+    assert all(len(uids) == 1 for uids in seen.values())
+    assert most_alive <= 2
+
+
+def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
+    """The follower does nothing while the leader lives, and everything after its death."""
+    with stage.operator(die_after=4) as leader, stage.operator() as follower:
+        stage.add_job("one", script={"total": 8})
+        stage.wait_for("one", "Succeeded")
+        assert leader.code == -9 or follower.code is None
+        assert stage.status("one")["launches"] == 1
+        assert not stage.status("one").get("restarts")
+        lease = stage.coordination.read_namespaced_lease("ballast-operator", stage.namespace)
+        assert lease.spec.lease_transitions >= 1
+
+
+def test_a_leader_that_ends_gracefully_hands_over_at_once(stage):
+    """The lease is given back: its holder is empty."""
+    with stage.operator():
+        eventually(lambda: _holder(stage), STORY_SECONDS, "a leader")
+    assert _holder(stage) == ""
+
+
+def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_stuck(stage):
+    """No finalizer of ours waits for anybody: ownership and the garbage collector do it."""
+    with stage.operator():
+        for name in ("one", "two"):
+            stage.add_job(name, script={"total": 10_000})
+            stage.wait_for(name, "Running")
+    stage.delete("one")
+    eventually(lambda: stage.job("one") is None, STORY_SECONDS, "the job to go")
+    eventually(lambda: not stage.pods("one"), STORY_SECONDS, "its pods to go")
+    for lister in (
+        stage.core.list_namespaced_config_map,
+        stage.core.list_namespaced_service_account,
+        stage.coordination.list_namespaced_lease,
+    ):
+        eventually(
+            lambda lister=lister: (
+                not [
+                    item.metadata.name
+                    for item in lister(stage.namespace).items
+                    if item.metadata.name in ("one", "one-plan", "one-trainer")
+                ]
+            ),
+            STORY_SECONDS,
+            "what it owned to go",
+        )
+    stage.core.delete_namespace(stage.namespace)
+    eventually(
+        lambda: stage.namespace not in [n.metadata.name for n in stage.core.list_namespace().items],
+        STORY_SECONDS,
+        "the namespace to go, with a running job in it",
+    )
+    stage.core.create_namespace({"metadata": {"name": stage.namespace}})  # for the fixture to delete
+
+
+def _holder(stage):
+    leases = stage.coordination.list_namespaced_lease(stage.namespace).items
+    found = [lease.spec.holder_identity for lease in leases if lease.metadata.name == "ballast-operator"]
+    return found[0] if found else ""
