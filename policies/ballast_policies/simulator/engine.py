@@ -112,7 +112,7 @@ class _Run:
         if self._solved_at and self.now - self._solved_at < least and not self.settings.ideal:
             return
         self._shares = self._solver.solve(self._active, self.now)
-        self._rounds.reset(self._shares, self.now)
+        self._rounds.reset(self._shares)
         self.counters.solves.append(self._shares.solve_seconds)
         self._changed, self._solved_at = False, self.now
 
@@ -211,10 +211,10 @@ class _Run:
         together = seconds[: len(grant.job)].copy()
         paired = np.flatnonzero(grant.partner >= 0)
         together[paired] = np.maximum(together[paired], seconds[len(grant.job) :])
-        self._rounds.credit(grant, together)
         self.counters.busy_gpu_seconds += float(ledger.gpus[grant.job] @ together)
         if self.settings.record_timeline:
             self.counters.note(rows, columns, self.now, self.now + seconds)
+        self._rounds.pass_time(grant, together, until - self.now)
         self._pass_time(rows, until)
 
     def _pass_time(self, rows: np.ndarray, until: float) -> None:
@@ -230,17 +230,17 @@ class _Run:
         self.now = until
 
     def _skip_idle_time(self) -> None:
-        """Nobody can run: go to the next arrival; without one, make a new allocation now."""
-        if self._next is not None:
-            self._pass_time(NOBODY.job, self._next.arrival)
-        elif self._changed and self._solved_at:
-            self._solved_at = None
-        else:
-            stuck = [self.ledger.jobs[row].type.name for row in self._active[:3].tolist()]
+        """Nobody can run: go to the next arrival, or to when a new allocation may be made."""
+        moments = [] if self._next is None else [self._next.arrival]
+        if self._changed and len(self._active) and self._solved_at:
+            moments.append(self._solved_at + self.settings.rules.least_seconds_between_solves)
+        if not moments or min(moments) <= self.now:
+            waiting = [self.ledger.jobs[row].type.name for row in self._active[:3].tolist()]
             raise SettingsError(
-                f"policy {self.settings.policy} gives {len(self._active)} jobs no GPUs although all are idle "
-                f"(the first: {', '.join(stuck)})"
+                f"--policy: {self.settings.policy} gives none of {len(self._active)} waiting jobs a GPU "
+                f"although all are idle (the first: {', '.join(waiting)})"
             )
+        self._pass_time(NOBODY.job, min(moments))
 
     def _count_leases(self, grant: Grant) -> None:
         before, after = self._running, grant

@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 
+from ballast_policies.allocation.rounds.account import forgetting
 from ballast_policies.allocation.rounds.priority import SHARE_EPSILON, by_urgency, priorities
 from ballast_policies.allocation.rounds.selection import Claims, select
 from ballast_policies.simulator.ledger import Ledger
@@ -63,25 +64,35 @@ class Rounds:
         self._received = np.zeros((0, k))
         self._deficit: dict[tuple[int, int], np.ndarray] = {}
         self._entry: dict[tuple[int, int], int] = {}
-        self._since = 0.0
+        self._promised = np.zeros((0, k))
+        self._closed: dict[tuple[int, int], np.ndarray] = {}
 
-    def reset(self, shares: Shares, now: float) -> None:
-        """Begin the account of a new allocation; what the old one fell short of breaks ties later."""
-        if self._settings.rules.deficits:
-            short = self._shares.share * (now - self._since) - self._received
-            for key, entry in self._entry.items():
-                self._deficit[key] = self._deficit.get(key, 0.0) + short[entry]
-        self._shares, self._since = shares, now
-        keys = zip(shares.job.tolist(), shares.partner.tolist(), strict=True)
+    def reset(self, shares: Shares) -> None:
+        """Shares have changed: go on with the accounts, or begin new ones, as the rules say."""
+        rules, zero = self._settings.rules, np.zeros((2, len(self._ledger.gpu_types)))
+        for key, entry in self._entry.items():
+            if rules.account_goes_on:
+                self._closed[key] = np.stack([self._promised[entry], self._received[entry]])
+            elif rules.deficits:
+                short = self._promised[entry] - self._received[entry]
+                self._deficit[key] = self._deficit.get(key, 0.0) + short
+        keys = list(zip(shares.job.tolist(), shares.partner.tolist(), strict=True))
+        self._shares = shares
         self._entry = {key: entry for entry, key in enumerate(keys)}
-        self._received = np.zeros_like(shares.share)
+        opened = np.array([self._closed.pop(key, zero) for key in keys]).reshape(len(keys), *zero.shape)
+        self._promised, self._received = opened[:, 0].copy(), opened[:, 1].copy()
 
-    def credit(self, grant: Grant, seconds: np.ndarray) -> None:
-        """Book that the granted ran for ``seconds``."""
+    def pass_time(self, grant: Grant, ran: np.ndarray, seconds: float) -> None:
+        """Book that ``seconds`` have passed, in which the granted ran for ``ran`` s."""
+        if self._settings.rules.account_goes_on:
+            kept = forgetting(seconds, self._settings.round_seconds)
+            self._promised *= kept
+            self._received *= kept
+        self._promised += self._shares.share * seconds
         keys = zip(grant.job.tolist(), grant.partner.tolist(), strict=True)
         entries = np.array([self._entry.get(key, -1) for key in keys], dtype=np.int64)
         known = entries >= 0
-        self._received[entries[known], grant.column[known]] += seconds[known]
+        self._received[entries[known], grant.column[known]] += ran[known]
 
     def fill(self, active: np.ndarray, running: Grant) -> Grant:
         """Within a round: who runs goes on, and others start on what is free."""
@@ -123,15 +134,16 @@ class Rounds:
         partner = np.concatenate([shares.partner[entries], np.full(len(newcomers), -1)])
         nothing = np.zeros((len(newcomers), len(ledger.gpu_types)))
         share = np.concatenate([shares.share[entries], nothing])
+        promised = np.concatenate([self._promised[entries], nothing])
         received = np.concatenate([self._received[entries], nothing])
         usable = ledger.rate[job] > 0
         usable[partner >= 0] &= share[partner >= 0] > SHARE_EPSILON
         if not self._backfill:
             usable &= share > SHARE_EPSILON
         e, column = np.nonzero(usable)
-        priority = priorities(
-            share, received, elapsed_seconds=1.0, round_seconds=self._settings.round_seconds
-        )[e, column]
+        priority = priorities(share, promised, received, round_seconds=self._settings.round_seconds)[
+            e, column
+        ]
         order = self._order(job, partner, share, received, priority, e, column, running)
         e, column = e[order], column[order]
         claims = Claims(job=job[e], partner=partner[e], column=column, gpus=ledger.gpus[job[e]])
@@ -156,8 +168,14 @@ class Rounds:
             rank = np.array(self._type_ranks())
             zero = np.zeros(len(ledger.gpu_types))
             keys = zip(job.tolist(), partner.tolist(), strict=True)
-            deficit = np.array([self._deficit.get(key, zero) for key in keys]).reshape(len(job), -1)
-            return np.lexsort((e, -share[e, column], -deficit[e, column], -priority, rank[column]))
+            deficit = np.array([self._deficit.get(key, zero) for key in keys]).reshape(share.shape)
+            return by_urgency(
+                -rank[column].astype(float),
+                -priority.astype(np.float32),
+                -deficit[e, column],
+                -share[e, column],
+                e,
+            )
         rate = ledger.rate[job]
         speed = rate / np.maximum(rate.max(axis=1, keepdims=True), 1e-300)
         stays = np.zeros_like(share, dtype=bool)

@@ -48,6 +48,8 @@ class Rules:
         deficits: ties go to the job whose shares were realised worst before the last allocation.
         whole_steps: a job does floor(steps/s x round) steps in a round.
         end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
+        account_goes_on: what was promised and received is kept, and slowly forgotten, when shares
+            change; else every allocation begins a new account.
         newcomers_block: a job that has no share yet may be chosen for idle GPUs, and they idle.
     """
 
@@ -58,6 +60,7 @@ class Rules:
     deficits: bool
     whole_steps: bool
     end_with_last_job: bool
+    account_goes_on: bool
     newcomers_block: bool
 
 
@@ -69,6 +72,7 @@ GAVEL_RULES = Rules(
     deficits=True,
     whole_steps=True,
     end_with_last_job=True,
+    account_goes_on=False,
     newcomers_block=True,
 )
 """What Gavel's simulator does, to be compared with its published figures."""
@@ -81,6 +85,7 @@ BALLAST_RULES = Rules(
     deficits=False,
     whole_steps=False,
     end_with_last_job=False,
+    account_goes_on=True,
     newcomers_block=False,
 )
 """What the operator does: every change leads to a new allocation; rounds are as ``decide_round`` decides."""

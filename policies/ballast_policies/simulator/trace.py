@@ -58,8 +58,8 @@ def _parse_line(line: str, *, where: str) -> TraceJob:
     columns = line.split("\t")
     if len(columns) != COLUMNS:
         raise WorkloadError(
-            f"{where}: {len(columns)} columns; a job has {COLUMNS}, separated by tabs: type, command, directory, "
-            "steps argument, needs data, steps, GPUs, weight, deadline factor, arrival"
+            f"{where}: {len(columns)} columns; a job has {COLUMNS}, separated by tabs: type, command, "
+            "directory, steps argument, needs data, steps, GPUs, weight, deadline factor, arrival"
         )
     steps = _number(columns[5], f"{where}: steps", above=0.0)
     gpus = _number(columns[6], f"{where}: GPUs", above=0.0)

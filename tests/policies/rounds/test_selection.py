@@ -57,7 +57,7 @@ def test_priority_is_share_over_received_fraction():
     """Dissertation section 5.5: twice the share or half the time is twice the priority."""
     shares = np.array([[0.5, 0.5], [0.25, 0.0]])
     received = np.array([[820.0, 320.0], [320.0, 0.0]])
-    found = priorities(shares, received, elapsed_seconds=1000.0, round_seconds=360.0)
+    found = priorities(shares, 820.0 * shares, received, round_seconds=360.0)
     np.testing.assert_allclose(found, [[0.5, 1.0], [0.5, 0.0]])
 
 

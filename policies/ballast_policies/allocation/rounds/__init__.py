@@ -1,5 +1,6 @@
 """Rounds: from shares of time to gangs on nodes, again every few minutes."""
 
+from ballast_policies.allocation.rounds.account import Account, advance
 from ballast_policies.allocation.rounds.decide import decide_round
 from ballast_policies.allocation.rounds.values import (
     Gang,
@@ -10,4 +11,14 @@ from ballast_policies.allocation.rounds.values import (
     RoundState,
 )
 
-__all__ = ["Gang", "Node", "Placement", "Round", "RoundSettings", "RoundState", "decide_round"]
+__all__ = [
+    "Account",
+    "Gang",
+    "Node",
+    "Placement",
+    "Round",
+    "RoundSettings",
+    "RoundState",
+    "advance",
+    "decide_round",
+]

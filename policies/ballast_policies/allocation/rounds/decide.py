@@ -103,6 +103,7 @@ class _Board:
         for m, gang in enumerate(gangs):
             received = state.received.get(gang.job, {})
             had = sum(received.values())
+            owed = (state.promised or {}).get(gang.job, {})
             best = max(gang.throughput.values(), default=0.0)
             for j, pool in enumerate(pools):
                 kind = kinds[pool]
@@ -110,6 +111,7 @@ class _Board:
                 if rate <= 0:
                     continue
                 fraction[gang.job, kind] = min(1.0, received.get(kind, 0.0) / elapsed)
+                share = allocation.allocation.get(gang.job, {}).get(kind, 0.0)
                 stays = gang.job in valid and valid[gang.job].pool == pool
                 rows.append(
                     (
@@ -117,17 +119,18 @@ class _Board:
                         j,
                         gang.gpus,
                         stays,
-                        allocation.allocation.get(gang.job, {}).get(kind, 0.0),
+                        share,
+                        share * elapsed if state.promised is None else owed.get(kind, 0.0),
                         received.get(kind, 0.0),
                         had,
                         rate / best,
                         largest[pool] < gang.gpus,
                     )
                 )
-        table = np.array(rows, dtype=float).reshape(-1, 9)
-        row, column, size, staying, share, here, everywhere, speed, spread = table.T
-        priority = priorities(share, here, elapsed_seconds=elapsed, round_seconds=settings.round_seconds)
-        order = by_urgency(priority, -share, everywhere, -speed, row, -staying, spread, column)
+        table = np.array(rows, dtype=float).reshape(-1, 10)
+        row, column, size, staying, share_, promised, here, everywhere, speed, spread = table.T
+        priority = priorities(share_, promised, here, round_seconds=settings.round_seconds)
+        order = by_urgency(priority, -share_, everywhere, -speed, row, -staying, spread, column)
         claims = Claims(
             job=row.astype(np.int64),
             partner=np.full(len(table), -1, dtype=np.int64),
@@ -142,7 +145,7 @@ class _Board:
             capacity=capacity,
             claims=claims.take(order),
             stays=staying[order] > 0,
-            share=share[order],
+            share=share_[order],
             fraction=fraction,
             shares=allocation.allocation,
             valid=valid,

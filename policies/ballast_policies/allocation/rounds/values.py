@@ -37,13 +37,16 @@ class RoundState:
     """What has been handed out so far.
 
     Attributes:
-        received: job -> GPU type -> seconds that the job ran there (since it or the allocation changed).
+        received: job -> GPU type -> seconds that the job ran there.
+        promised: job -> GPU type -> seconds that it should have run there in the same time, as an
+            :class:`Account` keeps them; None: the shares of now have held for as long as any job has run.
         running: job -> its placement now.
         running_since: job -> when it started there, on the clock of ``now``.
         moves: times at which running gangs were stopped or moved, for the limit of moves per hour.
     """
 
     received: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    promised: Mapping[str, Mapping[str, float]] | None = None
     running: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
     running_since: Mapping[str, float] = dataclasses.field(default_factory=dict)
     moves: tuple[float, ...] = ()

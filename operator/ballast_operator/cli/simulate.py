@@ -1,0 +1,254 @@
+"""``ballast simulate``: a trace or a generated workload on a cluster of values."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ballast_policies.simulator.result import Result
+    from ballast_policies.simulator.workload import Workload
+    from ballast_policies.throughput.table import ThroughputTable
+
+Number = TypeVar("Number", int, float)
+
+
+@click.command()
+@click.option("--policy", required=True, metavar="NAME", help="A policy, as in ClusterPolicy.spec.objective.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="A trace in Gavel's format, or the name of a built-in one.",
+)
+@click.option("--generate", type=click.Choice(["single", "multiple"]), help="Jobs on one GPU, or on 1 to 8.")
+@click.option("--rate", type=float, metavar="JOBS_PER_HOUR", help="With --generate: mean arrival rate.")
+@click.option("--static", "static_jobs", type=int, metavar="N", help="N generated jobs that all arrive at 0.")
+@click.option("--weights", is_flag=True, help="Generated jobs: 20 % have weight 5.")
+@click.option(
+    "--deadlines", is_flag=True, help="Generated jobs: each has a deadline (1.2, 2 or 10 x its V100 time)."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed is the same workload.")
+@click.option("--cluster", required=True, metavar="TYPE=N,...", help="GPUs, as v100=36,p100=36,k80=36.")
+@click.option(
+    "--prices", metavar="TYPE=USD,...", help="USD per GPU hour; default: on-demand list prices of 2020."
+)
+@click.option(
+    "--throughputs",
+    metavar="FILE|NAME",
+    default="simulation",
+    show_default=True,
+    help="Throughputs in Gavel's format, or a built-in table: simulation, physical_cluster.",
+)
+@click.option("--agnostic", is_flag=True, help="The policy takes all GPU types for equally fast.")
+@click.option("--space-sharing", is_flag=True, help="The policy may put two jobs on the same GPUs.")
+@click.option("--ideal", is_flag=True, help="No rounds: every job has exactly its shares at every moment.")
+@click.option(
+    "--round", "round_seconds", type=float, default=360.0, show_default=True, help="Seconds of a round."
+)
+@click.option(
+    "--rules",
+    type=click.Choice(["gavel", "ballast"]),
+    default="gavel",
+    show_default=True,
+    help="How shares become rounds: as Gavel's simulator, to compare with its figures, or as the operator.",
+)
+@click.option(
+    "--measure", metavar="FIRST:END", help="Average over these jobs, in order of arrival, as 4000:5000."
+)
+@click.option("--jobs", "per_job", is_flag=True, help="A row for each job.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|html", help="Draw the run."
+)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def simulate(
+    *,
+    policy: str,
+    trace: Path | None,
+    generate: str | None,
+    rate: float | None,
+    static_jobs: int | None,
+    weights: bool,
+    deadlines: bool,
+    seed: int,
+    cluster: str,
+    prices: str | None,
+    throughputs: str,
+    agnostic: bool,
+    space_sharing: bool,
+    ideal: bool,
+    round_seconds: float,
+    rules: str,
+    measure: str | None,
+    per_job: bool,
+    plot: Path | None,
+    output: str,
+) -> None:
+    """Run jobs on a simulated cluster under a policy, with the operator's own policies and rounds.
+
+    For example: ballast simulate --policy max-min-fairness --generate single --rate 4.0
+    --cluster v100=36,p100=36,k80=36 --measure 4000:5000
+    """
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.simulator import engine, settings
+    from ballast_policies.simulator.workload import WorkloadError
+    from ballast_policies.throughput.table import ThroughputError
+
+    try:
+        table = _table(throughputs)
+        workload = _workload(table, trace, generate, rate, static_jobs, weights, deadlines, seed)
+        chosen = settings.Settings(
+            policy=policy,
+            agnostic=agnostic,
+            space_sharing=space_sharing,
+            ideal=ideal,
+            round_seconds=round_seconds,
+            rules=settings.RULES[rules],
+            seed=seed,
+            measure=_window(measure),
+            record_timeline=plot is not None,
+        )
+        given = {} if prices is None else {"prices": _amounts(prices, "--prices", float)}
+        machines = settings.Cluster(gpus=_amounts(cluster, "--cluster", int), **given)
+        with _progress(output) as progress:
+            result = engine.simulate(workload, machines, table, chosen, progress=progress)
+    except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:
+        raise click.UsageError(str(error)) from error
+    if plot is not None:
+        _plot(result, plot)
+    if output == "json":
+        click.echo(json.dumps(result.to_json(per_job=per_job), indent=2))
+    else:
+        _print(result, per_job=per_job)
+
+
+def _table(throughputs: str) -> "ThroughputTable":
+    from ballast_policies.throughput.table import BUILT_IN, ThroughputError, built_in_table, read_table
+
+    if throughputs in BUILT_IN and not Path(throughputs).exists():
+        return built_in_table(throughputs)
+    try:
+        return read_table(Path(throughputs))
+    except OSError as error:
+        raise ThroughputError(
+            f"--throughputs: {throughputs} cannot be read: {error.strerror}. To fix: name a file, or one of "
+            f"{', '.join(BUILT_IN)}"
+        ) from error
+
+
+def _workload(
+    table: "ThroughputTable",
+    trace: Path | None,
+    generate: str | None,
+    rate: float | None,
+    static_jobs: int | None,
+    weights: bool,
+    deadlines: bool,
+    seed: int,
+) -> "Workload":
+    from ballast_policies.simulator.generate import continuous, static
+    from ballast_policies.simulator.trace import read_trace
+
+    if trace is not None:
+        if generate is not None or static_jobs is not None:
+            raise click.UsageError("--trace excludes --generate and --static")
+        return read_trace(trace)
+    if static_jobs is not None:
+        return static(
+            table,
+            count=static_jobs,
+            seed=seed,
+            several_gpus=generate != "single",
+            weights=weights,
+            deadlines=deadlines,
+        )
+    if generate is None:
+        raise click.UsageError(
+            "say which jobs to run: --trace FILE, --generate single|multiple, or --static N"
+        )
+    if rate is None:
+        raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
+    return continuous(
+        table,
+        jobs_per_hour=rate,
+        seed=seed,
+        several_gpus=generate == "multiple",
+        weights=weights,
+        deadlines=deadlines,
+    )
+
+
+def _amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
+    found: dict[str, Number] = {}
+    for part in text.split(","):
+        name, _, amount = part.partition("=")
+        if not name or not amount:
+            raise click.UsageError(f"{option}: {part!r} is not TYPE=NUMBER. To fix: v100=36,p100=36,k80=36")
+        if name in found:
+            raise click.UsageError(f"{option}: {name} is named twice")
+        try:
+            found[name] = number(amount)
+        except ValueError as error:
+            raise click.UsageError(f"{option}: {amount!r} of {name} is not a number") from error
+    return found
+
+
+def _window(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, end = text.partition(":")
+    try:
+        return int(first), int(end)
+    except ValueError as error:
+        raise click.UsageError(f"--measure: {text!r} is not FIRST:END, as 4000:5000") from error
+
+
+@contextlib.contextmanager
+def _progress(output: str) -> Iterator[Callable[[int, int, float], None] | None]:
+    """A bar on a terminal; nothing where the output is read by a program."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if output == "json" or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("jobs done"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[clock]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("jobs", total=None, clock="")
+        seen = -1
+
+        def show(done: int, total: int, now: float) -> None:
+            nonlocal seen
+            if done != seen:
+                seen = done
+                bar.update(task, completed=done, total=total, clock=f"hour {now / 3600:.0f}")
+
+        yield show
+
+
+def _print(result: "Result", *, per_job: bool) -> None:
+    from rich.console import Console
+
+    from ballast_operator.cli.simulation_text import per_job_table, summary_table
+
+    console = Console()
+    console.print(summary_table(result))
+    if per_job:
+        console.print(per_job_table(result))
+
+
+def _plot(result: "Result", path: Path) -> None:
+    from ballast_policies.simulator import plot
+
+    try:
+        plot.draw(result, path)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"--plot {path.name} needs the Python package {error.name!r}. "
+            "To fix: pip install 'ballast-operator[plot]', or name a file that ends in .html"
+        ) from error
+    except ValueError as error:
+        raise click.UsageError(f"--plot: {error}") from error

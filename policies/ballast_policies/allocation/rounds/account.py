@@ -1,0 +1,51 @@
+"""The account of promised and received time, which lets no job starve while shares keep changing."""
+
+import dataclasses
+from collections.abc import Mapping
+
+HALF_LIFE_ROUNDS = 10.0
+"""After so many rounds half of what was promised and received is forgotten, so that the account
+says what is owed now, and an old job's long past does not make it sluggish."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Seconds by job and GPU type: what the shares promised, and what was received."""
+
+    promised: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    received: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+
+
+def advance(
+    account: Account,
+    *,
+    shares: Mapping[str, Mapping[str, float]],
+    running: Mapping[str, str],
+    seconds: float,
+    round_seconds: float,
+) -> Account:
+    """The account after ``seconds`` more.
+
+    Args:
+        account: until now.
+        shares: job -> GPU type -> fraction of time, in force during ``seconds``; jobs that are missing are
+            closed.
+        running: job -> GPU type on which it ran during ``seconds``.
+        seconds: how long.
+        round_seconds: length of a round.
+    """
+    kept = forgetting(seconds, round_seconds)
+    promised, received = {}, {}
+    for job, row in shares.items():
+        was = account.promised.get(job, {})
+        promised[job] = {t: was.get(t, 0.0) * kept + x * seconds for t, x in row.items()}
+        had = {t: s * kept for t, s in account.received.get(job, {}).items()}
+        if job in running:
+            had[running[job]] = had.get(running[job], 0.0) + seconds
+        received[job] = had
+    return Account(promised=promised, received=received)
+
+
+def forgetting(seconds: float, round_seconds: float) -> float:
+    """Which part of an account is left after ``seconds``."""
+    return float(0.5 ** (seconds / (HALF_LIFE_ROUNDS * round_seconds)))

@@ -1,0 +1,194 @@
+"""Small worlds whose outcome can be said beforehand."""
+
+import itertools
+
+import pytest
+from ballast_policies.simulator.engine import simulate
+from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.workload import TraceJob, Workload, WorkloadError
+from ballast_policies.throughput.table import JobType, ThroughputTable
+
+RULES = [GAVEL_RULES, BALLAST_RULES]
+
+
+def table(rates, pairs=None):
+    """``rates``: (name, gpus) -> {type: steps/s}; ``pairs``: two such keys -> {type: (of a, of b)}."""
+    rows = {}
+    for (name, gpus), by_type in rates.items():
+        for gpu_type, rate in by_type.items():
+            rows.setdefault(gpu_type, {})[f"('{name}', {gpus})"] = {"null": rate}
+    for (a, b), by_type in (pairs or {}).items():
+        for gpu_type, (of_a, of_b) in by_type.items():
+            rows[gpu_type][f"('{a[0]}', {a[1]})"][f"('{b[0]}', {b[1]})"] = [of_a, of_b]
+            rows[gpu_type][f"('{b[0]}', {b[1]})"][f"('{a[0]}', {a[1]})"] = [of_b, of_a]
+    return ThroughputTable(source="a test's table", rows=rows)
+
+
+def job(name="a", steps=720.0, arrival=0.0, gpus=1, **rest):
+    return TraceJob(type=JobType(name=name, gpus=gpus), steps=steps, arrival=arrival, **rest)
+
+
+def run(jobs, gpus, oracle, **settings):
+    settings = {"policy": "max-min-fairness", **settings}
+    workload = Workload(name="test", jobs=tuple(jobs))
+    return simulate(workload, Cluster(gpus=gpus, prices={"fast": 2.0}), oracle, Settings(**settings))
+
+
+FAST = table({("a", 1): {"fast": 1.0}, ("b", 1): {"fast": 1.0}, ("a", 2): {"fast": 1.0}})
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_a_job_alone_takes_its_steps_over_its_throughput(rules):
+    """720 steps at 1 step/s, 1 GPU at 2 USD/h."""
+    result = run([job()], {"fast": 1}, FAST, rules=rules)
+    assert result.average_completion_time == pytest.approx(720.0)
+    assert result.makespan == pytest.approx(720.0)
+    assert result.utilisation == pytest.approx(1.0)
+    assert result.cost == pytest.approx(0.4)
+    assert result.finish_time_fairness == pytest.approx(1.0)
+    assert result.lease_extensions == 1
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_two_jobs_on_one_gpu_take_turns(rules):
+    """Rounds alternate, so both of 720 s end in the last two rounds of four."""
+    result = run([job(), job("b")], {"fast": 1}, FAST, rules=rules)
+    finishes = sorted(row.finish for row in result.jobs)
+    assert finishes == pytest.approx([1080.0, 1440.0])
+    assert result.utilisation == pytest.approx(1.0)
+
+
+def test_a_gang_waits_until_all_its_gpus_are_there_and_is_not_starved():
+    """A gang of two and two ones on two GPUs: all are done when the work is."""
+    result = run([job(), job("b"), job(gpus=2)], {"fast": 2}, FAST, rules=BALLAST_RULES)
+    assert result.makespan == pytest.approx(1440.0)
+    assert result.utilisation == pytest.approx(1.0)
+
+
+def test_within_a_round_gavel_lets_idle_what_comes_free_and_the_operator_does_not():
+    """The second job arrives at 10 s on an idle GPU."""
+    jobs = [job(), job("b", arrival=10.0)]
+    at_once = run(jobs, {"fast": 2}, FAST, rules=BALLAST_RULES)
+    assert at_once.jobs[1].first_run == pytest.approx(10.0)
+    next_round = run(jobs, {"fast": 2}, FAST, rules=GAVEL_RULES)
+    assert next_round.jobs[1].first_run == pytest.approx(360.0)
+
+
+def test_gavels_minimum_between_allocations_delays_a_newcomer():
+    """The third allocation waits for 1920 s after the second, so its job does too."""
+    jobs = [job(steps=7200.0), job("b", 7200.0, arrival=10.0), job("b", arrival=370.0)]
+    result = run(jobs, {"fast": 3}, FAST, rules=GAVEL_RULES)
+    assert result.jobs[1].first_run == pytest.approx(360.0)
+    assert result.jobs[2].first_run == pytest.approx(360.0 + 6 * 360.0)
+
+
+def test_jobs_run_where_they_gain_most():
+    """Each of two types is fast for one of two jobs."""
+    oracle = table({("a", 1): {"fast": 4.0, "slow": 1.0}, ("b", 1): {"fast": 1.0, "slow": 1.0}})
+    result = run([job(), job("b")], {"fast": 1, "slow": 1}, oracle, rules=BALLAST_RULES)
+    assert set(result.jobs[0].seconds_on) == {"fast"}
+    assert set(result.jobs[1].seconds_on) == {"slow"}
+
+
+def test_ideal_gives_exactly_the_shares():
+    """Two equal jobs on one GPU progress at half speed side by side."""
+    result = run([job(), job("b")], {"fast": 1}, FAST, ideal=True)
+    assert [row.finish for row in result.jobs] == pytest.approx([1440.0, 1440.0])
+    assert result.utilisation == pytest.approx(1.0)
+
+
+def test_rho_is_the_completion_time_over_that_on_an_isolated_part():
+    """Finish-time fairness: alone on two GPUs, of which half the time of each would be its part of 1/1."""
+    oracle = table({("a", 1): {"fast": 4.0, "slow": 2.0}})
+    result = run([job(steps=3600.0)], {"fast": 1, "slow": 1}, oracle, rules=BALLAST_RULES)
+    assert result.jobs[0].completion_time == pytest.approx(900.0)
+    # X_isolated is half of the time on each type: 3 steps/s, 1200 s.
+    assert result.finish_time_fairness == pytest.approx(0.75)
+
+
+def test_a_late_job_misses_its_deadline():
+    """A deadline of 1.2 x the time alone; the second of two jobs in turn takes 2 x."""
+    jobs = [job(deadline_factor=1.2), job("b", deadline_factor=1.2), job("b", steps=36.0)]
+    result = run(jobs, {"fast": 1}, FAST, rules=BALLAST_RULES)
+    assert (result.deadlines, result.deadline_violations) == (2, 2)
+    alone = run(jobs[:1], {"fast": 1}, FAST, rules=BALLAST_RULES)
+    assert (alone.deadlines, alone.deadline_violations) == (1, 0)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_work_and_time_are_conserved(rules):
+    """GPU seconds booked on jobs are the GPU seconds that were busy, and all steps are done."""
+    oracle = table(
+        {
+            ("a", 1): {"fast": 4.0, "slow": 1.0},
+            ("b", 1): {"fast": 2.0, "slow": 1.5},
+            ("a", 2): {"fast": 7.0, "slow": 0.0},
+        }
+    )
+    jobs = [job("ab"[i % 2], 3000.0 + 700 * i, arrival=90.0 * i) for i in range(12)]
+    jobs.append(job(steps=20000.0, gpus=2, arrival=1100.0))
+    result = run(jobs, {"fast": 2, "slow": 3}, oracle, rules=rules)
+    on_jobs = sum(row.gpus * sum(row.seconds_on.values()) for row in result.jobs)
+    assert on_jobs == pytest.approx(result.utilisation * 5 * result.duration)
+    for row in result.jobs:
+        done = sum(
+            oracle.alone(JobType(name=row.type, gpus=row.gpus), kind) * seconds
+            for kind, seconds in row.seconds_on.items()
+        )
+        assert done == pytest.approx(row.steps, rel=0.01)
+
+
+def test_the_same_simulation_twice_is_the_same():
+    """Every number, the solve times aside."""
+    jobs = [job("ab"[i % 2], 3000.0 + 700 * i, arrival=90.0 * i) for i in range(12)]
+    first, second = (
+        run(jobs, {"fast": 2}, FAST, rules=GAVEL_RULES, agnostic=True, seed=4).to_json(per_job=True)
+        for _ in range(2)
+    )
+    assert {**first, "solve_seconds": 0} == {**second, "solve_seconds": 0}
+
+
+def test_an_endless_workload_ends_when_the_measured_jobs_are_done():
+    """Arrivals go on until then; the averages are over the window alone."""
+
+    class Endless:
+        def __iter__(self):
+            return (job(steps=360.0, arrival=600.0 * i) for i in itertools.count())
+
+    workload = Workload(name="endless", jobs=Endless(), endless=True)
+    settings = Settings(policy="max-min-fairness", measure=(3, 5), rules=BALLAST_RULES)
+    result = simulate(workload, Cluster(gpus={"fast": 1}), FAST, settings)
+    assert result.jobs_measured == 2
+    assert result.average_completion_time == pytest.approx(360.0)
+    assert result.duration == pytest.approx(4 * 600.0 + 360.0)
+
+
+def test_what_cannot_be_simulated_is_said():
+    """An endless workload without a window, a window beyond the last job, a job that fits nowhere."""
+    with pytest.raises(SettingsError, match="--measure: jobs arrive for ever"):
+        simulate(
+            Workload(name="endless", jobs=(job(),), endless=True),
+            Cluster(gpus={"fast": 1}),
+            FAST,
+            Settings(policy="max-min-fairness"),
+        )
+    with pytest.raises(SettingsError, match="goes beyond the 1 jobs"):
+        run([job()], {"fast": 1}, FAST, measure=(0, 5))
+    with pytest.raises(WorkloadError, match="fits on no GPU type"):
+        run([job(gpus=2)], {"fast": 1}, FAST)
+    with pytest.raises(SettingsError, match="no GPU in it"):
+        Cluster(gpus={"fast": 0})
+
+
+def test_progress_counts_the_measured_jobs():
+    """The last call says that all are done."""
+    seen = []
+    simulate(
+        Workload(name="test", jobs=(job(), job("b"))),
+        Cluster(gpus={"fast": 1}),
+        FAST,
+        Settings(policy="max-min-fairness"),
+        progress=lambda done, total, now: seen.append((done, total)),
+    )
+    assert seen[-1] == (2, 2)
+    assert seen == sorted(seen)

@@ -1,0 +1,105 @@
+"""The simulator's rounds on arrays are the operator's ``decide_round``."""
+
+import numpy as np
+from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.rounds import (
+    Account,
+    Gang,
+    Node,
+    RoundSettings,
+    RoundState,
+    advance,
+    decide_round,
+)
+from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.rounds import NOBODY, Rounds
+from ballast_policies.simulator.settings import BALLAST_RULES, Cluster, Settings
+from ballast_policies.simulator.solving import Solver, name_of
+from ballast_policies.simulator.workload import TraceJob
+from ballast_policies.throughput.table import JobType, ThroughputTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TYPES = ("v100", "p100")
+
+
+@st.composite
+def worlds(draw):
+    sizes = draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=1, max_size=8))
+    rows = {kind: {} for kind in TYPES}
+    for i, size in enumerate(sizes):
+        rates = [draw(st.sampled_from([0.0, 1.0, 2.0, 3.5])) for _ in TYPES]
+        rates[0] = rates[0] or 1.0
+        for kind, rate in zip(TYPES, rates, strict=True):
+            rows[kind][f"('t{i}', {size})"] = {"null": rate}
+    return sizes, ThroughputTable(source="drawn", rows=rows), {"v100": 4, "p100": draw(st.integers(0, 5))}
+
+
+@settings(max_examples=60)
+@given(world=worlds())
+def test_the_simulator_grants_what_decide_round_places(world):
+    """Ten rounds in a row: the same jobs on the same types."""
+    sizes, table, gpus = world
+    chosen = Settings(policy="max-min-fairness", rules=BALLAST_RULES)
+    ledger = Ledger(Cluster(gpus=gpus), table)
+    for i, size in enumerate(sizes):
+        ledger.add(TraceJob(type=JobType(name=f"t{i}", gpus=size), steps=1e9, arrival=0.0))
+    active = np.arange(len(sizes))
+    solver, rounds = Solver(ledger, chosen), Rounds(ledger, chosen)
+    shares = solver.solve(active, 0.0)
+    rounds.reset(shares)
+    allocation = Allocation(
+        policy="max-min-fairness",
+        objective=0.0,
+        allocation={
+            name_of(row): dict(zip(TYPES, shares.share[row].tolist(), strict=True)) for row in active.tolist()
+        },
+        pair_allocation={},
+        throughput={},
+        levels={},
+        status="optimal",
+        gap=None,
+        solve_seconds=0.0,
+        solver="",
+    )
+    gangs = [
+        Gang(
+            job=name_of(row),
+            gpus=sizes[row],
+            throughput=dict(zip(TYPES, ledger.rate[row].tolist(), strict=True)),
+        )
+        for row in active.tolist()
+    ]
+    nodes = [
+        Node(name=f"{kind}-{i}", pool=kind, gpu_type=kind, gpus=1)
+        for kind in TYPES
+        for i in range(gpus[kind])
+    ]
+    account, running, since, grant = Account(), {}, {}, NOBODY
+    for number in range(10):
+        now = 360.0 * number
+        grant = rounds.grant(active, grant, ledger.capacity)
+        decided = decide_round(
+            now=now,
+            allocation=allocation,
+            gangs=gangs,
+            nodes=nodes,
+            state=RoundState(
+                received=account.received,
+                promised=account.promised,
+                running=running,
+                running_since=since,
+            ),
+            settings=RoundSettings(round_seconds=360.0),
+        )
+        by_array = {
+            name_of(row): TYPES[column]
+            for row, column in zip(grant.job.tolist(), grant.column.tolist(), strict=True)
+        }
+        assert {job: at.gpu_type for job, at in decided.placements.items()} == by_array
+        rounds.pass_time(grant, np.full(len(grant.job), 360.0), 360.0)
+        account = advance(
+            account, shares=allocation.allocation, running=by_array, seconds=360.0, round_seconds=360.0
+        )
+        since = {job: since.get(job, now) for job in decided.placements}
+        running = decided.placements
