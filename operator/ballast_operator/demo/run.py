@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from ballast_localcluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import NotFoundError
 
 from ballast_operator.api.conditions import JobState
 from ballast_operator.api.crd import custom_resource_definitions
+from ballast_operator.demo.manifests import read_manifests
 from ballast_operator.demo.recorder import Recorder
 from ballast_operator.install import OPERATOR_NAME, install_objects
 
@@ -67,7 +70,7 @@ def run_demo(
     logs = Path(tempfile.mkdtemp(prefix="ballast-demo-"))
     with contextlib.ExitStack() as stack:
         kubeconfig = settings.kubeconfig
-        checkpoints: Path | None = None
+        checkpoints = Path("/var/tmp") / f"ballast-demo-{secrets.token_hex(4)}"
         if kubeconfig is None:
             say("starting a Kubernetes control plane and process nodes on this machine")
             crds = write_definitions(logs)
@@ -85,14 +88,15 @@ def run_demo(
         watching = _Watching(recorder, operator, settings.time_limit_seconds, logs, on_change)
         for path in sorted(settings.manifests.glob("*.yaml")):
             for manifest in yaml.safe_load_all(path.read_text()):
-                if checkpoints is not None:
-                    keep_checkpoints_in(manifest, checkpoints)
+                keep_checkpoints_in(manifest, checkpoints)
                 say(f"kubectl apply -f {path.name}: {manifest['kind']} {manifest['metadata']['name']}")
                 apply_objects(kube, [manifest], namespace=settings.namespace)
                 watching.until_applied(manifest)
         watching.until(_all_finished)
-        if checkpoints is not None:
-            shutil.rmtree(logs, ignore_errors=True)
+        if settings.kubeconfig is not None:
+            say("removing the demo's jobs and policy; definitions and roles stay")
+            delete_objects(kube, read_manifests(settings.manifests), settings.namespace)
+        shutil.rmtree(logs, ignore_errors=True)
         return recorder
 
 
@@ -153,6 +157,15 @@ def apply_objects(
                     raise
                 time.sleep(0.2)
                 kube.resources.invalidate_cache()
+
+
+def delete_objects(kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str) -> None:
+    """Delete each object that is still there."""
+    for manifest in objects:
+        resource = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+        with contextlib.suppress(NotFoundError):
+            where = namespace if resource.namespaced else None
+            resource.delete(name=manifest["metadata"]["name"], namespace=where)
 
 
 @contextlib.contextmanager
