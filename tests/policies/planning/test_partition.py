@@ -89,6 +89,14 @@ def test_lb2_chain_diffusion_is_within_ten_percent_of_optimal_over_300_cases():
     assert max(ratios) <= 1.10
 
 
+@given(loads=st.lists(st.integers(1, 50), min_size=2, max_size=40), data=st.data())
+def test_lb2_diffusion_ends_within_the_published_number_of_rounds(loads, data):
+    """60 N^2 ln(2 N) ln(S N^2 / g), N ranks, S the load, g = 1 its grain (DynMo supplement, lemma 2)."""
+    ranks = data.draw(st.integers(2, min(8, len(loads))))
+    rounds = len(diffuse(even_partition(len(loads), ranks), loads))
+    assert rounds <= 60 * ranks**2 * np.log(2 * ranks) * np.log(sum(loads) * ranks**2)
+
+
 @given(layers=st.integers(1, 12), data=st.data())
 def test_moves_replay_to_the_new_partition(layers, data):
     """The move list is complete: applying it to the old owners gives the new owners."""
