@@ -1,1 +1,1 @@
-"""What runs how fast where."""
+"""What runs how fast where: tables, measurements, and estimates of what was never seen."""

@@ -1,0 +1,173 @@
+"""Estimates start from what is known of others and end at what the job reports."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from ballast_policies.throughput.completion import complete
+from ballast_policies.throughput.estimator import Estimator
+from ballast_policies.throughput.table import JobType, ThroughputTable, built_in_table
+from ballast_policies.throughput.track import ALPHA, Estimate
+from hypothesis import given
+from hypothesis import strategies as st
+
+TYPES = ("v100", "p100", "k80")
+PROFILES = built_in_table("simulation")
+RESNET = JobType(name="ResNet-18 (batch size 64)")
+
+
+def without(name):
+    """The profiles as if ``name`` had never been profiled."""
+    return ThroughputTable(
+        source="test",
+        rows={
+            gpu_type: {
+                key: {other: value for other, value in row.items() if name not in other}
+                for key, row in rows.items()
+                if name not in key
+            }
+            for gpu_type, rows in PROFILES.rows.items()
+        },
+    )
+
+
+def test_a_new_job_of_a_profiled_type_starts_at_its_profile():
+    """Before any report: the table's rates, called a prior."""
+    found = Estimator(profiles=PROFILES, gpu_types=TYPES).with_job("a", RESNET).alone("a")
+    for gpu_type in TYPES:
+        assert found[gpu_type].steps_per_second == PROFILES.alone(RESNET, gpu_type)
+        assert found[gpu_type].source == "prior"
+
+
+def test_reports_take_the_priors_place_and_scale_the_other_types():
+    """A job that runs at half its type's speed on one GPU type is expected to do so on the others."""
+    estimator = Estimator(profiles=PROFILES, gpu_types=TYPES).with_job("a", RESNET)
+    for _ in range(6):
+        estimator = estimator.observe("a", "v100", 0.5 * PROFILES.alone(RESNET, "v100"))
+    found = estimator.alone("a")
+    assert found["v100"].source == "measured"
+    assert found["v100"].steps_per_second == pytest.approx(0.5 * PROFILES.alone(RESNET, "v100"), rel=0.03)
+    assert found["k80"].steps_per_second == pytest.approx(0.5 * PROFILES.alone(RESNET, "k80"), rel=0.03)
+    assert found["k80"].deviation < 0.15
+
+
+@given(reports=st.lists(st.floats(5.0, 20.0), min_size=1, max_size=30))
+def test_uncertainty_decays_as_reports_come(reports):
+    """Each report leaves the deviation no larger, down to that of the moving average."""
+    estimate = Estimate(steps_per_second=10.0, deviation=1.5, source="unknown")
+    deviations = [estimate.deviation]
+    for report in reports:
+        estimate = estimate.measured(report)
+        deviations.append(estimate.deviation)
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(deviations))
+    assert deviations[-1] < 0.06
+
+
+def test_in_the_long_run_a_report_weighs_alpha_as_in_gavels_moving_average():
+    """After many equal reports, a new one moves the logarithm by ALPHA of the difference."""
+    estimate = Estimate(steps_per_second=8.0, deviation=0.15, source="prior")
+    for _ in range(40):
+        estimate = estimate.measured(8.0)
+    moved = math.log(estimate.measured(16.0).steps_per_second / 8.0) / math.log(2.0)
+    assert moved == pytest.approx(ALPHA, abs=1e-6)
+
+
+def test_a_type_never_profiled_is_completed_from_one_measurement():
+    """Each profiled type in turn, hidden, measured on a V100 alone.
+
+    Less than half of the squared error of taking all types for equally fast, and the deviation is
+    honest: half of the errors at least are within it.
+    """
+    errors, blind, within = [], [], []
+    for key in list(PROFILES.rows["v100"]):
+        name, gpus = key[2:].rsplit("', ", 1)
+        job_type = JobType(name=name, gpus=int(gpus[:-1]))
+        if job_type.gpus > 1:
+            continue
+        estimator = Estimator(profiles=without(name), gpu_types=TYPES).with_job("a", job_type)
+        before = estimator.alone("a")
+        assert {estimate.source for estimate in before.values()} == {"unknown"}
+        measured = PROFILES.alone(job_type, "v100")
+        found = estimator.observe("a", "v100", measured).alone("a")
+        assert found["v100"].steps_per_second == pytest.approx(measured, rel=0.01)
+        for gpu_type in ("p100", "k80"):
+            assert found[gpu_type].source == "completed"
+            assert found[gpu_type].deviation < before[gpu_type].deviation
+            true = PROFILES.alone(job_type, gpu_type)
+            errors.append(abs(math.log(found[gpu_type].steps_per_second / true)))
+            blind.append(abs(math.log(measured / true)))
+            within.append(errors[-1] <= found[gpu_type].deviation)
+    assert np.mean(np.square(errors)) < 0.5 * np.mean(np.square(blind))
+    assert np.mean(within) >= 0.5
+
+
+def test_pairs_of_profiled_types_are_the_profiles():
+    """Both rates of a pair, as the table has them."""
+    other = JobType(name="LM (batch size 20)")
+    estimator = Estimator(profiles=PROFILES, gpu_types=TYPES).with_job("a", RESNET).with_job("b", other)
+    first, second = estimator.pair("a", "b", "p100")
+    assert (first.steps_per_second, second.steps_per_second) == pytest.approx(
+        PROFILES.shared(RESNET, other, "p100")
+    )
+
+
+def test_a_type_never_seen_in_pairs_borrows_the_nearest_profiles_pairs():
+    """Section 5.3.3: a few measured partners make a fingerprint; its sibling's pairs are near the truth."""
+    hidden = JobType(name="ResNet-18 (batch size 128)")
+    partners = ["A3C", "LM (batch size 40)", "Transformer (batch size 64)", "CycleGAN"]
+    estimator = Estimator(profiles=without(hidden.name), gpu_types=TYPES).with_job("new", hidden)
+    estimator = estimator.observe("new", "v100", PROFILES.alone(hidden, "v100"))
+    middle, _ = estimator.nearest_profile(hidden, "v100")
+    for name in partners:
+        other = JobType(name=name)
+        estimator = estimator.with_job(name, other)
+        estimator = estimator.observe_pair("new", name, "v100", PROFILES.shared(hidden, other, "v100")[0])
+        estimator = estimator.observe_pair(name, "new", "v100", PROFILES.shared(hidden, other, "v100")[1])
+    nearest, exact = estimator.nearest_profile(hidden, "v100")
+    assert not exact
+
+    def error(profile):
+        others = [JobType(name=f"Recommendation (batch size {size})") for size in (512, 2048, 8192)]
+        others += [JobType(name=f"LM (batch size {size})") for size in (5, 10, 80)]
+        return np.mean(
+            [
+                abs(
+                    PROFILES.shared(profile, other, "v100")[0] / PROFILES.alone(profile, "v100")
+                    - PROFILES.shared(hidden, other, "v100")[0] / PROFILES.alone(hidden, "v100")
+                )
+                for other in others
+            ]
+        )
+
+    assert error(nearest) <= error(middle) + 1e-9
+    assert error(nearest) < 0.2
+
+
+@given(seed=st.integers(0, 50))
+def test_a_matrix_of_low_rank_is_recovered_from_part_of_it(seed):
+    """Row and column effects and one product, 70 % known: the rest to a quarter of its spread."""
+    random = np.random.default_rng(seed)
+    u, v = random.normal(size=(20, 1)), random.normal(size=(1, 15))
+    true = random.normal(size=(20, 1)) + random.normal(size=(1, 15)) + u @ v
+    known = random.random(true.shape) < 0.7
+    known[0], known[:, 0] = True, True
+    found = complete(true, known, rank=1, ridge=0.01)
+    np.testing.assert_array_equal(found.values[known], true[known])
+    error = np.sqrt(np.mean((found.values - true)[~known] ** 2))
+    assert error < 0.25 * true.std()
+
+
+def test_nothing_known_is_refused():
+    """Neither an empty matrix nor one with a hole that is called known."""
+    with pytest.raises(ValueError, match="nothing is known"):
+        complete(np.ones((2, 2)), np.zeros((2, 2), dtype=bool))
+    with pytest.raises(ValueError, match="not finite"):
+        complete(np.full((2, 2), np.nan), np.ones((2, 2), dtype=bool))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+def test_a_senseless_report_is_refused(rate):
+    """A rate must be positive and finite."""
+    with pytest.raises(ValueError, match="not positive and finite"):
+        Estimate(steps_per_second=1.0, deviation=0.1, source="prior").measured(rate)
