@@ -51,8 +51,8 @@ format: $(STAMP) ## format and mend what can be mended
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-generate: $(STAMP) ## write the custom resource definitions and what else is generated
-	@$(BIN)/ballast crds --output-dir crds
+generate: $(STAMP) ## write the custom resource definitions, the chart's copies, dashboards, the API reference
+	@$(BIN)/python -m ballast_operator.generated
 
 clean: ## remove the environment (the control plane stays in the user's cache)
 	rm -rf $(VENV)

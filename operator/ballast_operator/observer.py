@@ -1,5 +1,6 @@
 """Reads the caches into views. Nothing here talks to the API server."""
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
 from ballast_operator.views.spec import JobSpec
 from ballast_operator.views.status import Held
+
+logger = logging.getLogger(__name__)
 
 
 class Observer:
@@ -62,9 +65,13 @@ class Observer:
             self.caches[JOB],
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
         )
-        views = (
-            self.job((item["metadata"].get("namespace", ""), item["metadata"]["name"])) for item in items
-        )
+        views = []
+        for item in items:
+            key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
+            try:
+                views.append(self.job(key))
+            except ValueError as error:  # one unreadable object must not hide the others
+                logger.error("job=%s/%s cannot be read: %s", *key, error)
         return [view for view in views if view is not None]
 
     def nodes(self) -> dict[str, NodeView]:

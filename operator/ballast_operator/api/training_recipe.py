@@ -17,6 +17,16 @@ class Schedule(enum.StrEnum):
     """All forwards, then all backwards."""
     ONE_F_ONE_B = "1F1B"
     """Forwards and backwards take turns (PipeDream-Flush): fewer activations in memory."""
+    LOOPED_BFS = "LoopedBFS"
+    """Two stages a rank, all microbatches through one before the next."""
+    INTERLEAVED_1F1B = "Interleaved1F1B"
+    """1F1B with two stages a rank: half the bubble, twice the messages."""
+    ZERO_BUBBLE_H1 = "ZeroBubbleH1"
+    """1F1B whose weight gradients wait and fill the bubble."""
+    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
+    """Both: two stages a rank, and weight gradients that fill the bubble."""
+    ZERO_BUBBLE_V = "ZeroBubbleV"
+    """Two stages a rank, the second on the way back, and weight gradients that fill the bubble."""
 
 
 class DynamicKind(enum.StrEnum):

@@ -87,7 +87,8 @@ def _read_status(text: str) -> JobStatus:
 
 
 def _held(allocation: api.JobAllocation | None) -> Held | None:
-    if allocation is None:
+    # The operator writes pods and nodes together. An allocation without them holds nothing.
+    if allocation is None or not allocation.pods or len(allocation.pods) != len(allocation.nodes):
         return None
     ending = allocation.ending
     return Held(

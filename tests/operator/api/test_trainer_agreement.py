@@ -30,9 +30,9 @@ def test_the_kinds_of_change() -> None:
 
 def test_the_schedules() -> None:
     """Are those that the trainer runs."""
-    from ballast_trainer.runtime.stages import SCHEDULES
+    from ballast_trainer.runtime.layout import FLUSHING
 
-    assert {schedule.value for schedule in Schedule} == set(SCHEDULES)
+    assert {schedule.value for schedule in Schedule} == set(FLUSHING)
 
 
 def test_the_defaults() -> None:
