@@ -71,7 +71,7 @@ def rank_main(rank, port, arguments, results):
         profile=Profile(model.layer_count),
         world=world,
         plan=plan,
-        stages=initial_stages(None, RANKS, model.layer_count),
+        stages=initial_stages(None, tuple(range(RANKS)), model.layer_count),
     )
     liaison = Liaison(StandaloneChannel(plan), plan) if rank == 0 else None
     session = Session(
@@ -132,7 +132,9 @@ def rank_main(rank, port, arguments, results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--factor", type=float, default=10.0)
@@ -145,7 +147,9 @@ def main():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     results = context.Queue()
-    ranks = [context.Process(target=rank_main, args=(rank, port, arguments, results)) for rank in range(RANKS)]
+    ranks = [
+        context.Process(target=rank_main, args=(rank, port, arguments, results)) for rank in range(RANKS)
+    ]
     for process in ranks:
         process.start()
     seconds = results.get(timeout=600)

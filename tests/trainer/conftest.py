@@ -49,7 +49,10 @@ def single_process_losses(tmp_path_factory):
             made.close()
 
     def losses(config):
-        plain = {key: value for key, value in config.items() if key not in {"checkpoint", "repack"}}
+        plain = {
+            key: value for key, value in config.items() if key not in {"checkpoint", "repack", "rebalance"}
+        }
+        plain["pipeline"] = {k: v for k, v in config["pipeline"].items() if k != "schedule"}
         return run(json.dumps(plain, sort_keys=True))
 
     return losses

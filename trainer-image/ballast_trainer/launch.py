@@ -20,11 +20,12 @@ from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
 from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.layout import check_schedule, placement_of
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
 from ballast_trainer.runtime.reshape import announce_ready
 from ballast_trainer.runtime.session import Outcome, Session
-from ballast_trainer.runtime.stages import check_schedule, preload
+from ballast_trainer.runtime.stages import preload
 from ballast_trainer.runtime.state import Training
 from ballast_trainer.runtime.stopping import StopSignal
 
@@ -62,11 +63,20 @@ class Job:
         Raises:
             ConfigurationError: some rank would have no layer.
         """
-        if ranks > self.model.layer_count:
-            reason = (
-                f"{ranks} stages need as many layers; {self.config.model.name!r} has {self.model.layer_count}"
-            )
+        stages = len(self.placement(ranks))
+        if stages > self.model.layer_count:
+            count = self.model.layer_count
+            reason = f"{stages} stages need as many layers; {self.config.model.name!r} has {count}"
             raise ConfigurationError("pipeline.maxStages", reason)
+
+    def placement(self, ranks: int) -> tuple[int, ...]:
+        """The rank of each stage.
+
+        Raises:
+            ConfigurationError: the ranks and microbatches do not suit the schedule.
+        """
+        pipeline = self.config.pipeline
+        return placement_of(pipeline.schedule, ranks=ranks, microbatches=pipeline.microbatches)
 
 
 def choose_device(local_rank: int) -> torch.device:
@@ -133,8 +143,9 @@ def train(
             module = dynamic.prepare(index, module)
         return module
 
-    stages = usable_stages(plan.stages, ranks, model.layer_count) or initial_stages(
-        None, ranks, model.layer_count
+    placement = job.placement(ranks)
+    stages = usable_stages(plan.stages, placement, model.layer_count) or initial_stages(
+        None, placement, model.layer_count
     )
     training = Training(
         config=config,

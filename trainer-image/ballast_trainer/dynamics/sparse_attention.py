@@ -3,7 +3,8 @@
 Keys are pooled by blocks; a block of queries scores the pooled keys before it, keeps its own block
 and the best others (as in block-routed attention), and attends to those alone.  The number kept in
 layer i of L falls from all blocks to ``1 - target * i / (L - 1)`` of them, so deeper layers get
-cheaper; attention is dense until that is half or less.  Which blocks are kept follows the data, and the same in every process.
+cheaper; attention is dense until that is half or less.  Which blocks are kept follows the data, and
+is the same in every process.
 """
 
 import math

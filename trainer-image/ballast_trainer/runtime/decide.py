@@ -1,6 +1,5 @@
 """Which layers go where: the planner's answers, from what this job measured."""
 
-import itertools
 from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
@@ -14,35 +13,32 @@ from ballast_policies.planning import (
     repack,
 )
 
+from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.profile import LayerCosts
 from ballast_trainer.runtime.state import Training
 
 
-def stages_of(partition: Partition) -> tuple[Stage, ...]:
-    """One stage a rank."""
-    return tuple(
-        Stage(rank=rank, first_layer=first, end_layer=end)
-        for rank, (first, end) in enumerate(itertools.pairwise(partition.bounds))
-    )
-
-
 def partition_of(stages: Sequence[Stage]) -> Partition:
-    """The inverse of :func:`stages_of`."""
+    """The partition that stages are made from."""
     return Partition(bounds=(0, *(stage.end_layer for stage in stages)))
 
 
-def usable_stages(stages: Sequence[Stage], ranks: int, layer_count: int) -> tuple[Stage, ...] | None:
-    """A plan's stages where they fit the model and give every rank one, else None."""
+def usable_stages(
+    stages: Sequence[Stage], placement: tuple[int, ...], layer_count: int
+) -> tuple[Stage, ...] | None:
+    """A plan's stages where they fit the model and the schedule's placement, else None."""
     if not stages or stages[-1].end_layer != layer_count:
         return None
-    return tuple(stages) if [stage.rank for stage in stages] == list(range(ranks)) else None
+    return tuple(stages) if tuple(stage.rank for stage in stages) == placement else None
 
 
-def initial_stages(costs: LayerCosts | None, ranks: int, layer_count: int) -> tuple[Stage, ...]:
-    """The best partition by measured costs, or the same number of layers on each rank before any."""
+def initial_stages(
+    costs: LayerCosts | None, placement: tuple[int, ...], layer_count: int
+) -> tuple[Stage, ...]:
+    """The best partition by measured costs, or the same number of layers in each stage before any."""
     if costs is None:
-        return stages_of(even_partition(layer_count, ranks))
-    return stages_of(exact_partition(costs.total, ranks))
+        return stages_over(even_partition(layer_count, len(placement)), placement)
+    return stages_over(exact_partition(costs.total, len(placement)), placement)
 
 
 def best_step_seconds(training: Training, costs: LayerCosts) -> float:
@@ -83,8 +79,12 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
     fewest = max(config.repack.min_stages, config.pipeline.min_stages)
     if costs is None or training.world.size <= fewest:
         return None
+    in_force = partition_of(training.stages)
+    if in_force.ranks != training.world.size:
+        # With several stages a rank, the offer is reckoned as if each rank had one.
+        in_force = exact_partition(costs.total, training.world.size)
     decision = repack(
-        partition_of(training.stages),
+        in_force,
         costs.total,
         microbatches=config.pipeline.microbatches,
         min_ranks=fewest,
@@ -94,12 +94,17 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
     if not decision.repack:
         return None
     pods = training.world.pods
+    placement = training.placement(len(decision.kept_ranks))
+    if len(placement) == decision.partition.ranks:
+        stages = stages_over(decision.partition, placement)
+    else:
+        stages = initial_stages(costs, placement, training.model.layer_count)
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,
         kept_pods=tuple(pods[rank] for rank in decision.kept_ranks),
         released_pods=tuple(pods[rank] for rank in decision.released_ranks),
-        stages=stages_of(decision.partition),
+        stages=stages,
         step_seconds_before=reference_step_seconds or decision.step_seconds_before,
         step_seconds_after=decision.step_seconds_after,
         reason=decision.why,

@@ -155,11 +155,13 @@ class LayerStack(nn.Module):
         self._meter = meter
         self._seed = seed
         self._device = device
+        self.input_learns = False
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
         meter = self._meter
         microbatch = meter.microbatch
+        self.input_learns = value.requires_grad
         if value.requires_grad:
             # gloo sends contiguous tensors only, and a layer's backward need not return one.
             value.register_hook(torch.Tensor.contiguous)

@@ -20,10 +20,10 @@ from ballast_trainer.runtime.decide import (
     initial_stages,
     rebalance_decision,
     repack_proposal,
-    stages_of,
     usable_stages,
 )
 from ballast_trainer.runtime.heartbeat import Heartbeat
+from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.migrate import MigrationFailed
 from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.runtime.process_group import peer_failures
@@ -238,7 +238,9 @@ class Session:
         if old == new:
             training.plan = plan
             training.world = dataclasses.replace(training.world, epoch=plan.epoch)
-            asked = usable_stages(plan.stages, training.world.size, training.model.layer_count)
+            asked = usable_stages(
+                plan.stages, training.placement(training.world.size), training.model.layer_count
+            )
             pause_ms = None
             if asked is not None and asked != training.stages:
                 reshaped = move_layers(training, asked)
@@ -248,9 +250,10 @@ class Session:
             self._watch_peers()
             return None
         costs = training.profile.costs()
+        placement = training.placement(len(plan.ranks))
         stages: tuple[Stage, ...] = training.world.from_rank_0(
-            usable_stages(plan.stages, len(plan.ranks), training.model.layer_count)
-            or initial_stages(costs, len(plan.ranks), training.model.layer_count)
+            usable_stages(plan.stages, placement, training.model.layer_count)
+            or initial_stages(costs, placement, training.model.layer_count)
         )
         before = training.world.size
         released = [pod for pod in training.world.pods if pod not in new]
@@ -300,7 +303,7 @@ class Session:
         decision: RebalanceDecision | None = training.world.from_rank_0(decided)
         if decision is None or not decision.rebalance:
             return
-        stages = stages_of(decision.partition)
+        stages = stages_over(decision.partition, training.placement(training.world.size))
         before = self._progress.imbalance()
         try:
             reshaped = move_layers(training, stages)

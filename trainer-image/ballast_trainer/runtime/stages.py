@@ -11,27 +11,17 @@ from typing import Any, Protocol
 
 import torch
 from ballast_policies.contract import Stage
-from torch import nn
 
-from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Batch
-from ballast_trainer.runtime.layers import LayerSet, LayerStack
+from ballast_trainer.runtime.layers import Layer, LayerSet, LayerStack
+from ballast_trainer.runtime.layout import schedule_of
 from ballast_trainer.runtime.profile import Meter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-SCHEDULES = {"GPipe": "ScheduleGPipe", "1F1B": "Schedule1F1B"}
-"""Schedules by their name in the configuration, as classes of torch.distributed.pipelining."""
-
-
-def check_schedule(name: str) -> None:
-    """Refuse a schedule that does not exist.
-
-    Raises:
-        ConfigurationError: the name is unknown.
-    """
-    if name not in SCHEDULES:
-        raise ConfigurationError.unknown("pipeline.schedule", name, SCHEDULES)
+_SINGLE_STAGE = {"GPipe": "ScheduleGPipe", "1F1B": "Schedule1F1B"}
+"""Schedules with one stage a rank, as classes of torch.distributed.pipelining. All others are carried
+out action by action by its runtime."""
 
 
 class Pipeline(Protocol):
@@ -92,18 +82,22 @@ class LocalPipeline:
 
 
 class TorchPipeline:
-    """A schedule of torch.distributed.pipelining over this rank's stage."""
+    """A schedule of torch.distributed.pipelining over this rank's stages."""
 
-    def __init__(self, schedule: Any, *, first: bool, last: bool, microbatches: int) -> None:
-        self._schedule, self._first, self._last = schedule, first, last
+    def __init__(self, schedule: Any, stages: list[Any], microbatches: int) -> None:
+        self._schedule, self._stages = schedule, stages
+        self._first = any(stage.is_first for stage in stages)
+        self._last = any(stage.is_last for stage in stages)
         self._microbatches = microbatches
 
     def prepare(self, batch: Batch) -> None:
         """Let torch infer the shapes now, so that a reshape's pause counts it and the first step does not."""
         inputs, targets = (tensor.chunk(self._microbatches)[0] for tensor in batch)
         arguments = (inputs,) if self._first else ()
-        self._schedule._stage.has_backward = True
-        self._schedule._initialize_stage(arguments, {}, targets if self._last else None)
+        for stage in self._stages:
+            stage.has_backward = True
+        initialize = getattr(self._schedule, "_initialize_stages", None) or self._schedule._initialize_stage
+        initialize(arguments, {}, targets if self._last else None)
 
     def run(self, batch: Batch) -> float | None:
         """See :class:`Pipeline`."""
@@ -122,12 +116,19 @@ def _metered_stage_class() -> Any:
 
         meter: Meter
         last_layer: int
+        weight_shares: dict[int, float]
+        stack: LayerStack
 
         @contextlib.contextmanager
         def _metered(self, microbatch: int, into: list[float], layer: int | None) -> Iterator[None]:
             self.meter.begin(microbatch, into, layer)
             yield
             self.meter.end()
+
+        def _whole_backward(self) -> bool:
+            # Torch's split backward starts from the stage's input: above frozen layers that has no gradient.
+            frozen = any(not parameter.requires_grad for parameter in self.stack.parameters())
+            return frozen or not (self.is_first or self.stack.input_learns)
 
         def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             with self._metered(fwd_chunk_id, self.meter.forward, None):
@@ -136,8 +137,22 @@ def _metered_stage_class() -> Any:
         def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if not self.has_backward:
                 return
+            if self._whole_backward():
+                kwargs["full_backward"] = True
             with self._metered(bwd_chunk_id, self.meter.backward, self.last_layer):
                 super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+        def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            if self._whole_backward():
+                return
+            # One call for the weights of all layers: told apart by their sizes.
+            before = self.meter.backward[self.last_layer]
+            with self._metered(bwd_chunk_id, self.meter.backward, self.last_layer):
+                super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            seconds = self.meter.backward[self.last_layer] - before
+            self.meter.backward[self.last_layer] = before
+            for layer, share in self.weight_shares.items():
+                self.meter.backward[layer] += share * seconds
 
         def _to_tensor(self, arg: Any) -> torch.Tensor:
             # Torch infers shapes from uninitialised memory; layers that look at their data need sane one.
@@ -176,25 +191,44 @@ def build_pipeline(
     """The pipeline of one rank; every rank must build it at the same step.
 
     Raises:
-        ConfigurationError: the schedule is unknown.
+        ConfigurationError: the counts do not suit the schedule.
     """
-    check_schedule(schedule)
-    held = [layers[index] for index in layers.indices()]
-    stack = LayerStack(held, meter, seed, device)
-    stack.train()
     if world_size == 1:
+        stack = LayerStack([layers[index] for index in layers.indices()], meter, seed, device)
+        stack.train()
         return LocalPipeline(stack, meter, loss, microbatches)
     preload()
-    from torch.distributed import pipelining
+    mine = []
+    for number, stage in enumerate(stages):
+        if stage.rank == rank:
+            held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
+            stack = LayerStack(held, meter, seed, device)
+            stack.train()
+            made = _stage_class(stack, number, len(stages), device)
+            made.meter, made.last_layer = meter, stack.indices[-1]
+            made.weight_shares = _weight_shares(held)
+            made.stack = stack
+            mine.append(made)
+    metered = _MeteredLoss(loss, meter, stages[-1].end_layer - 1)
+    if schedule in _SINGLE_STAGE:
+        from torch.distributed import pipelining
 
-    number = next(index for index, stage in enumerate(stages) if stage.rank == rank)
-    stage = _stage_class(stack, number, len(stages), device)
-    stage.meter, stage.last_layer = meter, stack.indices[-1]
-    metered = _MeteredLoss(loss, meter, stack.indices[-1])
-    built = getattr(pipelining, SCHEDULES[schedule])(stage, n_microbatches=microbatches, loss_fn=metered)
-    return TorchPipeline(built, first=number == 0, last=number == len(stages) - 1, microbatches=microbatches)
+        single = getattr(pipelining, _SINGLE_STAGE[schedule])
+        built = single(mine[0], n_microbatches=microbatches, loss_fn=metered)
+    else:
+        from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+        built = _PipelineScheduleRuntime(mine, n_microbatches=microbatches, loss_fn=metered)
+        plan = schedule_of(schedule, ranks=world_size, microbatches=microbatches)
+        built._prepare_schedule_with_comms(
+            {rank: [_Action.from_str(str(action)) for action in row] for rank, row in enumerate(plan.actions)}
+        )
+    return TorchPipeline(built, mine, microbatches)
 
 
-def trainable(module: nn.Module) -> bool:
-    """Whether any parameter of the module learns."""
-    return any(parameter.requires_grad for parameter in module.parameters())
+def _weight_shares(held: list[Layer]) -> dict[int, float]:
+    sizes = {
+        layer.index: sum(p.numel() for p in layer.module.parameters() if p.requires_grad) for layer in held
+    }
+    total = sum(sizes.values())
+    return {index: size / total for index, size in sizes.items()} if total else {}

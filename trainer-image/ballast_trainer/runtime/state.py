@@ -11,6 +11,7 @@ from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.layout import placement_of
 from ballast_trainer.runtime.process_group import World
 from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
 from ballast_trainer.runtime.stages import Pipeline, build_pipeline
@@ -68,6 +69,11 @@ class Training:
         size = self.config.pipeline.global_batch_size
         inputs, targets = self.model.batch(self.config.training.seed, self.step, size)
         return inputs.to(self.device), targets.to(self.device)
+
+    def placement(self, ranks: int) -> tuple[int, ...]:
+        """The rank of each stage, were there ``ranks`` ranks."""
+        pipeline = self.config.pipeline
+        return placement_of(pipeline.schedule, ranks=ranks, microbatches=pipeline.microbatches)
 
     def rank_loads(self, costs: LayerCosts) -> list[float]:
         """Seconds per step of each rank under the partition in force."""
