@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import time
 import uuid
@@ -69,16 +70,23 @@ class Operator:
         self._allocator: Allocator | None = None
         self._stop = asyncio.Event()
 
+    def _take_signals(self) -> None:
+        """SIGTERM and SIGINT end this operator gracefully."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
     def stop(self) -> None:
         """End gracefully: finish what is under way, give the lease back."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Run until :meth:`stop`.
+        """Run until :meth:`stop`, SIGTERM or SIGINT; call it in the main thread.
 
         Raises:
             NotLeader: the lease was lost; the process should end and start anew.
         """
+        self._take_signals()
         identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         limit = self._settings.api.request_seconds
         async with (
@@ -154,25 +162,25 @@ class Operator:
         try:
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
-                # Ending, kopf cancels what it finds running; that is no failure of the part.
-                if not (task.cancelled() and self._stop.is_set()):
-                    task.result()
+                task.result()
         finally:
             self._stop.set()
-            for task in [*tasks[:-1], stopped]:
+            for task in [*tasks, stopped]:
                 task.cancel()
             await asyncio.gather(*tasks, stopped, return_exceptions=True)
 
     async def _watch(self, cluster: Cluster) -> None:
         namespace = self._options.namespace
-        await kopf.operator(
+        older = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=watch_registry(self._caches, cluster),
             settings=watch_settings(request_seconds=self._settings.api.request_seconds),
             clusterwide=not namespace,
             namespaces=[namespace] if namespace else [],
             standalone=True,
-            stop_flag=self._stop,
         )
+        self._take_signals()  # kopf has just taken them
+        await kopf.run_tasks(tasks, ignored=older)
 
     async def _unless_stopped(self, wait: Coroutine[Any, Any, None]) -> bool:
         task = asyncio.create_task(wait)

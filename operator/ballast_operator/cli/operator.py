@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -79,8 +78,4 @@ def operator(
 async def _run(options: "Options", settings: "Settings") -> None:
     from ballast_operator.app import Operator
 
-    operator = Operator(options, settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, operator.stop)
-    await operator.run()
+    await Operator(options, settings).run()

@@ -49,6 +49,7 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     settings.networking.connect_timeout = request_seconds
     settings.networking.enforce_retry_after = True
     settings.scanning.disabled = True
+    settings.queueing.exit_timeout = 0.2  # handlers only fill caches: nothing is lost
     settings.process.ultimate_exiting_timeout = 30
     settings.persistence.finalizer = "ballast.dev/not-used"
     for kind, selector in SELECTORS.items():

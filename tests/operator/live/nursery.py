@@ -59,9 +59,7 @@ def live(order: dict[str, Any]) -> None:
     )
 
     async def run() -> None:
-        operator = Operator(options, SETTINGS)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, operator.stop)
-        await operator.run()
+        await Operator(options, SETTINGS).run()
 
     asyncio.run(run())
     os._exit(0)

@@ -91,7 +91,7 @@ class Simulation:
         """A fresh process: nothing is remembered."""
         self.cluster = FakeCluster(self.world)
         self.caches = Caches()
-        self.observer = Observer(self.caches, clock=lambda: (self.now - START).total_seconds())
+        self.observer = Observer(self.caches, clock=self._seconds)
         self.metrics = Metrics()
         self.reconciler = Reconciler(
             self.cluster,
@@ -111,6 +111,9 @@ class Simulation:
             enqueue=_ignore,
             clock=lambda: self.now,
         )
+
+    def _seconds(self) -> float:
+        return (self.now - START).total_seconds()
 
     async def tick(self, *, seconds: float = 1.0, operator: bool = True) -> None:
         """Time passes; machines and the operator do what they do in it."""

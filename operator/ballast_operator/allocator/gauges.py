@@ -1,0 +1,29 @@
+"""The allocator's figures for Prometheus."""
+
+from collections.abc import Sequence
+
+from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.metrics import Metrics
+from ballast_operator.views.job import JobView
+
+
+def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView]) -> None:
+    """GPUs by pool, and the effective throughput of the running jobs."""
+    metrics.gpus_capacity.clear()
+    metrics.gpus_allocated.clear()
+    types = {node.pool: node.gpu_type for node in snapshot.nodes}
+    for pool, gpu_type in types.items():
+        total = sum(node.gpus for node in snapshot.nodes if node.pool == pool)
+        metrics.gpus_capacity.labels(pool, gpu_type).set(total)
+        taken = sum(
+            len(view.status.held.slots)
+            for view in jobs
+            if view.status.held is not None and view.status.held.pool == pool
+        )
+        metrics.gpus_allocated.labels(pool, gpu_type).set(taken)
+    effective = 0.0
+    for job in snapshot.problem.jobs:
+        placement, fastest = snapshot.running.get(job.name), max(job.throughput.values(), default=0.0)
+        if placement is not None and fastest > 0:
+            effective += job.throughput.get(placement.gpu_type, 0.0) / fastest
+    metrics.effective_throughput.set(effective)
