@@ -24,10 +24,11 @@ from ballast_trainer.runtime.layout import check_schedule, placement_of
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
 from ballast_trainer.runtime.reshape import announce_ready
-from ballast_trainer.runtime.session import Outcome, Session
+from ballast_trainer.runtime.session import Session
 from ballast_trainer.runtime.stages import preload
 from ballast_trainer.runtime.state import Training
 from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.runtime.voice import Outcome
 
 PEER_TIMEOUT_SECONDS = 120.0
 """How long a collective waits for another rank; the heartbeat sees a hung rank long before."""

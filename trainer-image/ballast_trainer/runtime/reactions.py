@@ -1,0 +1,184 @@
+"""What the ranks do between steps: follow a new plan, rebalance, offer a repack.
+
+All of it is collective: every rank calls the same function after the same step.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
+from ballast_policies.planning import RebalanceDecision
+
+from ballast_trainer.runtime.decide import (
+    initial_stages,
+    rebalance_decision,
+    repack_proposal,
+    usable_stages,
+)
+from ballast_trainer.runtime.heartbeat import Heartbeat
+from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.migrate import MigrationFailed
+from ballast_trainer.runtime.progress import stages_as_json
+from ballast_trainer.runtime.reshape import grow, move_layers, newcomers_ready, shrink
+from ballast_trainer.runtime.state import Training
+from ballast_trainer.runtime.voice import Outcome, Voice
+
+logger = logging.getLogger(__name__)
+
+
+class Reactions:
+    """Changes of shape, decided by the plan or by rank 0."""
+
+    def __init__(
+        self,
+        training: Training,
+        voice: Voice,
+        *,
+        heartbeat: Heartbeat | None,
+        save: Callable[[], str],
+        peer_timeout_seconds: float,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            training: the job.
+            voice: says what happens.
+            heartbeat: watches the other ranks.
+            save: writes a checkpoint, and says in words whether there is one.
+            peer_timeout_seconds: how long to wait for other ranks.
+        """
+        self._training = training
+        self._voice = voice
+        self._heartbeat = heartbeat
+        self._save = save
+        self._timeout = peer_timeout_seconds
+        self._proposal: Proposal | None = None
+        self._refused_epoch = 0
+
+    def watch_peers(self) -> None:
+        """Watch the ranks of the world that stands."""
+        if self._heartbeat is not None:
+            self._heartbeat.watch(self._training.world.pods)
+
+    def newest_epoch(self) -> int:
+        """The newest plan's epoch, on rank 0; a plan that grows counts once its new ranks are there."""
+        if self._voice.liaison is None:
+            return 0
+        plan, world = self._voice.liaison.plan(), self._training.world
+        if plan.directive is Directive.GROW and not newcomers_ready(world, plan):
+            return self._training.plan.epoch
+        return plan.epoch
+
+    def follow_plan(self, epoch: int) -> Outcome | None:
+        """Do what the plan of ``epoch`` wants, if it is new; the outcome where this rank's part ends."""
+        training, liaison = self._training, self._voice.liaison
+        if epoch <= max(training.plan.epoch, self._refused_epoch):
+            return None
+        plan: Plan = training.world.from_rank_0(liaison.plan() if liaison is not None else None)
+        self._proposal = None
+        old, new = set(training.world.pods), {rank.pod for rank in plan.ranks}
+        stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != training.plan.launch
+        if stop or not (new <= old or new > old):
+            saved = self._save()
+            self._voice.acknowledge_stop(plan.epoch)
+            return self._voice.ended(ExitReason.STOPPED, f"plan {plan.epoch} says stop; {saved}")
+        if self._heartbeat is not None:
+            # Ranks come and go until the new world stands.
+            self._heartbeat.watch(())
+        outcome = None
+        try:
+            if old == new:
+                self._same_ranks(plan)
+            else:
+                outcome = self._other_ranks(plan, old, new)
+        except MigrationFailed as error:
+            self._refused_epoch = plan.epoch
+            logger.warning("plan %d is not followed: %s", plan.epoch, error)
+        if outcome is None:
+            self.watch_peers()
+        return outcome
+
+    def _same_ranks(self, plan: Plan) -> None:
+        training = self._training
+        placement = training.placement(training.world.size)
+        asked = usable_stages(plan.stages, placement, training.model.layer_count)
+        pause_ms = None
+        if asked is not None and asked != training.stages:
+            reshaped = move_layers(training, asked)
+            self._voice.migrated(reshaped)
+            pause_ms = reshaped.pause_ms
+        training.plan = plan
+        training.world = dataclasses.replace(training.world, epoch=plan.epoch)
+        self._voice.acknowledge(pause_ms=pause_ms)
+
+    def _other_ranks(self, plan: Plan, old: set[str], new: set[str]) -> Outcome | None:
+        training = self._training
+        placement = training.placement(len(plan.ranks))
+        stages: tuple[Stage, ...] = training.world.from_rank_0(
+            usable_stages(plan.stages, placement, training.model.layer_count)
+            or initial_stages(training.profile.costs(), placement, training.model.layer_count)
+        )
+        before = training.world.size
+        released = [pod for pod in training.world.pods if pod not in new]
+        change = shrink if new < old else grow
+        reshaped = change(training, plan, stages, self._timeout)
+        if reshaped.released:
+            return self._voice.ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
+        self._voice.progress.reshaped()
+        self._voice.migrated(reshaped)
+        self._voice.event(
+            "repack" if new < old else "grow",
+            epoch=plan.epoch,
+            ranks_before=before,
+            ranks_after=training.world.size,
+            released=released,
+            pause_ms=reshaped.pause_ms,
+            stages=stages_as_json(stages),
+        )
+        self._voice.acknowledge(pause_ms=reshaped.pause_ms)
+        return None
+
+    def rebalance(self) -> None:
+        """Move layers between the ranks, if rank 0 finds that it pays."""
+        training, progress = self._training, self._voice.progress
+        if training.world.size == 1:
+            return
+        decided = None
+        if self._voice.liaison is not None:
+            decided = rebalance_decision(training, move_seconds=progress.move_seconds)
+            if decided is not None:
+                logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
+        decision: RebalanceDecision | None = training.world.from_rank_0(decided)
+        if decision is None or not decision.rebalance:
+            return
+        stages = stages_over(decision.partition, training.placement(training.world.size))
+        before = progress.imbalance()
+        try:
+            reshaped = move_layers(training, stages)
+        except MigrationFailed as error:
+            logger.warning("rebalance at step %d failed: %s", training.step, error)
+            return
+        progress.rebalanced(before, reshaped.pause_ms)
+        self._voice.migrated(reshaped)
+        self._voice.event(
+            "rebalance",
+            imbalance_before=before,
+            imbalance_after=progress.imbalance(),
+            step_seconds_before=decision.step_seconds_before,
+            step_seconds_after=decision.step_seconds_after,
+            pause_ms=reshaped.pause_ms,
+            stages=stages_as_json(stages),
+        )
+        self._voice.report(now=True)
+        training.profile.forget()
+
+    def propose_repack(self) -> None:
+        """Offer ranks, if rank 0 finds that fewer keep the job's speed."""
+        if self._voice.liaison is None:
+            return
+        reference = self._voice.progress.reference_step_seconds
+        proposal = repack_proposal(self._training, reference_step_seconds=reference)
+        if proposal is not None:
+            self._voice.propose(proposal, again=self._proposal is not None)
+            self._proposal = proposal

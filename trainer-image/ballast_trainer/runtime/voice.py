@@ -1,0 +1,91 @@
+"""What rank 0 says of the job: lines for people and programs, messages for the operator."""
+
+import dataclasses
+from typing import Any
+
+from ballast_policies.contract import Ack, ExitReason, Proposal
+
+from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.reporting.console import Reporter
+from ballast_trainer.runtime.progress import Progress
+from ballast_trainer.runtime.reshape import Reshaped
+from ballast_trainer.runtime.state import Training
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a rank's part ended, and after how many steps of the job."""
+
+    reason: ExitReason
+    step: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """Every rank has one; only rank 0's reaches anybody.
+
+    Attributes:
+        training: the job.
+        progress: its figures.
+        reporter: prints; silent on other ranks.
+        liaison: the thread on the channel; None on other ranks.
+    """
+
+    training: Training
+    progress: Progress
+    reporter: Reporter
+    liaison: Liaison | None
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Print an event of the step that is done."""
+        self.reporter.event(name, **{"step": self.training.step, **fields})
+
+    def report(self, *, now: bool = False) -> None:
+        """Hand the report to the channel; ``now`` does not wait for the next second."""
+        if self.liaison is not None:
+            report = self.progress.report()
+            if now:
+                self.liaison.send(report=report)
+            else:
+                self.liaison.report(report)
+
+    def acknowledge(self, *, pause_ms: float | None) -> None:
+        """Say that all ranks train under the plan in force."""
+        if self.liaison is not None:
+            ack = Ack(epoch=self.training.plan.epoch, step=self.training.step, pause_ms=pause_ms)
+            self.liaison.send(ack=ack, report=self.progress.report())
+
+    def acknowledge_stop(self, epoch: int) -> None:
+        """Say that the state is saved, as the plan of ``epoch`` wants."""
+        if self.liaison is not None:
+            step = self.training.step
+            self.liaison.send(ack=Ack(epoch=epoch, step=step, checkpoint_step=self.progress.checkpoint_step))
+
+    def propose(self, proposal: Proposal, *, again: bool) -> None:
+        """Offer ranks; printed once, sent with fresh figures as long as it stands."""
+        if self.liaison is not None:
+            self.liaison.send(proposal=proposal)
+        if not again:
+            self.event(
+                "proposal",
+                kept_pods=proposal.kept_pods,
+                released_pods=proposal.released_pods,
+                step_seconds_before=proposal.step_seconds_before,
+                step_seconds_after=proposal.step_seconds_after,
+                reason=proposal.reason,
+            )
+
+    def migrated(self, reshaped: Reshaped) -> None:
+        """Print what moved."""
+        self.event(
+            "migrate",
+            layers=[move.layer for move in reshaped.migration.moves],
+            bytes=reshaped.migration.byte_count,
+            pause_ms=reshaped.pause_ms,
+        )
+
+    def ended(self, reason: ExitReason, message: str) -> Outcome:
+        """Print the end, and return it."""
+        self.event("ended", reason=str(reason))
+        return Outcome(reason=reason, step=self.training.step, message=message)
