@@ -9,46 +9,40 @@ import time
 
 import numpy as np
 
+from ballast_policies.allocation.answer import Answer, as_allocation
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.max_min_fairness import objective
 from ballast_policies.allocation.problem import Allocation, Problem
-from ballast_policies.allocation.result import (
-    as_allocation,
-    capacity_vector,
-    normalised_rates,
-    throughput_matrix,
-)
 
 
 def greedy(problem: Problem) -> Allocation:
     """A feasible allocation by one pass over the jobs, O(jobs x types log types)."""
     started = time.perf_counter()
-    A = normalised_rates(problem, throughput_matrix(problem))
-    left = capacity_vector(problem)
-    demand = sum(job.gpus for job in problem.jobs)
+    posed = instance(problem)
+    left = posed.capacity.copy()
+    demand = posed.gpus.sum()
     # Under contention nobody takes more than the equal share of time, so that the last job gets something.
     share = min(1.0, left.sum() / demand) if demand else 1.0
-    X = np.zeros_like(A)
+    X = np.zeros_like(posed.T)
     order = sorted(
         range(len(problem.jobs)),
         key=lambda m: (-problem.jobs[m].weight / problem.jobs[m].gpus, problem.jobs[m].name),
     )
     for m in order:
         budget = share
-        for j in np.argsort(-A[m], kind="stable"):
-            if A[m, j] <= 0 or budget <= 0:
+        for j in np.argsort(-posed.T[m], kind="stable"):
+            if posed.T[m, j] <= 0 or budget <= 0:
                 break
-            fraction = min(budget, left[j] / problem.jobs[m].gpus)
+            fraction = min(budget, left[j] / posed.gpus[m])
             X[m, j] += fraction
-            left[j] -= fraction * problem.jobs[m].gpus
+            left[j] -= fraction * posed.gpus[m]
             budget -= fraction
-    runnable = (A > 0).any(axis=1)
-    levels = (A * X).sum(axis=1)
+    x = posed.feasible(X[posed.columns.first, posed.columns.kind])
     return as_allocation(
-        problem,
-        X,
+        posed,
+        Answer(x=x, solver="greedy", status="greedy"),
         policy="greedy",
-        objective=float(levels[runnable].min()) if runnable.any() else 0.0,
-        status="greedy",
+        objective=objective(posed, x),
         gap=None,
-        solver="greedy",
-        started=started,
+        seconds=time.perf_counter() - started,
     )

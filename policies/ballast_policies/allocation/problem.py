@@ -6,11 +6,25 @@ steps per second of the whole gang; times in seconds; capacity in GPUs; prices i
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
+
+ENTITY_POLICIES = ("fairness", "fifo")
+"""How an entity may divide its share among its members."""
 
 
 class ProblemError(ValueError):
     """The problem cannot be posed; the text names the field, the value and the reason."""
+
+
+def _at_least_zero(field: str, value: float) -> None:
+    if not (value >= 0 and math.isfinite(value)):
+        raise ProblemError(f"{field}: {value} must be at least 0 and finite")
+
+
+def _positive(field: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ProblemError(f"{field}: {value} must be positive and finite")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +41,9 @@ class Job:
         elapsed: seconds since it arrived.
         isolated_elapsed: seconds that the same progress would have taken on its isolated share.
         deadline: seconds from now until it should be done; None: no deadline.
+
+    Raises:
+        ProblemError: a value is impossible.
     """
 
     name: str
@@ -40,17 +57,18 @@ class Job:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise ProblemError(f"jobs[{self.name}].gpus: {self.gpus} is not a positive number of GPUs")
-        if not (self.weight > 0 and math.isfinite(self.weight)):
-            raise ProblemError(f"jobs[{self.name}].weight: {self.weight} must be positive and finite")
+        where = f"jobs[{self.name}]"
+        if self.gpus < 1 or self.gpus != int(self.gpus):
+            raise ProblemError(f"{where}.gpus: {self.gpus} is not a positive whole number of GPUs")
+        _positive(f"{where}.weight", self.weight)
         for gpu_type, rate in self.throughput.items():
-            if not (rate >= 0 and math.isfinite(rate)):
-                raise ProblemError(f"jobs[{self.name}].throughput.{gpu_type}: {rate} must be at least 0")
+            _at_least_zero(f"{where}.throughput.{gpu_type}", rate)
         for field in ("steps_remaining", "elapsed", "isolated_elapsed"):
             value = getattr(self, field)
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise ProblemError(f"jobs[{self.name}].{field}: {value} must be at least 0")
+            if value is not None:
+                _at_least_zero(f"{where}.{field}", value)
+        if self.deadline is not None and not math.isfinite(self.deadline):
+            raise ProblemError(f"{where}.deadline: {self.deadline} must be finite. To fix: leave it out")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +78,33 @@ class Pair:
     jobs: tuple[str, str]
     throughput: Mapping[str, tuple[float, float]]
 
+    def __post_init__(self) -> None:
+        where = f"pairs[{'+'.join(self.jobs)}]"
+        if self.jobs[0] == self.jobs[1]:
+            raise ProblemError(f"{where}.jobs: a job cannot share GPUs with itself")
+        for gpu_type, rates in self.throughput.items():
+            for rate in rates:
+                _at_least_zero(f"{where}.throughput.{gpu_type}", rate)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Entity:
-    """A team: its weight, and how its share is divided inside (``fairness`` or ``fifo``)."""
+    """A team: its weight, how its share is divided inside (``fairness`` or ``fifo``), its own parent team."""
 
     weight: float = 1.0
     policy: str = "fairness"
+    parent: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Jobs over GPU types.
 
+    A job's throughput may name types that are not in ``gpu_types``: they are not to be had now.
+    A job that belongs to no entity stands beside the entities, with its own weight.
+
     Raises:
-        ProblemError: names repeat, or a value is impossible.
+        ProblemError: names repeat or are unknown, or a value is impossible.
     """
 
     gpu_types: tuple[str, ...]
@@ -85,15 +115,60 @@ class Problem:
     pairs: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [job.name for job in self.jobs]
-        repeated = (
-            sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        )
-        if repeated:
-            raise ProblemError(f"jobs: the names {repeated} are used more than once")
-        for gpu_type in self.gpu_types:
-            if self.capacity.get(gpu_type, 0) < 0:
-                raise ProblemError(f"capacity.{gpu_type}: {self.capacity[gpu_type]} must be at least 0")
+        _refuse_repeated("gpu_types", self.gpu_types)
+        _refuse_repeated("jobs", [job.name for job in self.jobs])
+        for gpu_type, gpus in self.capacity.items():
+            if gpu_type not in self.gpu_types:
+                raise ProblemError(f"capacity.{gpu_type}: not one of gpu_types {list(self.gpu_types)}")
+            _at_least_zero(f"capacity.{gpu_type}", gpus)
+        for gpu_type, price in self.prices.items():
+            _at_least_zero(f"prices.{gpu_type}", price)
+        self._check_entities()
+        if self.pairs:
+            self._check_pairs()
+
+    def _check_entities(self) -> None:
+        for name, entity in self.entities.items():
+            _positive(f"entities.{name}.weight", entity.weight)
+            if entity.policy not in ENTITY_POLICIES:
+                raise ProblemError(
+                    f"entities.{name}.policy: {entity.policy!r} is not one of {', '.join(ENTITY_POLICIES)}"
+                )
+            above, seen = entity.parent, {name}
+            while above is not None:
+                if above not in self.entities:
+                    raise ProblemError(f"entities.{name}.parent: {above!r} is not one of the entities")
+                if above in seen:
+                    raise ProblemError(f"entities.{name}.parent: {entity.parent!r} leads back to {above!r}")
+                seen.add(above)
+                above = self.entities[above].parent
+        for job in self.jobs:
+            if job.entity is not None and self.entities and job.entity not in self.entities:
+                raise ProblemError(f"jobs[{job.name}].entity: {job.entity!r} is not one of the entities")
+
+    def _check_pairs(self) -> None:
+        gangs = {job.name: job.gpus for job in self.jobs}
+        seen = set()
+        for pair in self.pairs:
+            first, second = pair.jobs
+            where = f"pairs[{first}+{second}].jobs"
+            for name in pair.jobs:
+                if name not in gangs:
+                    raise ProblemError(f"{where}: {name!r} is not one of the jobs")
+            if gangs[first] != gangs[second]:
+                raise ProblemError(
+                    f"{where}: gangs of {gangs[first]} and {gangs[second]} GPUs cannot share them"
+                )
+            key = (first, second) if first < second else (second, first)
+            if key in seen:
+                raise ProblemError(f"{where}: the pair is given more than once")
+            seen.add(key)
+
+
+def _refuse_repeated(field: str, names: "tuple[str, ...] | list[str]") -> None:
+    if len(set(names)) < len(names):
+        repeated = sorted(name for name, times in Counter(names).items() if times > 1)
+        raise ProblemError(f"{field}: the names {repeated} are used more than once")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +177,18 @@ class Allocation:
 
     Attributes:
         policy: name of the policy that made it.
-        objective: value of the policy's objective, in the policy's unit.
-        allocation: job -> GPU type -> fraction of time, 0 to 1.
+        objective: value of the policy's objective, in the policy's unit, with the real throughputs.
+        allocation: job -> GPU type -> fraction of time alone on it, 0 to 1.
         pair_allocation: "a+b" -> GPU type -> fraction of time that the two share GPUs.
         throughput: job -> effective steps per second.
         levels: job -> gpus x throughput / (weight x throughput of the equal share).
-        status: ``optimal``, ``greedy``, or why it is not optimal.
+        status: ``optimal``; ``closed form`` or ``heuristic`` for policies that optimise nothing or not
+            exactly; ``greedy``: the fallback; ``gap``: the bound is not met to 1e-6.
         gap: relative gap between the objective and a proven bound; None: no bound.
         solve_seconds: wall time of the solve.
         solver: what solved it.
+        shadow_prices: GPU type -> what one GPU more would add to the objective; empty where unknown.
+        unmet_deadlines: jobs whose deadline cannot be met, by policies that keep deadlines.
     """
 
     policy: str
@@ -123,3 +201,5 @@ class Allocation:
     gap: float | None
     solve_seconds: float
     solver: str
+    shadow_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    unmet_deadlines: tuple[str, ...] = ()

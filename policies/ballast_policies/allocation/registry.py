@@ -1,13 +1,72 @@
 """The table of policies: every name that ``ClusterPolicy.spec.objective`` and ``ballast allocate`` know."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 
-from ballast_policies.allocation.max_min_fairness import max_min_fairness
-from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+import numpy as np
 
-POLICIES: dict[str, Callable[[Problem], Allocation]] = {
-    "max-min-fairness": max_min_fairness,
+from ballast_policies.allocation import (
+    allox,
+    fifo,
+    finish_time_fairness,
+    gandiva,
+    hierarchical,
+    isolated,
+    makespan,
+    max_min_fairness,
+    max_throughput,
+    max_throughput_per_dollar,
+    min_cost,
+    min_cost_slo,
+    proportional,
+    shortest_job_first,
+    strategy_proof,
+    water_filling,
+)
+from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
+from ballast_policies.allocation.instance import Instance, instance
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.type_blind import spread, type_blind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy: how it divides the GPUs, and the value of its objective at any shares.
+
+    Attributes:
+        solve: instance -> answer.
+        objective: (instance, x) -> value, in the unit that the policy's file states.
+        always_shares: it lives by sharing GPUs, asked to or not.
+        never_shares: sharing is not defined for it; pairs are left out.
+        spreads: its baseline divides each job's time over the types as the cluster is made up
+            (``type_blind``); the others' serve whole jobs, each on whatever type.
+    """
+
+    solve: Callable[[Instance], Answer]
+    objective: Callable[[Instance, np.ndarray], float]
+    always_shares: bool = False
+    never_shares: bool = False
+    spreads: bool = False
+
+
+POLICIES: dict[str, Policy] = {
+    "max-min-fairness": Policy(max_min_fairness.solve, max_min_fairness.objective, spreads=True),
+    "water-filling": Policy(water_filling.solve, water_filling.objective, spreads=True),
+    "hierarchical": Policy(hierarchical.solve, hierarchical.objective, spreads=True),
+    "finish-time-fairness": Policy(finish_time_fairness.solve, finish_time_fairness.objective, spreads=True),
+    "makespan": Policy(makespan.solve, makespan.objective, spreads=True),
+    "fifo": Policy(fifo.solve, fifo.objective),
+    "shortest-job-first": Policy(shortest_job_first.solve, shortest_job_first.objective),
+    "max-throughput": Policy(max_throughput.solve, max_throughput.objective),
+    "max-throughput-per-dollar": Policy(max_throughput_per_dollar.solve, max_throughput_per_dollar.objective),
+    "min-cost": Policy(min_cost.solve, min_cost.objective, never_shares=True),
+    "min-cost-slo": Policy(min_cost_slo.solve, min_cost_slo.objective, never_shares=True),
+    "allox": Policy(allox.solve, allox.objective, never_shares=True),
+    "gandiva": Policy(gandiva.solve, gandiva.objective, always_shares=True),
+    "isolated": Policy(isolated.solve, isolated.objective, never_shares=True),
+    "proportional": Policy(proportional.solve, proportional.objective, never_shares=True),
+    "strategy-proof": Policy(strategy_proof.solve, strategy_proof.objective, never_shares=True),
 }
 
 POLICY_NAMES: tuple[str, ...] = tuple(POLICIES)
@@ -21,48 +80,34 @@ def allocate(
     Args:
         policy: one of :data:`POLICY_NAMES`.
         problem: jobs over GPU types.
-        agnostic: take all GPU types for equally fast (the type-blind baseline); throughput and
-            levels of the answer are still those of the real types.
-        space_sharing: let the pairs of the problem share GPUs.
+        agnostic: the type-blind baseline: the policy takes every GPU that a job may use for as fast as
+            the job's fastest one. The answer's throughput, levels and objective are the real ones,
+            its gap is that of the blind optimum.
+        space_sharing: let the pairs of the problem share GPUs, where the policy defines it.
 
     Raises:
-        ProblemError: the policy is unknown, or cannot do what is asked.
+        ProblemError: the policy is unknown, or the problem lacks what it needs.
+        SolverError: the solver failed.
     """
     if policy not in POLICIES:
         raise ProblemError(f"policy: {policy!r} is not one of {', '.join(POLICY_NAMES)}")
-    if space_sharing:
-        raise ProblemError(f"policy: {policy} does not share GPUs between jobs")
-    if not agnostic:
-        return POLICIES[policy](problem)
-    return priced_by_real_types(problem, POLICIES[policy](type_blind(problem)))
-
-
-def type_blind(problem: Problem) -> Problem:
-    """The same problem as seen by a scheduler for which every GPU that a job may use is the same."""
-    jobs = tuple(
-        dataclasses.replace(job, throughput={g: 1.0 for g, rate in job.throughput.items() if rate > 0})
-        for job in problem.jobs
+    started = time.perf_counter()
+    chosen = POLICIES[policy]
+    real = instance(
+        problem, space_sharing=(space_sharing or chosen.always_shares) and not chosen.never_shares
     )
-    return dataclasses.replace(problem, jobs=jobs)
-
-
-def priced_by_real_types(problem: Problem, allocation: Allocation) -> Allocation:
-    """The same fractions with the throughput and the levels that the real types give."""
-    import time
-
-    import numpy as np
-
-    from ballast_policies.allocation.result import as_allocation
-
-    X = np.array([[allocation.allocation[job.name][g] for g in problem.gpu_types] for job in problem.jobs])
-    real = as_allocation(
-        problem,
-        X,
-        policy=allocation.policy,
-        objective=allocation.objective,
-        status=allocation.status,
-        gap=allocation.gap,
-        solver=allocation.solver,
-        started=time.perf_counter(),
+    seen = type_blind(real) if agnostic else real
+    answer = chosen.solve(seen)
+    if agnostic and chosen.spreads:
+        answer = dataclasses.replace(answer, x=spread(seen, answer.x))
+    objective, gap = answer.objective, answer.gap
+    if gap is None and answer.bound is not None:
+        gap = relative_gap(chosen.objective(seen, answer.x), answer.bound)
+    return as_allocation(
+        real,
+        answer,
+        policy=policy,
+        objective=chosen.objective(real, answer.x) if objective is None else objective,
+        gap=gap,
+        seconds=time.perf_counter() - started,
     )
-    return dataclasses.replace(real, solve_seconds=allocation.solve_seconds)

@@ -15,10 +15,12 @@ def problem(T, capacity, gpus=None, weights=None):
     return Problem(
         gpu_types=types,
         capacity=dict(zip(types, capacity, strict=True)),
+        prices=dict.fromkeys(types, 1.0),
         jobs=tuple(
             Job(
                 name=f"job-{m}",
                 throughput=dict(zip(types, row, strict=True)),
+                steps_remaining=100.0 * (m + 1),
                 gpus=1 if gpus is None else gpus[m],
                 weight=1.0 if weights is None else weights[m],
             )

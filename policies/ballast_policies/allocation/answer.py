@@ -1,0 +1,94 @@
+"""What a policy answers, and how an answer becomes an Allocation."""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.problem import Allocation
+
+CERTIFIED_GAP = 1e-6
+"""Relative gap up to which an answer with a bound is called optimal."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """A policy's answer on one instance.
+
+    Attributes:
+        x: (columns,) shares of time.
+        solver: what computed it.
+        bound: proven bound on the objective (above for a maximum, below for a minimum); None: none.
+        gap: relative gap, where it is not the one between the objective and ``bound``.
+        objective: value of the objective, where it is not a function of x alone.
+        status: as in Allocation; a bound that is not met turns ``optimal`` into ``gap``.
+        shadow_prices: (k,) objective per GPU more; None: unknown.
+        unmet_deadlines: names of jobs whose deadline cannot be met.
+    """
+
+    x: np.ndarray
+    solver: str
+    bound: float | None = None
+    gap: float | None = None
+    objective: float | None = None
+    status: str = "optimal"
+    shadow_prices: np.ndarray | None = None
+    unmet_deadlines: tuple[str, ...] = ()
+
+
+def nothing(problem: Instance) -> Answer:
+    """The answer where no job can run."""
+    return Answer(x=np.zeros(len(problem.columns)), solver="none", bound=0.0)
+
+
+def relative_gap(objective: float, bound: float | None) -> float | None:
+    """|bound - objective| / |bound|; None without a bound."""
+    if bound is None:
+        return None
+    if objective == bound:
+        return 0.0
+    return float(abs(bound - objective) / max(abs(bound), 1e-12))
+
+
+def as_allocation(
+    problem: Instance,
+    answer: Answer,
+    *,
+    policy: str,
+    objective: float,
+    gap: float | None,
+    seconds: float,
+) -> Allocation:
+    """The answer in the words of the problem; ``problem`` has the real throughputs."""
+    types, jobs, columns = problem.problem.gpu_types, problem.problem.jobs, problem.columns
+    X = np.zeros((len(jobs), len(types)))
+    alone = columns.second < 0
+    X[columns.first[alone], columns.kind[alone]] = answer.x[alone]
+    pairs: dict[str, dict[str, float]] = {}
+    for c in np.flatnonzero(~alone & (answer.x > 0)):
+        name = "+".join(problem.problem.pairs[columns.pair[c]].jobs)
+        pairs.setdefault(name, {})[types[columns.kind[c]]] = float(answer.x[c])
+    speed = problem.throughput(answer.x)
+    names = [job.name for job in jobs]
+    status = answer.status
+    if status == "optimal" and gap is not None and gap > CERTIFIED_GAP:
+        status = "gap"
+    shadow = (
+        {} if answer.shadow_prices is None else dict(zip(types, answer.shadow_prices.tolist(), strict=True))
+    )
+    return Allocation(
+        policy=policy,
+        objective=float(objective),
+        allocation={
+            name: dict(zip(types, row, strict=True)) for name, row in zip(names, X.tolist(), strict=True)
+        },
+        pair_allocation=pairs,
+        throughput=dict(zip(names, speed.tolist(), strict=True)),
+        levels=dict(zip(names, problem.levels(speed).tolist(), strict=True)),
+        status=status,
+        gap=gap,
+        solve_seconds=seconds,
+        solver=answer.solver,
+        shadow_prices=shadow,
+        unmet_deadlines=answer.unmet_deadlines,
+    )

@@ -1,0 +1,104 @@
+"""The furthest point of a path of demands: what all fairness policies come down to.
+
+A path gives the throughput demanded of each job, d(s), growing with s in every component.  Max-min
+fairness, makespan, finish-time fairness and each stage of water filling all ask for
+
+    maximise s   subject to   throughput_m(x) >= d_m(s) for every job m,   x feasible (5.1)-(5.3).
+
+A linear path is one LP (``raise_demands``).  Others are solved from above by cuts: at a trial point s'
+the LP "raise all demands from d(start) towards d(s')" has multipliers lambda with
+lambda . throughput(x) <= B for every feasible x, so s is no larger than the root of
+lambda . d(s) = B.  Each root is a proven bound and the next trial point, and they close in as
+Newton's method does.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+from scipy.optimize import brentq
+
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.raising import Raised, raise_demands
+
+TOLERANCE = 1e-9
+"""Relative: how close bound and value must come, and what a demand may be missed by."""
+
+
+class DemandPath(Protocol):
+    """Demands d(s) for s from a feasible start to ``end``, growing with s."""
+
+    @property
+    def end(self) -> float:
+        """Where to stop: no demand grows beyond it, or some job could not meet it alone. Finite."""
+        ...
+
+    def demand(self, s: float) -> np.ndarray:
+        """(n,) steps/s demanded of each job at ``s``."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Furthest:
+    """The furthest point of a path.
+
+    Attributes:
+        s: how far ``raised.x`` reaches.
+        bound: proven upper bound on s.
+        raised: the last LP; its x are the shares, its multipliers say who is bottlenecked.
+    """
+
+    s: float
+    bound: float
+    raised: Raised
+
+
+def furthest(problem: Instance, path: DemandPath, *, start: float = 0.0) -> Furthest:
+    """The furthest point of ``path``, whose point ``start`` must be feasible.
+
+    Raises:
+        SolverError: the start is not feasible, or the solver failed.
+    """
+    lowest = path.demand(start)
+    trial, bound = path.end, path.end
+    while True:
+        slope = np.maximum(path.demand(trial) - lowest, 0.0)
+        raised = raise_demands(problem, base=lowest * (1 - TOLERANCE), slope=slope)
+        root = _root(path, raised.level_duals, raised.cut, start, trial)
+        bound = min(bound, root)
+        s = reached(path, problem.throughput(raised.x), start, bound)
+        close = bound - s <= 10 * TOLERANCE * max(abs(bound), abs(bound - start))
+        # A root that does not move any more is all that floating point can give.
+        if close or root >= trial * (1 - 1e-13):
+            return Furthest(s=s, bound=bound, raised=raised)
+        trial = root
+
+
+def reached(path: DemandPath, throughput: np.ndarray, low: float, high: float) -> float:
+    """The largest s between ``low`` and ``high`` whose demands are met, to a relative 1e-9."""
+    enough = throughput * (1 + 2 * TOLERANCE)
+    if (path.demand(high) <= enough).all():
+        return high
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            break
+        if (path.demand(middle) <= enough).all():
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _root(path: DemandPath, level_duals: np.ndarray, cut: float, start: float, end: float) -> float:
+    """Where lambda . d(s) = cut between start and end; the end where it is not reached before."""
+
+    def excess(s: float) -> float:
+        return float(level_duals @ path.demand(s)) - cut
+
+    if excess(end) <= 0:
+        return end
+    if excess(start) >= 0:
+        return start
+    root: float = brentq(excess, start, end, xtol=1e-15 * max(abs(end), 1e-300), rtol=1e-14)
+    return root

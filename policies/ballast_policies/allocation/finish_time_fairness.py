@@ -1,0 +1,84 @@
+"""Finish-time fairness, Themis's rho (dissertation section 5.4.2).
+
+    minimise_X  max_m  rho_m,   rho_m = (t_m + num_steps_m / throughput(m, X))
+                                        / (t_m_isolated + num_steps_m / throughput(m, X_isolated))
+
+t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated as in ``isolated``.  Not an LP: rho <= r
+asks for throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the denominator, which grows as r
+falls.  So it is the furthest point of a path of demands with s = 1/r, found exactly by cuts, each an
+LP (``demand_path``).  Weights do not enter.  Jobs that can run nowhere do not count.  Ties as in
+``leftovers``.  Unit: 1.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.demand_path import furthest
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.isolated import isolated_shares
+from ballast_policies.allocation.leftovers import hand_out
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Path:
+    """d_m(s) = num_steps_m s / (D_m - t_m s) for the jobs with steps left; s = 1 / rho."""
+
+    steps: np.ndarray
+    elapsed: np.ndarray
+    isolated: np.ndarray
+    full: np.ndarray
+
+    @property
+    def end(self) -> float:
+        """The s at which the first job would have to run at full speed for all of its time."""
+        busy = self.steps > 0
+        ends = self.isolated[busy] / (self.elapsed[busy] + self.steps[busy] / self.full[busy])
+        return float(ends.min())
+
+    def demand(self, s: float) -> np.ndarray:
+        left = self.isolated - self.elapsed * s
+        busy = self.steps > 0
+        demand: np.ndarray = np.divide(self.steps * s, left, out=np.zeros_like(left), where=busy)
+        return demand
+
+
+def _path(problem: Instance) -> _Path:
+    jobs = problem.problem.jobs
+    steps = np.where(problem.runnable, problem.steps(), 0.0)
+    elapsed = np.array([job.elapsed for job in jobs], dtype=float)
+    alone = (problem.T * isolated_shares(problem)).sum(axis=1)
+    isolated = np.array([job.isolated_elapsed for job in jobs], dtype=float)
+    isolated += np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
+    return _Path(steps=steps, elapsed=elapsed, isolated=isolated, full=problem.top)
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that minimise the largest rho.
+
+    Raises:
+        ProblemError: a job's ``steps_remaining`` is missing.
+    """
+    path = _path(problem)
+    if not (path.steps > 0).any():
+        return nothing(problem)
+    found = furthest(problem, path)
+    return Answer(
+        x=hand_out(problem, found.raised.x, path.demand(found.s)),
+        solver=found.raised.solver,
+        bound=1.0 / found.bound,
+    )
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """The largest rho of the jobs with steps left; 0 without any."""
+    path = _path(problem)
+    busy = path.steps > 0
+    if not busy.any():
+        return 0.0
+    speed = problem.throughput(x)[busy]
+    if not (speed > 0).all():
+        return float("inf")
+    rho = (path.elapsed[busy] + path.steps[busy] / speed) / path.isolated[busy]
+    return float(rho.max())

@@ -1,0 +1,34 @@
+"""Hierarchical policies: teams with weights, fairness or FIFO inside, several levels (section 5.4.3).
+
+    maximise_X  min_{m: w_m^job > 0}  (1 / w_m^job) (gpus_m throughput(m, X) / throughput(m, X_equal) - t_m)
+
+stage by stage as in ``filling``, with t_m the value of the stage before, throughputs never falling, and
+w^job made from the teams' weights and policies among the jobs that can still rise (``entities``): a
+team's weight is shared by its rising jobs in proportion to their own (fairness), or all goes to the
+first (fifo). Jobs without an entity stand beside the entities. Objective: the least volume per weight
+that a member of the root has, volume being the sum of its jobs' levels (without their weights).
+"""
+
+import numpy as np
+
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.entities import tree
+from ballast_policies.allocation.filling import fill
+from ballast_policies.allocation.instance import Instance
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that fill teams and jobs in turn."""
+    return fill(problem, tree(problem)).answer
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """The least volume per weight of the members of the root that have a job that can run."""
+    volume = problem.level_scale * problem.throughput(x)
+    runs = problem.runnable
+    root = tree(problem)
+    values = [volume[m] / w for m, w in zip(root.jobs, root.job_weights, strict=True) if runs[m]]
+    for team, weight in zip(root.teams, root.team_weights, strict=True):
+        if team.room(runs.astype(float)) > 0:
+            values.append(team.room(volume) / weight)
+    return float(min(values, default=0.0))

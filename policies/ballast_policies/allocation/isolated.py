@@ -1,0 +1,35 @@
+"""Isolated shares (dissertation section 5.4.1): everybody gets 1/n of every type, and keeps it.
+
+    X_mj = capacity_j / (n gpus_m), scaled down to sum_j X_mj <= 1; 0 where job m cannot run on type j.
+
+The baseline of sharing incentive and of finish-time fairness; nothing is optimised.
+Objective: the least level, as in max-min fairness.
+"""
+
+import numpy as np
+
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.max_min_fairness import objective
+
+__all__ = ["isolated_shares", "objective", "solve"]
+
+
+def isolated_shares(problem: Instance) -> np.ndarray:
+    """X_isolated (n, k), before types that a job cannot use are taken out."""
+    n = max(1, len(problem.gpus))
+    X = problem.capacity[None, :] / (n * problem.gpus[:, None])
+    shares: np.ndarray = X / np.maximum(1.0, X.sum(axis=1, keepdims=True))
+    return shares
+
+
+def solve(problem: Instance) -> Answer:
+    """The isolated shares."""
+    return on_own_columns(problem, isolated_shares(problem))
+
+
+def on_own_columns(problem: Instance, X: np.ndarray) -> Answer:
+    """Shares X (n, k) as an answer, each job alone, only where it can run."""
+    columns = problem.columns
+    x = np.where(columns.second < 0, X[columns.first, columns.kind], 0.0)
+    return Answer(x=problem.feasible(x), solver="closed form", status="closed form")

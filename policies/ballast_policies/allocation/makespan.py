@@ -1,0 +1,44 @@
+"""Minimise makespan (dissertation section 5.4.2).
+
+    minimise_X  max_m  num_steps_m / throughput(m, X)
+
+as one exact LP: maximise t with throughput(m, X) >= num_steps_m t; the makespan is 1 / t, in seconds.
+(No bisection, so no slack and no smallest makespan.)  Weights do not enter.  Jobs that can run
+nowhere, and jobs with no steps left, do not count.  Ties as in ``leftovers``.
+"""
+
+import numpy as np
+
+from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.leftovers import hand_out
+from ballast_policies.allocation.raising import raise_demands
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that finish the last job soonest.
+
+    Raises:
+        ProblemError: a job's ``steps_remaining`` is missing.
+    """
+    slope = np.where(problem.runnable, problem.steps(), 0.0)
+    if not (slope > 0).any():
+        return nothing(problem)
+    raised = raise_demands(problem, base=np.zeros(len(slope)), slope=slope)
+    return Answer(
+        x=hand_out(problem, raised.x, slope * raised.t),
+        solver=raised.solver,
+        bound=1.0 / raised.bound,
+        # d(1/t)/dC = -(1/t^2) dt/dC: seconds saved by one GPU more.
+        shadow_prices=raised.shadow_prices / raised.t**2,
+    )
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """Seconds until the last job ends; 0 with nothing to do."""
+    steps = np.where(problem.runnable, problem.steps(), 0.0)
+    busy = steps > 0
+    if not busy.any():
+        return 0.0
+    speed = problem.throughput(x)[busy]
+    return float((steps[busy] / speed).max()) if (speed > 0).all() else float("inf")

@@ -1,0 +1,26 @@
+"""Maximise total throughput (dissertation sections 5.3.1 and 6.4.1).
+
+    maximise_X  sum_m throughput(m, X)      within time and capacity (5.1)-(5.3).
+
+Not normalised: jobs with short steps win.  Weights do not enter.  Unit: steps per second.
+"""
+
+import numpy as np
+
+from ballast_policies.allocation import linear
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.instance import Instance
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that maximise the sum of all throughputs."""
+    columns = problem.columns
+    solution = linear.maximise(problem, value=columns.rate_first + columns.rate_second)
+    return Answer(
+        x=solution.x, solver=linear.SOLVER, bound=solution.bound, shadow_prices=solution.shadow_prices
+    )
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """Steps per second of all jobs together."""
+    return float(problem.throughput(x).sum())

@@ -1,0 +1,40 @@
+"""Throughput per dollar, linear form (Gavel's reading of dissertation section 6.4.2).
+
+    maximise_X  sum_m sum_j  T_mj / (gpus_m c_j)  X_mj     within time and capacity (5.1)-(5.3)
+
+c_j is the price of one GPU of type j, and a gang pays for all of its GPUs.  A pair counts the steps of
+both and pays once.  Not normalised: jobs with short steps win.  Unit: (steps/s) / (USD/h).
+"""
+
+import numpy as np
+
+from ballast_policies.allocation import linear
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.problem import ProblemError
+
+
+def _value(problem: Instance) -> np.ndarray:
+    columns, prices = problem.columns, problem.prices()
+    for gpu_type, price in problem.problem.prices.items():
+        if price == 0:
+            raise ProblemError(f"prices.{gpu_type}: 0, and steps per dollar need a positive price")
+    value: np.ndarray = (columns.rate_first + columns.rate_second) / (columns.gpus * prices[columns.kind])
+    return value
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that maximise the sum of throughputs per dollar.
+
+    Raises:
+        ProblemError: a price is missing or 0.
+    """
+    solution = linear.maximise(problem, value=_value(problem))
+    return Answer(
+        x=solution.x, solver=linear.SOLVER, bound=solution.bound, shadow_prices=solution.shadow_prices
+    )
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """Sum of steps/s per USD/h."""
+    return float(_value(problem) @ x)

@@ -1,0 +1,115 @@
+"""Minimise cost subject to SLOs (dissertation section 6.4.3).
+
+For the jobs S that have a deadline, an LP:
+
+    minimise_X  sum_{m in S} deadline_m sum_j gpus_m c_j X_mj
+    subject to  throughput(m, X) >= num_steps_m / deadline_m      for m in S
+                time and capacity (5.1)-(5.3)
+
+that is, the USD to finish them just in time (slower is never dearer per step, so nobody is faster than
+it must be). Then the other jobs share, as in ``min_cost``, the GPUs that are left.
+
+Deadlines that cannot be met are named, and only they are given up: those that are past, or out of
+reach on the fastest type, at once; of those that the cluster cannot keep together, taken in order of
+deadline, each that does not fit with the ones kept before. Their jobs go on without a deadline.
+Objective: USD to finish all remaining steps, as in ``min_cost``.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation import linear
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.min_cost import objective, on_cheapest_types
+from ballast_policies.allocation.problem import ProblemError
+
+__all__ = ["objective", "solve"]
+
+WITHIN_REACH = 1e-9
+"""Relative slack with which a deadline counts as within reach."""
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that keep the deadlines at the least cost, then share the rest where it is cheapest.
+
+    Raises:
+        ProblemError: a price is missing, or a job has a deadline but no ``steps_remaining``.
+    """
+    deadlines, demand, lost = _demands(problem)
+    cost = problem.columns.gpus * problem.prices()[problem.columns.kind] / 3600.0
+    value = -cost * deadlines[problem.columns.first]
+    kept, solution = _keep_what_fits(problem, demand, deadlines, value)
+    late = lost | ((demand > 0) & ~kept)
+    left = np.maximum(problem.capacity - problem.gpus_used(solution.x), 0.0)
+    rest = dataclasses.replace(problem, capacity=left)
+    x = solution.x + on_cheapest_types(rest, allowed=~kept)
+    spent = -float(value @ solution.x)
+    return Answer(
+        x=problem.feasible(x),
+        solver=linear.SOLVER,
+        gap=max(0.0, (spent + solution.bound) / spent) if spent > 0 else 0.0,
+        unmet_deadlines=tuple(problem.problem.jobs[m].name for m in np.flatnonzero(late)),
+    )
+
+
+def _demands(problem: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(n,) each: deadline in seconds (0: none), steps/s that keep it, whether it is lost already."""
+    n = len(problem.gpus)
+    deadlines, demand, lost = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
+    fastest = problem.fastest
+    for m, job in enumerate(problem.problem.jobs):
+        if job.deadline is None:
+            continue
+        if job.steps_remaining is None:
+            raise ProblemError(f"jobs[{job.name}].steps_remaining: missing, and its deadline needs it")
+        if job.steps_remaining == 0:
+            continue
+        if job.deadline <= 0 or job.steps_remaining / job.deadline > fastest[m] * (1 + WITHIN_REACH):
+            lost[m] = True
+            continue
+        deadlines[m] = job.deadline
+        demand[m] = min(job.steps_remaining / job.deadline, fastest[m])
+    return deadlines, demand, lost
+
+
+def _keep_what_fits(
+    problem: Instance, demand: np.ndarray, deadlines: np.ndarray, value: np.ndarray
+) -> tuple[np.ndarray, linear.LinearSolution]:
+    """The jobs whose deadlines are kept, and the LP's solution for them.
+
+    The longest run of deadlines that fits is found by bisection; the next one does not fit and is left
+    out; and so on: about log2(n) LPs for each deadline that is left out.
+    """
+
+    def attempt(some: np.ndarray) -> linear.LinearSolution | None:
+        try:
+            return linear.maximise(problem, value=value * some[problem.columns.first], base=demand * some)
+        except linear.InfeasibleError:
+            return None
+
+    waiting = np.flatnonzero(demand > 0)
+    waiting = waiting[np.argsort(deadlines[waiting], kind="stable")]
+    kept = np.zeros(len(demand), dtype=bool)
+    everything = kept.copy()
+    everything[waiting] = True
+    solution = attempt(everything)
+    if solution is not None:
+        return everything, solution
+    while len(waiting):
+        fits, too_many = 0, len(waiting) + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            some = kept.copy()
+            some[waiting[:middle]] = True
+            if attempt(some) is None:
+                too_many = middle
+            else:
+                fits = middle
+        kept[waiting[:fits]] = True
+        waiting = waiting[fits + 1 :]
+    solution = attempt(kept)
+    if solution is None:
+        raise linear.SolverError("deadlines that fit one by one do not fit together")
+    return kept, solution

@@ -1,0 +1,51 @@
+"""Shortest job first (dissertation section 5.4.2).
+
+    minimise_X  min_m  num_steps_m / throughput(m, X)
+
+The minimum is reached by giving the job with the least num_steps_m / throughput(m, X_fastest) all of its
+time on its fastest type, and says nothing about the others.  Ties: among those shares, the others
+are served as by FIFO with the jobs in order of that length (equal ones in order of arrival).
+Unit: seconds.
+"""
+
+import numpy as np
+
+from ballast_policies.allocation import linear
+from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.fifo import value_in_order
+from ballast_policies.allocation.instance import Instance
+
+
+def _lengths(problem: Instance) -> np.ndarray:
+    """(n,) seconds to the end at full speed; infinite where the job cannot run or has nothing to do."""
+    steps, top = problem.steps(), problem.top
+    lengths = np.full(len(steps), np.inf)
+    np.divide(steps, top, out=lengths, where=(top > 0) & (steps > 0))
+    return lengths
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that finish the shortest job soonest, then serve the others in order of length.
+
+    Raises:
+        ProblemError: a job's ``steps_remaining`` is missing.
+    """
+    lengths = _lengths(problem)
+    if not np.isfinite(lengths).any():
+        return nothing(problem)
+    arrival = problem.arrival_order()
+    order = arrival[np.argsort(lengths[arrival], kind="stable")]
+    floor = np.zeros(len(lengths))
+    floor[order[0]] = problem.top[order[0]] * (1 - 1e-9)
+    solution = linear.maximise(problem, value=value_in_order(problem, order), base=floor)
+    return Answer(x=solution.x, solver=linear.SOLVER, bound=float(lengths[order[0]]))
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """Seconds until the first job ends; 0 with nothing to do."""
+    lengths = _lengths(problem)
+    busy = np.isfinite(lengths)
+    if not busy.any():
+        return 0.0
+    speed, steps = problem.throughput(x)[busy], problem.steps()[busy]
+    return float(np.divide(steps, speed, out=np.full(len(steps), np.inf), where=speed > 0).min())

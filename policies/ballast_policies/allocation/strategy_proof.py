@@ -1,0 +1,69 @@
+"""Strategy-proof shares: proportional fairness, of which everybody gives up a little.
+
+The partial allocation mechanism (Cole, Gkatzelis, Goel: Mechanism design for fair division, EC 2013), the
+form of the variant that the dissertation leaves to future work (section 5.4.4). First
+
+    X* = argmax_X  sum_m w_m log throughput(m, X)      within time and capacity (5.1)-(5.3);
+
+then job m keeps the part f_m of its row of X*:
+
+    f_m = prod_{i != m} ( throughput(i, X*) / throughput(i, X*_{-m}) )^(w_i / w_m),
+
+X*_{-m} being the optimum when m is not there: m pays for the speed it takes from the others. What m ends
+up with is then prod_i throughput(i, X)^(w_i/w_m) over a constant that its own report does not enter, and X*
+is what maximises that if it reports its throughputs truly. (The proof needs that throughput scales
+with a row, and that the limits do not depend on what is reported; so pairs are left out, and
+gpus_m and w_m are taken as known.) Without weights everybody keeps at least 1/e of X*.
+
+n + 1 convex programs for n jobs, by Clarabel. The gap is that of X*: for a concave objective, the
+optimum is no further away than the best linear step (an LP bound), relative to sum_m w_m.
+Objective: the weighted geometric mean of the levels (gpus x throughput / throughput of the equal share).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation import linear
+from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.nash import nash_shares
+
+
+def solve(problem: Instance) -> Answer:
+    """Proportionally fair shares, each row scaled by what its job leaves to the others.
+
+    Raises:
+        SolverError: a convex program was not solved.
+    """
+    runs = np.flatnonzero(problem.runnable)
+    if not len(runs):
+        return nothing(problem)
+    columns, weights = problem.columns, problem.weights
+    x = nash_shares(problem)
+    speed = problem.throughput(x)
+    kept = np.ones(len(weights))
+    for m in runs if len(runs) > 1 else ():
+        without = dataclasses.replace(problem, columns=columns.take(columns.first != m))
+        theirs = without.throughput(nash_shares(without))
+        others = runs[runs != m]
+        loss = weights[others] @ np.log(speed[others] / theirs[others])
+        kept[m] = min(1.0, float(np.exp(loss / weights[m])))
+    step = (weights[columns.first] * columns.rate_first) / speed[columns.first]
+    best_step = linear.maximise(problem, value=step).bound
+    total = weights[runs].sum()
+    return Answer(
+        x=x * kept[columns.first],
+        solver="Clarabel",
+        gap=max(0.0, float(best_step - total)) / float(total),
+    )
+
+
+def objective(problem: Instance, x: np.ndarray) -> float:
+    """Weighted geometric mean of the levels; 0 where a job that could run gets nothing."""
+    runs = problem.runnable
+    levels = (problem.level_scale * problem.throughput(x))[runs]
+    if not len(levels) or not (levels > 0).all():
+        return 0.0
+    weights = problem.weights[runs]
+    return float(np.exp(weights @ np.log(levels) / weights.sum()))

@@ -1,0 +1,76 @@
+"""What a scheduler sees and does for which every GPU that a job may use is the same: the agnostic baselines.
+
+It takes each type for as fast as the job's fastest one (so no type need have a special name). Then
+only a job's total time matters to it, and which types make it up is a tie in all of its objectives.
+The rule for that tie is what "blind" means: time is spread over the types as the cluster is made up,
+as far as capacities and the types a job cannot use allow.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.instance import Instance
+
+FITTING_ROUNDS = 200
+
+
+def type_blind(real: Instance) -> Instance:
+    """The instance as the blind scheduler sees it; columns stay in place.
+
+    Pairs keep what sharing does to each of the two on that type, relative to running alone.
+    """
+    fastest, columns = real.fastest, real.columns
+    T = np.where(real.T > 0, fastest[:, None], 0.0)
+    total = real.capacity.sum()
+
+    def blind(rate: np.ndarray, job: np.ndarray) -> np.ndarray:
+        alone = real.T[job, columns.kind]
+        return np.divide(rate, alone, out=np.zeros_like(rate), where=alone > 0) * fastest[job]
+
+    return dataclasses.replace(
+        real,
+        T=T,
+        equal=T @ (real.capacity / total) if total > 0 else np.zeros(len(T)),
+        columns=dataclasses.replace(
+            columns,
+            rate_first=blind(columns.rate_first, columns.first),
+            rate_second=blind(columns.rate_second, columns.second),
+        ),
+    )
+
+
+def spread(problem: Instance, x: np.ndarray) -> np.ndarray:
+    """``x`` with each job's time alone spread over its types in proportion to their GPUs, where that fits.
+
+    Iterative proportional fitting to each job's time and each type's limit; what the last round leaves
+    unfitted is mended by mixing with ``x``, which fits. Time alone per job and all pairs stay as they are.
+    """
+    columns, capacity = problem.columns, problem.capacity
+    alone = columns.second < 0
+    time = np.zeros(len(problem.gpus))
+    np.add.at(time, columns.first[alone], x[alone])
+    shared = np.where(alone, 0.0, x)
+    limit = np.maximum(capacity - problem.gpus_used(shared), 0.0)
+    X = np.where(problem.T > 0, capacity, 0.0)
+    total = X.sum(axis=1, keepdims=True)
+    X = np.divide(X, total, out=np.zeros_like(X), where=total > 0) * time[:, None]
+    for _ in range(FITTING_ROUNDS):
+        used = problem.gpus @ X
+        if (used <= limit * (1 + 1e-12)).all():
+            break
+        X = X * np.minimum(1.0, np.divide(limit, used, out=np.ones_like(used), where=used > 0))
+        kept = X.sum(axis=1)
+        X = X * np.divide(time, kept, out=np.zeros_like(time), where=kept > 0)[:, None]
+    even = np.where(alone, X[columns.first, columns.kind], 0.0) + shared
+    return mix(problem, even, x)
+
+
+def mix(problem: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndarray:
+    """As much of ``wanted`` as the capacities bear, the rest from ``feasible``."""
+    over, held = problem.gpus_used(wanted), problem.gpus_used(feasible)
+    excess = over - problem.capacity
+    tight = excess > 0
+    part = ((problem.capacity - held)[tight] / (over - held)[tight]).min() if tight.any() else 1.0
+    part = float(np.clip(part, 0.0, 1.0))
+    return problem.feasible(part * wanted + (1 - part) * feasible)

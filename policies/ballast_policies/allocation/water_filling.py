@@ -1,0 +1,23 @@
+"""Water filling, one level: max-min fairness to the end (dissertation section 5.4.3).
+
+The lexicographic maximum of the levels l_m = gpus_m throughput(m, X) / (w_m throughput(m, X_equal)): the
+least is as large as can be (as in ``max_min_fairness``), then the next least, and so on. Stage by
+stage (see ``filling``):
+
+    maximise_X  min_{m not frozen}  (l_m(X) - l_m(previous))  subject to  l_m(X) >= l_m(previous) for all m.
+
+The result is Pareto efficient: nobody can get more unless another gets less. Objective: the least level.
+"""
+
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.entities import flat
+from ballast_policies.allocation.filling import fill
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.max_min_fairness import objective
+
+__all__ = ["objective", "solve"]
+
+
+def solve(problem: Instance) -> Answer:
+    """Shares that fill all levels in turn."""
+    return fill(problem, flat(problem)).answer
