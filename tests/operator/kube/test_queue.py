@@ -1,0 +1,78 @@
+"""The queue of keys: once each, one worker each, later if asked."""
+
+import asyncio
+
+from ballast_operator.kube.queue import KeyQueue
+
+
+class Clock:
+    """Time that is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_key_added_twice_is_taken_once():
+    """Level-triggered: what matters is that someone looks, not how often it was said."""
+    queue: KeyQueue[str] = KeyQueue(Clock())
+    queue.add("a")
+    queue.add("a")
+    assert await queue.take() == "a"
+    assert len(queue) == 0
+
+
+async def test_a_key_added_while_in_work_is_taken_again_only_afterwards():
+    """No two passes over one job at a time, and no change unseen."""
+    queue: KeyQueue[str] = KeyQueue(Clock())
+    queue.add("a")
+    await queue.take()
+    queue.add("a")
+    queue.add("b")
+    assert await queue.take() == "b"
+    queue.done("a")
+    assert await queue.take() == "a"
+
+
+async def test_the_earlier_of_two_times_counts():
+    """A plan to look in an hour does not delay a change now."""
+    clock = Clock()
+    queue: KeyQueue[str] = KeyQueue(clock)
+    queue.add("a", 3600.0)
+    queue.add("b", 10.0)
+    queue.add("a", 5.0)
+    clock.now = 6.0
+    assert await queue.take() == "a"
+    clock.now = 11.0
+    assert await queue.take() == "b"
+    assert len(queue) == 0
+
+
+async def test_workers_share_the_keys_and_never_meet_on_one():
+    """Many adds from everywhere: each key ends with a pass that began after its last add."""
+    loop = asyncio.get_running_loop()
+    queue: KeyQueue[int] = KeyQueue(loop.time)
+    busy: set[int] = set()
+    passes: dict[int, int] = {}
+
+    async def work(key: int) -> None:
+        assert key not in busy
+        busy.add(key)
+        await asyncio.sleep(0)
+        passes[key] = passes.get(key, 0) + 1
+        busy.discard(key)
+
+    workers = [asyncio.create_task(queue.work(work)) for _ in range(4)]
+    for turn in range(50):
+        for key in range(5):
+            queue.add(key)
+        await asyncio.sleep(0) if turn % 3 else None
+    async with asyncio.timeout(10):
+        while len(queue) or busy:  # noqa: ASYNC110 - lets the workers run, one turn at a time
+            await asyncio.sleep(0)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    assert set(passes) == set(range(5))

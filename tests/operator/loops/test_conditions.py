@@ -1,0 +1,170 @@
+"""What cannot work is said in a condition, with what to change; the operator goes on."""
+
+import pytest
+from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.kube.kinds import JOB, NODE, POLICY
+
+from tests.operator.loops.machines import node
+from tests.operator.loops.simulation import NAMESPACE, Simulation, policy
+
+
+def cluster(**policy_spec) -> Simulation:
+    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy_spec)
+
+
+def policy_condition(simulation: Simulation, kind: str, name: str = "default") -> dict:
+    item = simulation.world.get(POLICY, "", name)
+    return next(c for c in item["status"]["conditions"] if c["type"] == kind)
+
+
+JOB_CASES = {
+    "a GPU type that no pool has": {
+        "job": {"gpuTypes": ["h100"]},
+        "want_reason": JobReason.NO_MATCHING_GPU_TYPE,
+        "want_words": "gpuTypes allows h100; the node pools have fast, slow",
+    },
+    "more stages than any pool has GPUs": {
+        "job": {"stages": (4, 4)},
+        "want_reason": JobReason.EXCEEDS_CAPACITY,
+        "want_words": "needs 4 GPUs of one pool; the pools that it may use have: fast 2, slow 2",
+    },
+    "more stages than layers, from before the rule": {
+        "job": {"stages": (3, 4), "model": {"name": "gpt", "layers": 2}},
+        "want_reason": JobReason.MISCONFIGURED,
+        "want_words": "maxStages is above model.layers",
+    },
+    "a field of a newer release": {
+        "job": {"quantumStages": 3},
+        "want_reason": JobReason.MISCONFIGURED,
+        "want_words": "spec.quantumStages: there is no such field",
+    },
+    "suspended from the start": {
+        "job": {"suspend": True},
+        "want_reason": JobReason.SUSPENDED,
+        "want_words": "spec.suspend is set",
+    },
+}
+
+
+@pytest.mark.parametrize("case", JOB_CASES.values(), ids=JOB_CASES.keys())
+async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
+    """Admitted is False with a stable reason and numbers; a good job beside it is launched."""
+    simulation = cluster()
+    simulation.add_job("bad", **case["job"])
+    simulation.add_job("good")
+    await simulation.until(lambda: simulation.state("good") == "Succeeded")
+    admitted = simulation.status("bad").condition("Admitted")
+    assert not admitted.status
+    assert admitted.reason == case["want_reason"]
+    assert case["want_words"] in admitted.message
+    assert simulation.pods("bad") == []
+
+
+async def test_a_job_waits_for_capacity_with_numbers():
+    """A wait has another word than a refusal."""
+    simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=600)
+    simulation.add_job("one", stages=(1, 1), totalSteps=1000, trainer={"total": 1000})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.add_job("two", stages=(1, 1))
+    await simulation.tick()
+    admitted = simulation.status("two").condition("Admitted")
+    assert admitted.reason == JobReason.WAITING_FOR_CAPACITY
+    assert "0 of 1 fast free" in admitted.message
+
+
+async def test_overlapping_pools_stop_new_launches_and_leave_running_jobs_alone():
+    """The message names node and pools; the policy is not in force; nobody is stopped for it."""
+    simulation = cluster()
+    simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    twice = policy("fast", "slow")
+    twice["spec"]["nodePools"].append({"name": "all", "nodeSelector": {"zone": "z"}, "gpuType": "fast"})
+    simulation.world.put(POLICY, twice)
+    item = node("c", "slow", 2)
+    item["metadata"]["labels"]["zone"] = "z"
+    simulation.world.put(NODE, item)
+    simulation.add_job("two")
+    await simulation.tick()
+    valid, ready = policy_condition(simulation, "Valid"), policy_condition(simulation, "Ready")
+    assert (valid["status"], valid["reason"]) == ("False", PolicyReason.OVERLAPPING_POOLS)
+    assert "node c matches pools slow and all" in valid["message"]
+    assert (ready["status"], ready["reason"]) == ("False", PolicyReason.NOT_VALID)
+    assert simulation.status("two").condition("Admitted").reason == JobReason.WAITING_FOR_POLICY
+    assert simulation.state("one") == "Running"
+
+
+async def test_without_a_policy_jobs_say_what_is_missing():
+    """The wait names its way out."""
+    simulation = cluster()
+    simulation.world.drop(POLICY, "", "default")
+    simulation.add_job("one")
+    await simulation.tick()
+    admitted = simulation.status("one").condition("Admitted")
+    assert admitted.reason == JobReason.WAITING_FOR_POLICY
+    assert "To fix: create one" in admitted.message
+
+
+async def test_the_older_of_two_policies_is_in_force():
+    """There is one at a time; the other says which."""
+    simulation = cluster()
+    second = policy("fast")
+    second["metadata"] = {"name": "second", "creationTimestamp": "2026-06-01T00:00:00Z"}
+    simulation.world.put(POLICY, second)
+    await simulation.tick()
+    ready = policy_condition(simulation, "Ready", "second")
+    assert (ready["status"], ready["reason"]) == ("False", PolicyReason.ANOTHER_POLICY_IN_FORCE)
+    assert "default" in ready["message"]
+    assert policy_condition(simulation, "Ready")["reason"] == PolicyReason.IN_FORCE
+
+
+async def test_a_dry_run_says_what_it_would_do_and_does_nothing():
+    """status.proposed has the placement; no pod is made."""
+    simulation = cluster(dryRun=True)
+    simulation.add_job("one")
+    for _ in range(3):
+        await simulation.tick()
+    assert simulation.pods("one") == []
+    admitted = simulation.status("one").condition("Admitted")
+    assert admitted.reason == JobReason.DRY_RUN
+    assert "would get 2 x" in admitted.message
+    (proposed,) = simulation.world.get(POLICY, "", "default")["status"]["proposed"]
+    assert proposed["job"] == f"{NAMESPACE}/one"
+    assert proposed["gpus"] == 2
+
+
+async def test_a_pool_without_nodes_and_one_without_gpus_are_warnings():
+    """Valid stays True: nodes may come; the message names the pool."""
+    simulation = Simulation(nodes={"a": ("fast", 2)})
+    more = policy("fast", "later")
+    simulation.world.put(POLICY, more)
+    await simulation.tick()
+    valid = policy_condition(simulation, "Valid")
+    assert (valid["status"], valid["reason"]) == ("True", PolicyReason.NO_SUCH_NODES)
+    assert "later" in valid["message"]
+    simulation.world.put(NODE, node("c", "later", 0))
+    await simulation.tick()
+    assert policy_condition(simulation, "Valid")["reason"] == PolicyReason.NO_GPUS
+
+
+async def test_an_idle_operator_writes_nothing():
+    """Bounded use of the API server: with nothing new, ten rounds cost no write."""
+    simulation = cluster()
+    simulation.add_job("waits", gpuTypes=["h100"])
+    simulation.add_job("done")
+    await simulation.until(lambda: simulation.state("done") == "Succeeded")
+    await simulation.tick()
+    before = simulation.world.writes
+    for _ in range(10):
+        await simulation.tick(seconds=60.0)
+    assert simulation.world.writes == before, simulation.world.log[before:]
+
+
+async def test_a_job_deleted_under_way_is_forgotten_and_its_gpus_serve_the_next():
+    """Deletion is the garbage collector's work; the allocator sees the GPUs come free."""
+    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
+    simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.add_job("two")
+    simulation.world.drop(JOB, NAMESPACE, "one")
+    del simulation.trainers["one"]
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")

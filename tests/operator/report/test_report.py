@@ -1,0 +1,75 @@
+"""What ``ballast explain`` and ``ballast top`` make of objects."""
+
+import json
+
+from ballast_operator.cli.explain import as_text
+from ballast_operator.report.explanation import explanation
+from ballast_operator.report.overview import overview
+
+
+def condition(kind: str, status: str, reason: str, message: str) -> dict:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def job(**status) -> dict:
+    metadata = {"name": "one", "namespace": "team", "uid": "u"}
+    return {"metadata": metadata, "spec": {"totalSteps": 100}, "status": status}
+
+
+def test_a_waiting_job_is_explained_by_its_refusal():
+    """The answer is the condition's sentence, the reason its stable word."""
+    waits = job(
+        state="Waiting",
+        conditions=[condition("Admitted", "False", "WaitingForCapacity", "waits for 2 GPUs: 0 of 4 free")],
+        lastDecision={"nextBest": "2 x k80: 1 steps/s"},
+    )
+    found = explanation(waits, [], [], [])
+    assert (found.reason, found.answer) == ("WaitingForCapacity", "waits for 2 GPUs: 0 of 4 free")
+    text = as_text(found)
+    assert "team/one: Waiting (WaitingForCapacity)" in text
+    assert "second   2 x k80: 1 steps/s" in text
+    assert "there is no ClusterPolicy" in text
+
+
+def test_a_job_that_starts_says_both_where_and_what_it_waits_for():
+    """Admitted, and not running yet."""
+    starts = job(
+        state="Starting",
+        conditions=[
+            condition("Admitted", "True", "Assigned", "2 x v100 of pool fast"),
+            condition("Running", "False", "PodsStarting", "1 of 2 pods run"),
+        ],
+    )
+    assert explanation(starts, [], [], []).answer == "2 x v100 of pool fast; not running yet: 1 of 2 pods run"
+
+
+def test_a_job_that_nobody_has_looked_at_says_so():
+    """Without an operator the answer names it."""
+    assert "see that ballast operator runs" in explanation(job(), [], [], []).answer
+
+
+def test_the_overview_shows_pools_and_jobs_and_is_json():
+    """The same numbers as the objects; emulated speed is marked."""
+    policy = {
+        "metadata": {"name": "p"},
+        "status": {
+            "capacity": [{"pool": "fast", "gpuType": "v100", "nodes": 2, "gpus": 4, "gpusHeld": 2}],
+            "conditions": [condition("Ready", "True", "InForce", "rounds of 360 s")],
+        },
+    }
+    runs = job(
+        state="Running",
+        allocation={"gpuType": "v100", "gpus": 2},
+        progress={"step": 7, "stepsPerSecond": 2.0, "emulatedSlowdown": 6},
+        restarts={"PodLost": 2},
+        repacks=[{}],
+        conditions=[condition("Admitted", "True", "Assigned", "...")],
+        lastDecision={"why": "its share is 57 %"},
+    )
+    seen = overview([runs], [policy])
+    (line,) = seen.jobs
+    assert (line.step, line.total_steps, line.emulated, line.restarts, line.repacks) == (7, 100, True, 2, 1)
+    assert line.why == "its share is 57 %"
+    assert json.loads(seen.to_json())["pools"] == [
+        {"pool": "fast", "gpu_type": "v100", "nodes": 2, "gpus": 4, "held": 2}
+    ]

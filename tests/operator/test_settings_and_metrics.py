@@ -1,0 +1,38 @@
+"""Settings from the environment, and metrics with bounded labels."""
+
+import pytest
+from ballast_operator.metrics import Metrics
+from ballast_operator.settings import from_environment
+
+
+def test_a_setting_is_taken_from_the_environment():
+    """BALLAST_<GROUP>_<FIELD>, in seconds; the others keep their defaults."""
+    settings = from_environment({"BALLAST_JOB_BIND_SECONDS": "30", "PATH": "/bin"})
+    assert settings.job.bind_seconds == 30.0
+    assert settings.job.heartbeat_seconds == 60.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "want_words"),
+    [
+        ("BALLAST_JOB_BIND_SECONDS", "soon", "expected seconds"),
+        ("BALLAST_JOB_BIND_SECONDS", "-1", "more than 0"),
+        ("BALLAST_JOB_BINDING_SECONDS", "3", "To fix: use one of"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_name(name, value, want_words):
+    """The message has the variable, its value and what to change."""
+    with pytest.raises(ValueError, match=name) as error:
+        from_environment({name: value})
+    assert want_words in str(error.value)
+
+
+def test_no_metric_is_labelled_by_job_pod_or_namespace():
+    """The number of series is bounded by pools, states and causes, not by jobs."""
+    labels = {
+        label
+        for metric in vars(Metrics()).values()
+        if hasattr(metric, "_labelnames")
+        for label in metric._labelnames
+    }
+    assert labels == {"state", "pool", "gpu_type", "policy", "reason", "cause", "verb", "kind"}

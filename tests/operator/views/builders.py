@@ -1,0 +1,77 @@
+"""Views to start from."""
+
+import datetime
+from typing import Any
+
+from ballast_operator.views.job import JobView
+from ballast_operator.views.pod import PodView
+from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.status import Held, JobStatus, Slot
+from ballast_policies.contract import Directive, Plan, Rank
+
+NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def a_spec(**changes: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "config": {},
+        "total_steps": 100,
+        "layers": 8,
+        "min_stages": 1,
+        "max_stages": 4,
+        "repack_enabled": True,
+        "repack_min_stages": 1,
+        "repack_max_slowdown": 0.1,
+        "gpu_types": (),
+        "throughput": {},
+        "weight": 1.0,
+        "suspend": False,
+        "backoff_limit": 3,
+        "ttl_seconds": None,
+        "checkpoint_path": "/checkpoints",
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
+    }
+    return JobSpec(**{**values, **changes})
+
+
+def a_plan(pods: tuple[str, ...], **changes: Any) -> Plan:
+    ranks = tuple(
+        Rank(rank=rank, pod=pod, address=f"127.0.1.{rank}", gpu_type="v100") for rank, pod in enumerate(pods)
+    )
+    return Plan(
+        **{"job": "job", "epoch": 1, "launch": 1, "directive": Directive.RUN, "ranks": ranks, **changes}
+    )
+
+
+def a_view(*, pods: tuple[str, ...], plan: Plan | None, spec: JobSpec, **changes: Any) -> JobView:
+    held = Held(
+        launch=1,
+        gpu_type="v100",
+        pool="v100",
+        slots=tuple(Slot(pod=pod, node="n") for pod in pods),
+        plan_id="p",
+        since=NOW,
+    )
+    views = tuple(
+        PodView(
+            name=pod,
+            uid=f"uid-{pod}",
+            launch=1,
+            rank=rank,
+            node="n",
+            phase="Running",
+            address=f"127.0.1.{rank}",
+        )
+        for rank, pod in enumerate(pods)
+    )
+    values: dict[str, Any] = {
+        "key": ("team", "job"),
+        "uid": "uid-job",
+        "generation": 1,
+        "spec": spec,
+        "status": JobStatus(held=held, launches=1),
+        "pods": views,
+        "plan": plan,
+        "plan_written": NOW,
+    }
+    return JobView(**{**values, **changes})

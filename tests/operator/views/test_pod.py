@@ -1,0 +1,74 @@
+"""Whose fault a pod's end was."""
+
+import pytest
+from ballast_operator.views.pod import read_pod
+from ballast_policies.contract import ExitReason, TerminationMessage
+
+
+def ended(code: int, *, reason: str = "Error", message: str = "", **status) -> dict:
+    state = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return {
+        "metadata": {"name": "p", "uid": "u", "labels": {"ballast.dev/launch": "2", "ballast.dev/rank": "1"}},
+        "spec": {"nodeName": "n", "containers": [{"name": "trainer"}, {"name": "sidecar"}]},
+        "status": {
+            "phase": "Failed" if code else "Succeeded",
+            "containerStatuses": [{"name": "sidecar", "state": {}}, {"name": "trainer", "state": state}],
+            **status,
+        },
+    }
+
+
+def said(reason: ExitReason) -> str:
+    return TerminationMessage(reason=reason, message="words").to_json()
+
+
+CASES = {
+    "the model raised": (ended(1, message=said(ExitReason.FAILED)), True),
+    "it says nothing": (ended(1), True),
+    "a wrong configuration": (ended(2, message=said(ExitReason.CONFIGURATION)), True),
+    "out of memory": (ended(137, reason="OOMKilled"), True),
+    "a segmentation fault": (ended(139), True),
+    "killed from outside": (ended(137), False),
+    "terminated from outside": (ended(143), False),
+    "stopped as asked": (ended(75, message=said(ExitReason.STOPPED)), False),
+    "lost a peer": (ended(76, message=said(ExitReason.PEER_LOST)), False),
+    "evicted": (ended(1, reason="Error") | {}, True),
+    "evicted, as the pod says": (
+        {**ended(1), "status": {**ended(1)["status"], "reason": "Evicted"}},
+        False,
+    ),
+    "preempted, as a condition says": (
+        ended(1, conditions=[{"type": "DisruptionTarget", "status": "True"}]),
+        False,
+    ),
+    "finished": (ended(0), False),
+}
+
+
+@pytest.mark.parametrize(("item", "want_at_fault"), CASES.values(), ids=CASES.keys())
+def test_the_end_of_a_pod_is_blamed_on_the_right_one(item, want_at_fault):
+    """User errors count toward the limit; what the cluster did to the pod does not."""
+    assert read_pod(item, node_ready=True).at_fault is want_at_fault
+
+
+def test_a_pod_is_read_by_its_labels_and_its_own_container():
+    """Launch and rank from labels; the exit code of the first container, whatever the order of statuses."""
+    pod = read_pod(ended(76), node_ready=False)
+    assert (pod.launch, pod.rank, pod.exit_code, pod.lost_peer) == (2, 1, 76, True)
+    assert not pod.alive
+    assert not pod.node_ready
+
+
+def test_a_pod_that_waits_says_for_what():
+    """The kubelet's and the scheduler's words reach the message."""
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    item = ended(0)
+    item["status"] = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": waiting}]}
+    assert read_pod(item, node_ready=True).reason == "ImagePullBackOff"
+    item["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+        ],
+    }
+    assert read_pod(item, node_ready=True).detail == "0/3 nodes"
