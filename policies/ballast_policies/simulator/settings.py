@@ -50,6 +50,7 @@ class Rules:
         end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
         account_goes_on: what was promised and received is kept, and slowly forgotten, when shares
             change; else every allocation begins a new account.
+        gavels_policies: max-min fairness stops at the least level, as in Gavel; else it hands out leftovers.
         newcomers_block: a job that has no share yet may be chosen for idle GPUs, and they idle.
     """
 
@@ -61,6 +62,7 @@ class Rules:
     whole_steps: bool
     end_with_last_job: bool
     account_goes_on: bool
+    gavels_policies: bool
     newcomers_block: bool
 
 
@@ -73,6 +75,7 @@ GAVEL_RULES = Rules(
     whole_steps=True,
     end_with_last_job=True,
     account_goes_on=False,
+    gavels_policies=True,
     newcomers_block=True,
 )
 """What Gavel's simulator does, to be compared with its published figures."""
@@ -86,6 +89,7 @@ BALLAST_RULES = Rules(
     whole_steps=False,
     end_with_last_job=False,
     account_goes_on=True,
+    gavels_policies=False,
     newcomers_block=False,
 )
 """What the operator does: every change leads to a new allocation; rounds are as ``decide_round`` decides."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
 from ballast_policies.allocation.registry import allocate
+from ballast_policies.simulator.gavel_policies import allocate_as_gavel
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import Settings
 from ballast_policies.throughput.table import JobType
@@ -43,7 +44,8 @@ class Solver:
     def solve(self, rows: np.ndarray, now: float) -> Shares:
         """Shares for the jobs ``rows`` (in order of arrival)."""
         problem = self.problem(rows, now)
-        allocation = allocate(
+        solve = allocate_as_gavel if self._settings.rules.gavels_policies else allocate
+        allocation = solve(
             self._settings.policy,
             problem,
             agnostic=self._settings.agnostic,
