@@ -72,9 +72,10 @@ def as_tables(seen: "Overview") -> "RenderableType":
         pools.add_column(column)
     for pool in seen.pools:
         pools.add_row(pool.pool, pool.gpu_type, str(pool.nodes), f"{pool.held} of {pool.gpus}")
-    jobs = Table(title="Jobs (speeds marked * are emulated)", title_justify="left")
-    for column in ("job", "state", "GPUs", "step", "steps/s", "loss", "imbalance", "restarts", "cost", "why"):
-        jobs.add_column(column, overflow="fold")
+    jobs = Table(title="Jobs (speeds marked * are emulated)", title_justify="left", expand=True)
+    for column in ("job", "state", "GPUs", "step", "steps/s", "loss", "imbalance", "restarts", "cost"):
+        jobs.add_column(column, no_wrap=True)
+    jobs.add_column("why", overflow="fold")
     for job in seen.jobs:
         speed = (
             "-"

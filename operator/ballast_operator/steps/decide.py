@@ -10,6 +10,7 @@ from ballast_operator.steps.finished import tidy
 from ballast_operator.steps.gang import start_gang
 from ballast_operator.steps.outcome import Outcome, Situation, set_condition
 from ballast_operator.steps.running import run_gang
+from ballast_operator.steps.shrinking import carry_on_shrink
 from ballast_operator.steps.stopping import end, stop_gang
 from ballast_operator.steps.waiting import wait_or_launch
 from ballast_operator.views.clock import Time
@@ -63,6 +64,8 @@ def decide(
         return wait_or_launch(situation)
     if held.ending is not None:
         return stop_gang(situation)
+    if view.finished_step is not None and view.shrinking and view.acknowledged:
+        return carry_on_shrink(situation)  # it was done before the job was: release and say so first
     if view.finished_step is not None:
         done = f"{view.finished_step} of {view.spec.total_steps} steps are done and saved"
         return end(situation, Cause.COMPLETED, done)

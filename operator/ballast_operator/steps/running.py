@@ -2,7 +2,8 @@
 
 import dataclasses
 import datetime
-from typing import Any
+import math
+from typing import Any, TypeVar
 
 from ballast_policies.contract import Directive, Report
 
@@ -14,6 +15,8 @@ from ballast_operator.steps.shrinking import answer, carry_on_shrink, open_propo
 from ballast_operator.steps.stopping import end
 from ballast_operator.views.clock import show
 from ballast_operator.views.status import Cause, JobStatus
+
+N = TypeVar("N", int, float)
 
 KEPT_REBALANCES = 20
 """``status.rebalances`` holds the newest so many."""
@@ -66,19 +69,26 @@ def progress(situation: Situation, report: Report) -> dict[str, Any]:
     """``status.progress`` from a report."""
     total = situation.spec.total_steps
     values: dict[str, Any] = {
-        "step": report.step,
-        "stepsPerSecond": report.steps_per_second,
-        "loss": report.loss,
-        "imbalance": report.imbalance,
-        "bubble": report.bubble,
-        "checkpointStep": report.checkpoint_step,
-        "percent": min(100, 100 * report.step // total) if total else None,
-        "emulatedSlowdown": report.emulated,
+        "step": max(0, report.step),
+        "stepsPerSecond": _within(report.steps_per_second, 0.0, math.inf),
+        "loss": _within(report.loss, -math.inf, math.inf),
+        "imbalance": _within(report.imbalance, 0.0, math.inf),
+        "bubble": _within(report.bubble, 0.0, 1.0),
+        "checkpointStep": _within(report.checkpoint_step, 0, report.step),
+        "percent": min(100, 100 * max(0, report.step) // total) if total else None,
+        "emulatedSlowdown": _within(report.emulated, 1.0, math.inf),
     }
-    if report.steps_per_second and total > report.step:
+    if report.steps_per_second and report.steps_per_second > 1e-6 and total > report.step:
         left = datetime.timedelta(seconds=round((total - report.step) / report.steps_per_second))
         values["eta"] = show(situation.now + left)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _within(value: N | None, least: N, most: N) -> N | None:
+    """The trainer's number brought into the range that the API allows; rounding may have carried it out."""
+    if value is None or not math.isfinite(value):
+        return None
+    return max(least, min(most, value))
 
 
 def _rebalanced(situation: Situation, status: JobStatus, report: Report) -> JobStatus:
@@ -88,10 +98,10 @@ def _rebalanced(situation: Situation, status: JobStatus, report: Report) -> JobS
     launch = situation.view.launch
     entry: dict[str, Any] = {
         "launch": launch,
-        "step": report.last_rebalance_step,
-        "imbalanceBefore": report.imbalance_before,
-        "imbalanceAfter": report.imbalance_after,
-        "pauseMs": report.rebalance_pause_ms,
+        "step": max(0, report.last_rebalance_step),
+        "imbalanceBefore": _within(report.imbalance_before, 0.0, math.inf),
+        "imbalanceAfter": _within(report.imbalance_after, 0.0, math.inf),
+        "pauseMs": _within(report.rebalance_pause_ms, 0.0, math.inf),
     }
     entry = {name: value for name, value in entry.items() if value is not None}
     same = (last.get("launch"), last.get("step")) == (launch, report.last_rebalance_step)

@@ -150,12 +150,12 @@ def _entry(situation: Situation, plan: Plan, gone: tuple[str, ...]) -> dict[str,
         "time": show(situation.now),
         "releasedPods": list(gone),
         "survivors": [{"name": rank.pod, "uid": uids[rank.pod]} for rank in plan.ranks if rank.pod in uids],
-        "step": ack.step if ack is not None else 0,
+        "step": max(0, ack.step) if ack is not None else 0,
     }
     if ack is not None and ack.pause_ms is not None:
-        entry["pauseMs"] = ack.pause_ms
+        entry["pauseMs"] = max(0.0, ack.pause_ms)
     if proposal is not None and proposal.epoch == plan.epoch - 1:
-        entry["stepSecondsBefore"] = proposal.step_seconds_before
-        entry["stepSecondsAfter"] = proposal.step_seconds_after
-        entry["reason"] = proposal.reason
+        entry["stepSecondsBefore"] = max(0.0, proposal.step_seconds_before)
+        entry["stepSecondsAfter"] = max(0.0, proposal.step_seconds_after)
+        entry["reason"] = proposal.reason[:1024]
     return entry

@@ -68,9 +68,9 @@ def wait_or_launch(situation: Situation) -> Outcome:
 def decided(status: JobStatus, wish: Wish) -> JobStatus:
     """The status with ``lastDecision`` taken from the wish."""
     decision = {
-        "chosen": wish.chosen,
-        "nextBest": wish.next_best,
-        "why": wish.why,
+        "chosen": wish.chosen[:1024],
+        "nextBest": wish.next_best[:1024],
+        "why": wish.why[:1024],
         "planId": wish.plan_id,
         "gpuType": wish.gpu_type,
     }

@@ -1,8 +1,18 @@
 """A job's life, from its creation to its end, over a cluster in memory."""
 
 from ballast_operator.api.conditions import JobReason
+from ballast_operator.kube.kinds import LEASE
 from ballast_operator.views.status import Cause
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    FINISHED_ANNOTATION,
+    PROPOSAL_ANNOTATION,
+    REPORT_ANNOTATION,
+    ExitCode,
+    ExitReason,
+    Report,
+    TerminationMessage,
+)
 
 from tests.operator.loops.machines import end_pod
 from tests.operator.loops.simulation import NAMESPACE, Simulation
@@ -180,6 +190,41 @@ async def test_a_shrink_without_acknowledgement_restarts_from_the_checkpoint():
     trainer.silent = False
     trainer.shrink_at = None
     await simulation.until(lambda: simulation.state("one") == "Running")
+
+
+async def test_a_shrink_and_an_end_while_no_operator_lives_are_both_told():
+    """The successor finds the job done: it releases and records the repack, then the success."""
+    simulation = Simulation(nodes={"a": ("fast", 2)})
+    simulation.add_job("one", trainer={"shrink_at": 30})
+    await simulation.until(lambda: simulation.state("one") == "Repacking")
+    for _ in range(30):
+        await simulation.tick(operator=False)
+    simulation.start_operator()
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    (repack,) = simulation.status("one").repacks
+    assert repack["releasedPods"] == ["one-1-1"]
+    assert not simulation.status("one").restarts
+
+
+async def test_a_trainer_that_talks_nonsense_harms_nobody():
+    """Unreadable and impossible messages are left out or brought into range; the job goes on to its end."""
+    simulation = small_cluster()
+    simulation.add_job("one", trainer={"pace": 5})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    report = Report(
+        epoch=1, step=-3, loss=None, steps_per_second=-1.0, imbalance=-1e-9, bubble=1.5, emulated=0.1
+    )
+    for annotations in (
+        {REPORT_ANNOTATION: report.to_json()},
+        {REPORT_ANNOTATION: "no JSON", PROPOSAL_ANNOTATION: "{}", ACK_ANNOTATION: "[]"},
+        {FINISHED_ANNOTATION: "soon"},
+    ):
+        simulation.world.patch(LEASE, NAMESPACE, "one", {"metadata": {"annotations": annotations}})
+        await simulation.tick()
+    simulation.world.patch(
+        LEASE, NAMESPACE, "one", {"metadata": {"annotations": {FINISHED_ANNOTATION: None}}}
+    )
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
 
 
 async def test_a_finished_job_is_deleted_after_its_time_to_live():
