@@ -211,19 +211,17 @@ async def test_a_trainer_that_talks_nonsense_harms_nobody():
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.state("one") == "Running")
-    report = Report(
-        epoch=1, step=-3, loss=None, steps_per_second=-1.0, imbalance=-1e-9, bubble=1.5, emulated=0.1
-    )
+    odd = Report(epoch=1, step=-3, loss=0.5, steps_per_second=-1.0, imbalance=-1e-9, bubble=1.5, emulated=0.1)
     for annotations in (
-        {REPORT_ANNOTATION: report.to_json()},
+        {REPORT_ANNOTATION: odd.to_json()},
+        {REPORT_ANNOTATION: odd.to_json().replace("0.5", "NaN")},
         {REPORT_ANNOTATION: "no JSON", PROPOSAL_ANNOTATION: "{}", ACK_ANNOTATION: "[]"},
         {FINISHED_ANNOTATION: "soon"},
     ):
         simulation.world.patch(LEASE, NAMESPACE, "one", {"metadata": {"annotations": annotations}})
         await simulation.tick()
-    simulation.world.patch(
-        LEASE, NAMESPACE, "one", {"metadata": {"annotations": {FINISHED_ANNOTATION: None}}}
-    )
+    cleaned = {"metadata": {"annotations": {FINISHED_ANNOTATION: None}}}
+    simulation.world.patch(LEASE, NAMESPACE, "one", cleaned)
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
 
 
