@@ -14,7 +14,8 @@ from ballast_policies.allocation.answer import Answer, as_allocation, nothing, r
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.raising import raise_demands
-from ballast_policies.allocation.registry import allocate, type_blind
+from ballast_policies.allocation.registry import allocate
+from ballast_policies.allocation.type_blind import type_blind
 
 
 def allocate_as_gavel(policy: str, problem: Problem, *, agnostic: bool, space_sharing: bool) -> Allocation:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
-from ballast_policies.allocation.registry import allocate
+from ballast_policies.allocation.registry import POLICIES, allocate
 from ballast_policies.simulator.gavel_policies import allocate_as_gavel
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import Settings
@@ -39,6 +39,8 @@ class Solver:
         self._settings = settings
         self._capacity = {t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)}
         self._prices = {t: float(p) for t, p in zip(ledger.gpu_types, ledger.prices, strict=True)}
+        policy = POLICIES.get(settings.policy)
+        self._shares_gpus = settings.space_sharing or (policy is not None and policy.always_shares)
         self._pair_rates: dict[tuple[JobType, JobType], dict[str, tuple[float, float]]] = {}
 
     def solve(self, rows: np.ndarray, now: float) -> Shares:
@@ -77,7 +79,7 @@ class Solver:
             capacity=self._capacity,
             jobs=tuple(jobs),
             prices=self._prices,
-            pairs=self._pairs(rows) if self._settings.space_sharing else (),
+            pairs=self._pairs(rows) if self._shares_gpus else (),
         )
 
     def shared_rates(self, first: int, second: int, column: int) -> tuple[float, float]:

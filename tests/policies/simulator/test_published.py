@@ -65,3 +65,9 @@ def test_the_operators_rules_and_leftovers_are_better_than_gavels(aware):
     ours = run("max_min_fairness", "max-min-fairness", rules=BALLAST_RULES)
     assert ours.average_completion_time < 0.95 * aware.average_completion_time
     assert ours.finish_time_fairness_max < 1.3
+
+
+def test_static_trace_takes_about_20_9_hours_by_gandiva():
+    """Pairs are drawn at random, so within 6 %; and worse than the makespan policy's 17.5 h."""
+    result = run("minimize_makespan", "gandiva")
+    assert result.makespan / HOUR == pytest.approx(20.93, rel=0.06)

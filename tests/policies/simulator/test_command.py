@@ -1,0 +1,136 @@
+"""``ballast simulate`` as a user calls it."""
+
+import json
+
+import pytest
+from ballast_operator.cli.simulate import simulate
+from click.testing import CliRunner
+
+SMALL = ("--policy", "max-min-fairness", "--trace", "small_test", "--cluster", "v100=2,p100=2")
+
+
+def call(*arguments):
+    return CliRunner().invoke(simulate, arguments, catch_exceptions=False)
+
+
+def test_json_has_every_figure_under_its_name():
+    """The keys are an interface; programs read them."""
+    done = call(*SMALL, "--output", "json")
+    assert done.exit_code == 0
+    result = json.loads(done.stdout)
+    assert set(result) == {
+        "workload",
+        "policy",
+        "agnostic",
+        "space_sharing",
+        "ideal",
+        "rules",
+        "round_seconds",
+        "cluster",
+        "jobs_measured",
+        "average_jct_hours",
+        "jct_percentiles_hours",
+        "average_jct_hours_by_weight",
+        "makespan_hours",
+        "utilisation",
+        "finish_time_fairness",
+        "cost_usd",
+        "slos",
+        "slo_violations",
+        "lease_extensions",
+        "lease_extension_fraction",
+        "rounds",
+        "solves",
+        "solve_seconds",
+        "duration_hours",
+    }
+    assert result["jobs_measured"] == 20
+    assert 0 < result["average_jct_hours"] <= result["makespan_hours"]
+    assert len(result["finish_time_fairness"]["per_job"]) == 20
+
+
+def test_a_row_for_each_job_on_request():
+    """With arrival, finish, GPUs and cost."""
+    result = json.loads(call(*SMALL, "--output", "json", "--jobs").stdout)
+    assert len(result["jobs"]) == 20
+    for row in result["jobs"]:
+        assert row["finish"] == pytest.approx(row["arrival"] + row["completion_time"])
+        assert row["cost"] > 0
+
+
+def test_text_is_a_table():
+    """For people: averages with units, and the jobs below on request."""
+    done = call(*SMALL, "--jobs")
+    assert "average completion time" in done.stdout
+    assert "utilisation" in done.stdout
+    assert "job-19" in done.stdout
+
+
+def test_the_same_seed_is_the_same_result():
+    """Another seed is another workload."""
+    arguments = ["--policy", "makespan", "--static", "10", "--cluster", "v100=8,k80=8", "--output", "json"]
+
+    def makespan(seed):
+        return json.loads(call(*arguments, "--seed", seed).stdout)["makespan_hours"]
+
+    assert makespan("3") == makespan("3")
+    assert makespan("3") != makespan("4")
+
+
+def test_generated_jobs_arrive_until_the_measured_ones_are_done():
+    """A window of an endless workload."""
+    done = call(
+        *("--policy", "max-min-fairness", "--generate", "multiple", "--rate", "1", "--measure", "10:20"),
+        *("--cluster", "v100=36,p100=36,k80=36", "--weights", "--deadlines", "--output", "json"),
+    )
+    result = json.loads(done.stdout)
+    assert result["jobs_measured"] == 10
+    assert result["slos"] == 10
+
+
+@pytest.mark.parametrize("suffix", ["png", "html"])
+def test_a_plot_is_written(tmp_path, suffix):
+    """A picture, or a page that needs nothing else."""
+    file = tmp_path / f"run.{suffix}"
+    done = call(*SMALL, "--plot", str(file))
+    assert done.exit_code == 0
+    content = file.read_bytes()
+    if suffix == "png":
+        assert content.startswith(b"\x89PNG")
+    else:
+        page = content.decode()
+        assert page.count("<rect") >= 20
+        assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--policy", "max-min"], "policy: 'max-min' is not one of max-min-fairness"),
+        (["--trace", "gone"], "trace gone cannot be read"),
+        (["--cluster", "v100"], "--cluster: 'v100' is not TYPE=NUMBER"),
+        (["--cluster", "v100=two"], "'two' of v100 is not a number"),
+        (["--cluster", "v100=2,v100=3"], "v100 is named twice"),
+        (["--cluster", "v100=0"], "there is no GPU in it"),
+        (["--cluster", "h100=4"], "GPU type 'h100' is not in Gavel's simulation throughputs"),
+        (["--throughputs", "gone.json"], "--throughputs: gone.json cannot be read"),
+        (["--round", "0"], "--round: 0.0 s must be positive"),
+        (["--measure", "5"], "--measure: '5' is not FIRST:END"),
+        (["--measure", "9:3"], "--measure: 9:3 holds no job"),
+        (["--measure", "0:99"], "goes beyond the 20 jobs of small_test.trace"),
+        (["--generate", "single"], "--trace excludes --generate"),
+        (["--prices", "v100=-1"], "--prices: v100=-1.0 must be at least 0"),
+    ],
+)
+def test_what_is_wrong_is_named_with_exit_code_2(arguments, what):
+    """Option, value and reason."""
+    done = call(*SMALL, *arguments)
+    assert done.exit_code == 2
+    assert what in " ".join(done.stderr.split())
+
+
+def test_a_workload_must_be_named():
+    """None of the three, or a rate missing."""
+    base = ("--policy", "makespan", "--cluster", "v100=1")
+    assert "say which jobs to run" in call(*base).stderr
+    assert "--generate needs --rate" in call(*base, "--generate", "single").stderr
