@@ -63,10 +63,13 @@ def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point)
 
 def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
     """The follower does nothing while the leader lives, and everything after its death."""
-    with stage.operator(die_after=4) as leader, stage.operator() as follower:
-        stage.add_job("one", script={"total": 8})
-        stage.wait_for("one", "Succeeded")
-        assert leader.code == -9 or follower.code is None
+    with stage.operator(die_after=4) as leader:
+        eventually(lambda: _holder(stage), STORY_SECONDS, "a leader")
+        with stage.operator() as follower:
+            stage.add_job("one", script={"total": 8})
+            stage.wait_for("one", "Succeeded")
+            assert leader.code == -9
+            assert follower.code is None
         assert stage.status("one")["launches"] == 1
         assert not stage.status("one").get("restarts")
         lease = stage.coordination.read_namespaced_lease("ballast-operator", stage.namespace)
