@@ -147,7 +147,7 @@ class Repack(ApiModel):
     every_steps: _Steps = 20
     """Steps between two considerations."""
     max_slowdown: Annotated[float, Field(ge=0, le=100)] = 0.1
-    """Shrink where the predicted step time is at most the present one x (1 + maxSlowdown)."""
+    """Shrink where the predicted step time is at most that of before layers got cheaper x (1 + this)."""
 
 
 class Checkpoint(ApiModel):

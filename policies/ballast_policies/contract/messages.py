@@ -60,7 +60,8 @@ class Proposal(Wire):
         kept_pods: pods that stay, in the order of their new ranks; the first is today's rank 0.
         released_pods: pods whose GPUs come free.
         stages: the partition over the kept ranks (``rank`` counts in the new numbering).
-        step_seconds_before, step_seconds_after: predicted seconds per step, today and repacked.
+        step_seconds_before: predicted seconds per step on today's ranks before the layers got cheaper.
+        step_seconds_after: predicted seconds per step when repacked.
         reason: why, in words.
     """
 
