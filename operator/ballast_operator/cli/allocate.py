@@ -1,0 +1,60 @@
+"""``ballast allocate``: one allocation from a file of jobs, by the operator's own policies."""
+
+import dataclasses
+import json
+from typing import TextIO
+
+import click
+from ballast_policies.allocation.problem import Allocation, ProblemError
+from ballast_policies.allocation.registry import POLICY_NAMES
+from ballast_policies.allocation.registry import allocate as solve
+from rich.console import Console
+from rich.table import Table
+
+from ballast_operator.cli.allocate_input import read_problem
+
+
+@click.command()
+@click.option("--policy", required=True, help=f"One of {', '.join(POLICY_NAMES)}.")
+@click.option(
+    "--input",
+    "source",
+    type=click.File(),
+    required=True,
+    help="JSON file of the problem; - reads standard input.",
+)
+@click.option("--agnostic", is_flag=True, help="The baseline for which all GPU types are alike.")
+@click.option("--space-sharing", is_flag=True, help="Let the input's pairs of jobs share GPUs.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, output: str) -> None:
+    """Solve one allocation and print each job's share of time on each GPU type.
+
+    Bad input is refused with the field's name and exit code 2.
+    """
+    try:
+        problem = read_problem(source.read())
+        allocation = solve(policy, problem, agnostic=agnostic, space_sharing=space_sharing)
+    except ProblemError as error:
+        raise click.UsageError(str(error)) from error
+    if output == "json":
+        click.echo(json.dumps(dataclasses.asdict(allocation)))
+    else:
+        _print(allocation, problem.gpu_types)
+
+
+def _print(allocation: Allocation, gpu_types: tuple[str, ...]) -> None:
+    table = Table("job", *gpu_types, "steps/s", "level")
+    for job, row in allocation.allocation.items():
+        shares = [f"{row.get(gpu_type, 0.0):.3f}" for gpu_type in gpu_types]
+        table.add_row(job, *shares, f"{allocation.throughput[job]:.4g}", f"{allocation.levels[job]:.4f}")
+    console = Console()
+    console.print(table)
+    for pair, row in allocation.pair_allocation.items():
+        shares = [f"{gpu_type} {share:.3f}" for gpu_type, share in row.items() if share > 0]
+        if shares:
+            console.print(f"{pair} share GPUs: {', '.join(shares)}")
+    gap = "no bound" if allocation.gap is None else f"gap {allocation.gap:.1e}"
+    console.print(
+        f"{allocation.policy}: objective {allocation.objective:.6g}, {allocation.status}, {gap}, "
+        f"{allocation.solve_seconds:.3f} s by {allocation.solver}"
+    )

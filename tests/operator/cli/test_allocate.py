@@ -1,0 +1,113 @@
+"""`ballast allocate` as a user calls it."""
+
+import json
+
+import pytest
+from ballast_operator.cli.allocate import allocate
+from ballast_policies.allocation.registry import POLICY_NAMES
+from click.testing import CliRunner
+
+PROBLEM = {
+    "gpu_types": ["v100", "k80"],
+    "capacity": {"v100": 1, "k80": 1},
+    "prices": {"v100": 2.48, "k80": 0.45},
+    "jobs": [
+        {"name": "a", "throughput": {"v100": 40, "k80": 10}, "steps_remaining": 1000},
+        {"name": "b", "throughput": {"v100": 12, "k80": 4}, "steps_remaining": 1000},
+        {"name": "c", "throughput": {"v100": 100, "k80": 50}, "steps_remaining": 1000},
+    ],
+}
+
+
+def run(problem, *options, policy="max-min-fairness"):
+    text = problem if isinstance(problem, str) else json.dumps(problem)
+    return CliRunner().invoke(allocate, ["--policy", policy, "--input", "-", *options], input=text)
+
+
+def test_the_dissertations_example_from_standard_input():
+    """Objective 8/11, and the answer's keys as documented."""
+    result = run(PROBLEM, "--output", "json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["objective"] == pytest.approx(8 / 11, rel=1e-6)
+    assert set(answer) >= {
+        "policy",
+        "objective",
+        "allocation",
+        "pair_allocation",
+        "throughput",
+        "levels",
+        "status",
+        "gap",
+        "solve_seconds",
+        "solver",
+    }
+    assert answer["gap"] <= 1e-6
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("options", [(), ("--agnostic",)])
+def test_every_policy_answers_within_capacity(policy, options):
+    """No job has more than its time, no GPU type gives more than it has."""
+    result = run(PROBLEM, "--output", "json", *options, policy=policy)
+    assert result.exit_code == 0, result.output
+    shares = json.loads(result.stdout)["allocation"]
+    for row in shares.values():
+        assert sum(row.values()) <= 1 + 1e-6
+    for gpu_type in PROBLEM["gpu_types"]:
+        assert sum(row.get(gpu_type, 0.0) for row in shares.values()) <= 1 + 1e-6
+
+
+def changed(**fields):
+    return PROBLEM | fields
+
+
+def job(**fields):
+    return changed(jobs=[{"name": "a", "throughput": {"v100": 1}} | fields])
+
+
+@pytest.mark.parametrize(
+    ("problem", "want"),
+    [
+        ("{", "not JSON"),
+        ([], "expected an object"),
+        (changed(colour="blue"), "unknown key 'colour'"),
+        ({"gpu_types": [], "capacity": {}}, "'jobs' is missing"),
+        (changed(capacity={"v100": 1.5}), "capacity.v100"),
+        (changed(capacity={"tpu": 1}), "capacity.tpu"),
+        (changed(capacity={"v100": -1, "k80": 1}), "capacity.v100"),
+        (changed(jobs={}), "jobs: expected a list"),
+        (job(color=1), "jobs[0]: unknown key 'color'"),
+        (job(gpus=0), "gpus"),
+        (job(gpus="2"), "jobs[0].gpus"),
+        (job(weight=-1), "weight"),
+        (job(weight=True), "jobs[0].weight"),
+        (job(throughput={"tpu": 1}), "jobs[0].throughput.tpu"),
+        (job(throughput={"v100": -1}), "throughput"),
+        (job(steps_remaining=-1), "steps_remaining"),
+        (job(name=""), "jobs[0].name"),
+        (changed(jobs=[{"throughput": {"v100": 1}}]), "'name' is missing"),
+        (changed(jobs=[PROBLEM["jobs"][0]] * 2), "'a'"),
+        (changed(entities={"team": {"weight": "big"}}), "entities.team.weight"),
+        (changed(pairs=[{"jobs": ["a"], "throughput": {}}]), "pairs[0].jobs"),
+    ],
+)
+def test_bad_input_is_refused_with_the_fields_name_and_exit_code_2(problem, want):
+    """One line says which field, which value, and why."""
+    result = run(problem)
+    assert result.exit_code == 2
+    assert want in result.stderr
+
+
+def test_an_unknown_policy_is_refused_with_the_names_there_are():
+    """As any other bad input."""
+    result = run(PROBLEM, policy="fairest")
+    assert result.exit_code == 2
+    assert "max-min-fairness" in result.stderr
+
+
+def test_the_text_shows_shares_and_gap():
+    """For people."""
+    result = run(PROBLEM)
+    assert result.exit_code == 0
+    assert "gap" in result.output
