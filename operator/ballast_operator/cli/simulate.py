@@ -110,8 +110,8 @@ def simulate(
             measure=_window(measure),
             record_timeline=plot is not None,
         )
-        given = {} if prices is None else {"prices": _amounts(prices, "--prices", float)}
-        machines = settings.Cluster(gpus=_amounts(cluster, "--cluster", int), **given)
+        given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
+        machines = settings.Cluster(gpus=read_amounts(cluster, "--cluster", int), **given)
         with _progress(output) as progress:
             result = engine.simulate(workload, machines, table, chosen, progress=progress)
     except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:
@@ -180,7 +180,8 @@ def _workload(
     )
 
 
-def _amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
+def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
+    """``v100=36,p100=4`` as a mapping; a wrong part is a usage error that names ``option``."""
     found: dict[str, Number] = {}
     for part in text.split(","):
         name, _, amount = part.partition("=")

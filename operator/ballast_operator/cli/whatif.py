@@ -1,0 +1,135 @@
+"""``ballast whatif``: another policy, more GPUs, other prices, for the jobs of a live cluster."""
+
+import asyncio
+import datetime
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from ballast_operator.cli.simulate import read_amounts
+
+if TYPE_CHECKING:
+    from ballast_policies.allocation.problem import Problem
+    from ballast_policies.simulator.whatif import Comparison
+
+    from ballast_operator.kube.client import Cluster
+
+
+@click.command()
+@click.option("--policy", metavar="NAME", help="Another policy; default: the one in force.")
+@click.option("--agnostic", is_flag=True, help="The other policy takes all GPU types for equally fast.")
+@click.option("--add", "more", metavar="TYPE=N,...", help="GPUs added, as v100=8; negative: taken away.")
+@click.option("--prices", metavar="TYPE=PRICE,...", help="Other prices of a GPU hour.")
+@click.option("--cluster-policy", default="", help="Name of the ClusterPolicy; default: the only one.")
+@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def whatif(
+    policy: str | None,
+    agnostic: bool,
+    more: str | None,
+    prices: str | None,
+    cluster_policy: str,
+    kubeconfig: str | None,
+    output: str,
+) -> None:
+    """Say who would gain and who would lose; nothing is changed on the cluster."""
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.simulator.whatif import Setup, compare
+    from kubernetes.aio.config import ConfigException
+
+    from ballast_operator.errors import OperatorError
+
+    added = {} if more is None else read_amounts(more, "--add", int)
+    priced = {} if prices is None else read_amounts(prices, "--prices", float)
+    try:
+        problem, in_force = asyncio.run(_read(kubeconfig, cluster_policy))
+        after = Setup(policy=policy or in_force, agnostic=agnostic, more=added, prices=priced)
+        found = compare(problem, Setup(policy=in_force), after)
+    except (OperatorError, ConfigException) as error:
+        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or mend the connection") from error
+    except ProblemError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(json.dumps(found.to_json(), indent=2) if output == "json" else as_text(found))
+
+
+async def _read(kubeconfig: str | None, cluster_policy: str) -> tuple["Problem", str]:
+    from ballast_operator.kube.client import connect
+
+    async with await connect(kubeconfig) as cluster:
+        return await read_problem(cluster, cluster_policy)
+
+
+async def read_problem(cluster: "Cluster", cluster_policy: str = "") -> tuple["Problem", str]:
+    """The allocation problem that the operator would solve now, with prices, and the policy in force.
+
+    Raises:
+        ProblemError: there is no such ClusterPolicy, or several and none was named, or it is not usable.
+    """
+    import dataclasses
+    from collections import Counter
+
+    from ballast_policies.allocation.problem import ProblemError
+
+    from ballast_operator.allocator.snapshot import take_snapshot
+    from ballast_operator.allocator.throughput import Measurements
+    from ballast_operator.api.read import InvalidObject, read_cluster_policy
+    from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
+    from ballast_operator.kube.kinds import POD, POLICY
+    from ballast_operator.observer import Observer
+
+    caches = Caches()
+    for kind in WATCHED:
+        items, version = await cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
+        caches.listed(kind, items, version)
+    policies = {item["metadata"]["name"]: item for item in caches[POLICY]}
+    name = cluster_policy or (next(iter(policies)) if len(policies) == 1 else "")
+    if name not in policies:
+        there = ", ".join(sorted(policies)) or "none"
+        raise ProblemError(f"--cluster-policy: {name or 'not given'}; the cluster has {there}")
+    try:
+        policy = read_cluster_policy({**policies[name], "status": {}})
+    except InvalidObject as error:
+        raise ProblemError(f"ClusterPolicy {name} cannot be used: {error}") from error
+    observer, measurements = Observer(caches), Measurements()
+    jobs = observer.jobs()
+    for view in jobs:
+        measurements.take_in(view)
+    snapshot = take_snapshot(
+        policy.spec,
+        nodes=observer.nodes(),
+        pods=list(caches[POD]),
+        jobs=jobs,
+        measurements=measurements,
+        now=datetime.datetime.now(datetime.UTC),
+    )
+    # A type's price is the mean over its pools, by their GPUs.
+    gpus: Counter[str] = Counter()
+    worth: dict[str, float] = {}
+    price_of = {pool.name: pool.price_per_gpu_hour for pool in policy.spec.node_pools}
+    for node in snapshot.nodes:
+        gpus[node.gpu_type] += node.gpus
+        worth[node.gpu_type] = worth.get(node.gpu_type, 0.0) + node.gpus * price_of[node.pool]
+    prices = {t: worth[t] / gpus[t] for t in gpus if gpus[t]}
+    return dataclasses.replace(snapshot.problem, prices=prices), policy.spec.objective.policy
+
+
+def as_text(found: "Comparison") -> str:
+    """Who gains, who loses, and the totals."""
+    lines = [f"{'job':40} {'steps/s now':>12} {'then':>12} {'change':>9}  GPU types then"]
+    for job in sorted(found.jobs, key=lambda job: (job.verdict != "loses", job.verdict == "same", job.job)):
+        change = (
+            "new" if job.change is None and job.after else "-" if job.change is None else f"{job.change:+.0%}"
+        )
+        types = ", ".join(f"{t} {x:.0%}" for t, x in job.types_after.items()) or "none"
+        lines.append(f"{job.job:40} {job.before:12.3f} {job.after:12.3f} {change:>9}  {types}")
+    count = {
+        verdict: sum(job.verdict == verdict for job in found.jobs) for verdict in ("gains", "loses", "same")
+    }
+    blind = " (type-blind)" if found.after.agnostic else ""
+    lines.append(
+        f"{found.before.policy} -> {found.after.policy}{blind}: {count['gains']} gain, {count['loses']} lose, "
+        f"{count['same']} the same; least level {found.least_level_before:.3f} -> "
+        f"{found.least_level_after:.3f}; cost per hour {found.cost_before:.2f} -> {found.cost_after:.2f}"
+    )
+    return "\n".join(lines)

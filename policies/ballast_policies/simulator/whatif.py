@@ -1,0 +1,143 @@
+"""Another policy, more GPUs, other prices: who would gain and who would lose, for the same jobs.
+
+A comparison of two allocations, in steps per second that each job would have in the long run.  Nothing is
+simulated over time, so it holds for the jobs that are there now.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.registry import allocate
+
+NOTICEABLE = 0.01
+"""A relative change of speed below this is called the same."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One side of the comparison.
+
+    Attributes:
+        policy: its name.
+        agnostic: it takes all GPU types for equally fast.
+        more: GPU type -> GPUs added (negative: taken away).
+        prices: GPU type -> USD per GPU hour, instead of today's.
+    """
+
+    policy: str
+    agnostic: bool = False
+    more: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobChange:
+    """One job in both; speeds in steps/s."""
+
+    job: str
+    before: float
+    after: float
+    types_before: Mapping[str, float]
+    types_after: Mapping[str, float]
+
+    @property
+    def change(self) -> float | None:
+        """Relative; None: it had nothing before."""
+        return self.after / self.before - 1.0 if self.before > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """``gains``, ``loses`` or ``same``."""
+        change = self.change
+        if change is None:
+            return "gains" if self.after > 0 else "same"
+        return "same" if abs(change) < NOTICEABLE else "gains" if change > 0 else "loses"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Both sides; costs in USD per hour of the GPU time that is used."""
+
+    before: Setup
+    after: Setup
+    jobs: tuple[JobChange, ...]
+    cost_before: float
+    cost_after: float
+    least_level_before: float
+    least_level_after: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of ``ballast whatif --output json``."""
+        return {
+            "before": dataclasses.asdict(self.before),
+            "after": dataclasses.asdict(self.after),
+            "cost_per_hour_before": self.cost_before,
+            "cost_per_hour_after": self.cost_after,
+            "least_level_before": self.least_level_before,
+            "least_level_after": self.least_level_after,
+            "jobs": [
+                {**dataclasses.asdict(job), "change": job.change, "verdict": job.verdict} for job in self.jobs
+            ],
+        }
+
+
+def compare(problem: Problem, before: Setup, after: Setup) -> Comparison:
+    """Solve ``problem`` both ways.
+
+    Raises:
+        ProblemError: a policy is unknown or lacks what it needs, a GPU type is not in the problem, or more
+            GPUs would be taken away than there are.
+    """
+    sides = [(side, _with(problem, side)) for side in (before, after)]
+    (first, solved_first), (second, solved_second) = [
+        (changed, allocate(side.policy, changed, agnostic=side.agnostic)) for side, changed in sides
+    ]
+    return Comparison(
+        before=before,
+        after=after,
+        jobs=tuple(
+            JobChange(
+                job=job.name,
+                before=solved_first.throughput[job.name],
+                after=solved_second.throughput[job.name],
+                types_before=_used(solved_first, job.name),
+                types_after=_used(solved_second, job.name),
+            )
+            for job in problem.jobs
+        ),
+        cost_before=_cost(first, solved_first),
+        cost_after=_cost(second, solved_second),
+        least_level_before=min(solved_first.levels.values(), default=0.0),
+        least_level_after=min(solved_second.levels.values(), default=0.0),
+    )
+
+
+def _with(problem: Problem, side: Setup) -> Problem:
+    unknown = sorted((set(side.more) | set(side.prices)) - set(problem.gpu_types))
+    if unknown:
+        raise ProblemError(
+            f"{unknown[0]}: the cluster has {', '.join(problem.gpu_types)}, and how fast jobs are on another "
+            "GPU type is not known"
+        )
+    capacity = {t: problem.capacity.get(t, 0) + side.more.get(t, 0) for t in problem.gpu_types}
+    for gpu_type, count in capacity.items():
+        if count < 0:
+            raise ProblemError(
+                f"{gpu_type}: {-side.more[gpu_type]} GPUs cannot be taken away, there are "
+                f"{problem.capacity.get(gpu_type, 0)}"
+            )
+    return dataclasses.replace(problem, capacity=capacity, prices={**problem.prices, **side.prices})
+
+
+def _used(allocation: Allocation, job: str) -> dict[str, float]:
+    return {t: x for t, x in allocation.allocation.get(job, {}).items() if x > 1e-6}
+
+
+def _cost(problem: Problem, allocation: Allocation) -> float:
+    return sum(
+        problem.prices.get(gpu_type, 0.0) * job.gpus * share
+        for job in problem.jobs
+        for gpu_type, share in allocation.allocation.get(job.name, {}).items()
+    )

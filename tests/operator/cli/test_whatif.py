@@ -1,0 +1,93 @@
+"""``ballast whatif`` reads a cluster's jobs and compares; it writes nothing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from ballast_operator.cli.whatif import as_text, read_problem
+from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_policies.allocation.problem import ProblemError
+from ballast_policies.simulator.whatif import Setup, compare
+
+DEMO = Path(__file__).parents[3] / "examples" / "demo"
+GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
+
+
+class ListsOnly:
+    """A cluster that can be listed and nothing else."""
+
+    def __init__(self, objects):
+        self._objects = objects
+
+    async def list(self, kind, *, namespace="", label_selector=""):
+        return self._objects.get(kind, []), 100
+
+
+def with_server_fields(item, number):
+    metadata = {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1, **item["metadata"]}
+    if item["kind"] == "TrainingJob":
+        metadata["namespace"] = "default"
+    return {**item, "metadata": metadata}
+
+
+def cluster(policies=1):
+    objects = {POLICY: [], JOB: [], NODE: []}
+    documents = [yaml.safe_load(file.read_text()) for file in sorted(DEMO.glob("*.yaml"))]
+    for number, item in enumerate(documents):
+        kind = POLICY if item["kind"] == "ClusterPolicy" else JOB
+        for copy in range(policies if kind is POLICY else 1):
+            named = {**item, "metadata": {"name": item["metadata"]["name"] + (f"-{copy}" if copy else "")}}
+            objects[kind].append(with_server_fields(named, 1 + number + 10 * copy))
+    for pool, gpus in GPUS.items():
+        objects[NODE].append(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {
+                    "name": pool,
+                    "uid": pool,
+                    "resourceVersion": "50",
+                    "labels": {"ballast.dev/pool": pool},
+                },
+                "status": {
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "allocatable": {"nvidia.com/gpu": str(gpus)},
+                },
+            }
+        )
+    return ListsOnly(objects)
+
+
+def test_the_problem_is_the_operators_with_the_pools_prices():
+    """The demo's jobs and GPUs; a type's price is the mean over its pools."""
+    problem, policy = asyncio.run(read_problem(cluster()))
+    assert policy == "max-min-fairness"
+    assert problem.capacity == {"k80": 4, "p100": 4, "v100": 4}
+    assert {job.name for job in problem.jobs} == {
+        "default/transformer",
+        "default/recommender",
+        "default/recurrent",
+    }
+    assert problem.prices["p100"] == pytest.approx((2 * 1.46 + 2 * 0.43) / 4)
+
+
+def test_two_more_v100_help_the_job_that_has_to_share_them():
+    """The transformer no longer spends half of its time on P100s; nobody loses."""
+    problem, policy = asyncio.run(read_problem(cluster()))
+    found = compare(problem, Setup(policy=policy), Setup(policy=policy, more={"v100": 2}))
+    assert {job.job: job.verdict for job in found.jobs} == {
+        "default/transformer": "gains",
+        "default/recommender": "same",
+        "default/recurrent": "same",
+    }
+    assert "1 gain, 0 lose, 2 the same" in as_text(found)
+
+
+def test_which_of_two_policies_is_meant_must_be_said():
+    """Named ones are taken; unknown ones are refused with those there are."""
+    _, policy = asyncio.run(read_problem(cluster(policies=2), "demo-1"))
+    assert policy == "max-min-fairness"
+    for name in ("", "gone"):
+        with pytest.raises(ProblemError, match="the cluster has demo, demo-1"):
+            asyncio.run(read_problem(cluster(policies=2), name))

@@ -1,0 +1,65 @@
+"""Two setups side by side: who gains, who loses, what it costs."""
+
+import pytest
+from ballast_policies.allocation.problem import Job, Problem, ProblemError
+from ballast_policies.simulator.whatif import Setup, compare
+
+PROBLEM = Problem(
+    gpu_types=("a", "b"),
+    capacity={"a": 1, "b": 1},
+    jobs=(
+        Job(name="x", throughput={"a": 40.0, "b": 10.0}),
+        Job(name="y", throughput={"a": 12.0, "b": 4.0}),
+        Job(name="z", throughput={"a": 100.0, "b": 50.0}),
+    ),
+    prices={"a": 2.0, "b": 1.0},
+)
+NOW = Setup(policy="max-min-fairness")
+
+
+def test_the_same_setup_changes_nothing():
+    """Every job is called the same, at the same cost."""
+    found = compare(PROBLEM, NOW, NOW)
+    assert {job.verdict for job in found.jobs} == {"same"}
+    assert found.cost_after == found.cost_before > 0
+    # The dissertation's example of section 5.4.1 with this normalisation: 8/11.
+    assert found.least_level_before == pytest.approx(8 / 11)
+
+
+def test_more_gpus_raise_the_least_level():
+    """Two more of the fast type: nobody loses."""
+    found = compare(PROBLEM, NOW, Setup(policy="max-min-fairness", more={"a": 2}))
+    assert {job.verdict for job in found.jobs} == {"gains"}
+    assert sum(found.jobs[0].types_after.values()) == pytest.approx(1.0)
+
+
+def test_another_policy_takes_from_some_and_gives_to_others():
+    """By throughput alone, one job gets all of the fast GPU."""
+    found = compare(PROBLEM, NOW, Setup(policy="max-throughput"))
+    assert {job.verdict for job in found.jobs} == {"gains", "loses"}
+    assert found.least_level_after < found.least_level_before
+    row = found.to_json()["jobs"][1]
+    assert row["verdict"] == "loses"
+    assert row["change"] == pytest.approx(row["after"] / row["before"] - 1)
+
+
+def test_other_prices_change_the_cost_and_not_the_shares_of_a_policy_blind_to_them():
+    """Twice the price is twice the cost."""
+    found = compare(PROBLEM, NOW, Setup(policy="max-min-fairness", prices={"a": 4.0, "b": 2.0}))
+    assert found.cost_after == pytest.approx(2 * found.cost_before)
+    assert {job.verdict for job in found.jobs} == {"same"}
+
+
+@pytest.mark.parametrize(
+    ("setup", "what"),
+    [
+        (Setup(policy="max-min-fairness", more={"h100": 2}), "h100: the cluster has a, b"),
+        (Setup(policy="max-min-fairness", more={"a": -2}), "a: 2 GPUs cannot be taken away, there are 1"),
+        (Setup(policy="fair"), "policy: 'fair' is not one of"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(setup, what):
+    """Names and numbers."""
+    with pytest.raises(ProblemError) as raised:
+        compare(PROBLEM, NOW, setup)
+    assert what in str(raised.value)
