@@ -128,8 +128,8 @@ def as_text(found: "Comparison") -> str:
     }
     blind = " (type-blind)" if found.after.agnostic else ""
     lines.append(
-        f"{found.before.policy} -> {found.after.policy}{blind}: {count['gains']} gain, {count['loses']} lose, "
-        f"{count['same']} the same; least level {found.least_level_before:.3f} -> "
+        f"{found.before.policy} -> {found.after.policy}{blind}: {count['gains']} gain, "
+        f"{count['loses']} lose, {count['same']} the same; least level {found.least_level_before:.3f} -> "
         f"{found.least_level_after:.3f}; cost per hour {found.cost_before:.2f} -> {found.cost_after:.2f}"
     )
     return "\n".join(lines)
