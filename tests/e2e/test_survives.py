@@ -2,6 +2,8 @@
 
 import pytest
 from ballast_localcluster.testing import eventually
+from ballast_operator.demo.run import OPERATOR_NAMESPACE, delete_objects
+from ballast_operator.install import install_objects
 from kubernetes import client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -99,3 +101,28 @@ def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
         lease = client.CoordinationV1Api(ballast.api).read_namespaced_lease("paused", ballast.namespace)
         assert '"resumedFromStep":0' not in lease.metadata.annotations["ballast.dev/report"]
         ballast.delete_job("paused")
+
+
+def test_uninstalling_with_a_job_running_and_the_operator_dead_leaves_nothing(ballast):
+    """Definitions, namespace, roles, jobs and pods all go; no finalizer holds any of them. Runs last."""
+    with ballast.operator() as operator:
+        ballast.apply(ballast.demo_job("recurrent", "left", totalSteps=5000))
+        ballast.wait_for_step("left", 3)
+        kill(operator)
+        delete_objects(ballast.kube, install_objects(OPERATOR_NAMESPACE)[::-1], ballast.namespace)
+        extensions = client.ApiextensionsV1Api(ballast.api)
+        eventually(
+            lambda: (
+                not [
+                    d for d in extensions.list_custom_resource_definition().items if "ballast" in d.spec.group
+                ]
+            ),
+            GONE_SECONDS,
+            "the definitions to go",
+        )
+        eventually(lambda: not ballast.pods("left"), GONE_SECONDS, "the job's pods to go")
+        eventually(
+            lambda: OPERATOR_NAMESPACE not in [n.metadata.name for n in ballast.core.list_namespace().items],
+            GONE_SECONDS,
+            "the operator's namespace to go",
+        )

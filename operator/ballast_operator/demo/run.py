@@ -164,7 +164,7 @@ def delete_objects(kube: DynamicClient, objects: Sequence[dict[str, Any]], names
     for manifest in objects:
         resource = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
         with contextlib.suppress(NotFoundError):
-            where = namespace if resource.namespaced else None
+            where = manifest["metadata"].get("namespace") or (namespace if resource.namespaced else None)
             resource.delete(name=manifest["metadata"]["name"], namespace=where)
 
 
