@@ -209,11 +209,14 @@ def _window(text: str | None) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def _progress(output: str) -> Iterator[Callable[[int, int, float], None] | None]:
     """A bar on a terminal; nothing where the output is read by a program."""
+    if output == "json":
+        yield None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    if output == "json" or not console.is_terminal:
+    if not console.is_terminal:
         yield None
         return
     columns = (TextColumn("jobs done"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[clock]}"))

@@ -1,0 +1,94 @@
+"""What is owed to jobs, kept while shares change."""
+
+from collections import Counter
+
+import pytest
+from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.rounds import (
+    Account,
+    Gang,
+    Node,
+    RoundSettings,
+    RoundState,
+    advance,
+    decide_round,
+)
+from ballast_policies.allocation.rounds.account import HALF_LIFE_ROUNDS
+
+ROUND = 60.0
+
+
+def shares_of(**share):
+    return Allocation(
+        policy="test",
+        objective=0.0,
+        allocation={job: {"v100": x} for job, x in share.items()},
+        pair_allocation={},
+        throughput={},
+        levels={},
+        status="optimal",
+        gap=None,
+        solve_seconds=0.0,
+        solver="",
+    )
+
+
+def play(rounds):
+    """A new allocation each round, a little different from the last; who ran how often."""
+    nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=1)]
+    gangs = [Gang(job=job, gpus=1, throughput={"v100": 1.0}) for job in "abc"]
+    account, running, since, turns = Account(), {}, {}, Counter()
+    for number in range(rounds):
+        now, shift = ROUND * number, 0.01 * (number % 3)
+        allocation = shares_of(a=0.5 - shift, b=0.3 + shift, c=0.2)
+        decided = decide_round(
+            now=now,
+            allocation=allocation,
+            gangs=gangs,
+            nodes=nodes,
+            state=RoundState(
+                received=account.received,
+                promised=account.promised,
+                running=running,
+                running_since=since,
+            ),
+            settings=RoundSettings(round_seconds=ROUND),
+        )
+        running = decided.placements
+        since = {job: since.get(job, now) for job in running}
+        turns.update(list(running))
+        on = {job: placement.gpu_type for job, placement in running.items()}
+        account = advance(
+            account,
+            shares=allocation.allocation,
+            running=on,
+            seconds=ROUND,
+            round_seconds=ROUND,
+        )
+    return turns
+
+
+def test_jobs_get_their_shares_although_every_round_has_new_ones():
+    """100 rounds of one GPU: 49, 31 and 20 of them, within three."""
+    turns = play(100)
+    assert turns["a"] == pytest.approx(49, abs=3)
+    assert turns["b"] == pytest.approx(31, abs=3)
+    assert turns["c"] == pytest.approx(20, abs=3)
+
+
+def test_after_a_half_life_half_is_forgotten():
+    """Promised and received alike, and what has passed since is added."""
+    account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
+    seconds = HALF_LIFE_ROUNDS * ROUND
+    after = advance(
+        account, shares={"a": {"v100": 0.5}}, running={"a": "v100"}, seconds=seconds, round_seconds=ROUND
+    )
+    assert after.promised["a"]["v100"] == pytest.approx(400.0 + 0.5 * seconds)
+    assert after.received["a"]["v100"] == pytest.approx(200.0 + seconds)
+
+
+def test_a_job_that_is_gone_has_its_account_closed():
+    """Only jobs with shares are kept."""
+    account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
+    after = advance(account, shares={"b": {"v100": 1.0}}, running={}, seconds=1.0, round_seconds=ROUND)
+    assert set(after.promised) == set(after.received) == {"b"}
