@@ -109,7 +109,17 @@ def take_snapshot(
             continue
         rates = estimate(view.spec, measurements.of(view.key), allowed, size)
         gangs.append(Gang(job=name, gpus=size, throughput=rates))
-        problem_jobs.append(Job(name=name, throughput=rates, gpus=size, weight=view.spec.weight))
+        done = (view.status.progress or {}).get("step", 0)
+        problem_jobs.append(
+            Job(
+                name=name,
+                throughput=rates,
+                gpus=size,
+                weight=view.spec.weight,
+                # A job that is about to end still counts: its last step is not announced yet.
+                steps_remaining=float(max(1, view.spec.total_steps - done)),
+            )
+        )
         keys[name], launches[name] = view.key, view.status.launches
         if held is not None:
             running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)
@@ -118,7 +128,12 @@ def take_snapshot(
         nodes=tuple(values),
         members={name: tuple(node.name for node in members) for name, members in pools.items()},
         gangs=tuple(gangs),
-        problem=Problem(gpu_types=gpu_types, capacity=dict(capacity), jobs=tuple(problem_jobs)),
+        problem=Problem(
+            gpu_types=gpu_types,
+            capacity=dict(capacity),
+            jobs=tuple(problem_jobs),
+            prices=price_by_type(spec.node_pools),
+        ),
         running=running,
         running_since=since,
         launches=launches,
@@ -209,12 +224,29 @@ def refuse(
 
 
 def signature(snapshot: Snapshot) -> str:
-    """Equal for snapshots that have the same allocation: throughput is rounded to 5 %."""
+    """Equal for snapshots with the same allocation: throughput and steps left count by two digits."""
     jobs = [
-        (job.name, job.gpus, job.weight, {t: f"{rate:.1e}" for t, rate in sorted(job.throughput.items())})
+        (
+            job.name,
+            job.gpus,
+            job.weight,
+            {t: f"{rate:.1e}" for t, rate in sorted(job.throughput.items())},
+            f"{job.steps_remaining:.1e}",
+        )
         for job in snapshot.problem.jobs
     ]
-    return json.dumps([jobs, sorted(snapshot.problem.capacity.items())])
+    return json.dumps(
+        [jobs, sorted(snapshot.problem.capacity.items()), sorted(snapshot.problem.prices.items())]
+    )
+
+
+def price_by_type(pools: Sequence[NodePool]) -> dict[str, float]:
+    """GPU type -> mean price of its pools; without the types of which no pool has a price."""
+    found: dict[str, list[float]] = {}
+    for pool in pools:
+        if pool.price_per_gpu_hour > 0:
+            found.setdefault(pool.gpu_type, []).append(pool.price_per_gpu_hour)
+    return {gpu_type: sum(prices) / len(prices) for gpu_type, prices in found.items()}
 
 
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:

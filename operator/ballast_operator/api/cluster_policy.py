@@ -28,6 +28,16 @@ _Name = Annotated[str, Field(max_length=253)]
 _LabelValue = Annotated[str, Field(max_length=63)]
 
 
+NEEDS_MORE = frozenset(
+    {"hierarchical", "finish-time-fairness", "min-cost", "min-cost-slo", "allox", "gandiva"}
+)
+"""Policies of `ballast allocate` that need what this version's jobs do not say (teams, deadlines, time in
+isolation, pairs); refused here."""
+
+USABLE_POLICIES = tuple(name for name in POLICY_NAMES if name not in NEEDS_MORE)
+"""Policies that the operator can feed."""
+
+
 class CapacityType(enum.StrEnum):
     """How sure the nodes of a pool are to stay."""
 
@@ -44,14 +54,14 @@ class Objective(ApiModel):
         Refused("entities", "array", "this version has no policy that shares by team. To fix: leave it out"),
     )
 
-    policy: Annotated[str, Field(json_schema_extra={"enum": list(POLICY_NAMES)})] = POLICY_NAMES[0]
+    policy: Annotated[str, Field(json_schema_extra={"enum": list(USABLE_POLICIES)})] = USABLE_POLICIES[0]
     """Name of the policy."""
 
     @field_validator("policy")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in POLICY_NAMES:
-            raise ValueError(f"{value!r} is not one of {', '.join(POLICY_NAMES)}")
+        if value not in USABLE_POLICIES:
+            raise ValueError(f"{value!r} is not one of {', '.join(USABLE_POLICIES)}")
         return value
 
 
