@@ -17,7 +17,6 @@ Objective: mean completion time (``elapsed`` included) of the jobs that take par
 import heapq
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
@@ -82,6 +81,8 @@ def _taking_part(problem: Instance) -> np.ndarray:
 
 def _match(problem: Instance, seconds: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Type and place from last (1 = last) of each job in ``part``."""
+    from scipy.optimize import linear_sum_assignment
+
     kinds, places = [], []
     for j, gpus in enumerate(problem.capacity.astype(int)):
         if gpus:

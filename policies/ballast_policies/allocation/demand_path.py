@@ -16,7 +16,6 @@ import dataclasses
 from typing import Protocol
 
 import numpy as np
-from scipy.optimize import brentq
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.raising import Raised, raise_demands
@@ -92,6 +91,7 @@ def reached(path: DemandPath, throughput: np.ndarray, low: float, high: float) -
 
 def _root(path: DemandPath, level_duals: np.ndarray, cut: float, start: float, end: float) -> float:
     """Where lambda . d(s) = cut between start and end; the end where it is not reached before."""
+    from scipy.optimize import brentq
 
     def excess(s: float) -> float:
         return float(level_duals @ path.demand(s)) - cut

@@ -10,7 +10,6 @@ constant.
 
 import clarabel  # type: ignore[import-untyped]
 import numpy as np
-from scipy import sparse
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.linear import SolverError
@@ -22,6 +21,8 @@ def nash_shares(problem: Instance) -> np.ndarray:
     Raises:
         SolverError: Clarabel did not reach its optimum.
     """
+    from scipy import sparse
+
     columns, k = problem.columns, len(problem.capacity)
     jobs, row = np.unique(columns.first, return_inverse=True)
     c, n = len(columns), len(jobs)
