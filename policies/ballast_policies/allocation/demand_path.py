@@ -90,15 +90,31 @@ def reached(path: DemandPath, throughput: np.ndarray, low: float, high: float) -
 
 
 def _root(path: DemandPath, level_duals: np.ndarray, cut: float, start: float, end: float) -> float:
-    """Where lambda . d(s) = cut between start and end; the end where it is not reached before."""
-    from scipy.optimize import brentq
+    """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached."""
 
     def excess(s: float) -> float:
         return float(level_duals @ path.demand(s)) - cut
 
-    if excess(end) <= 0:
+    low, high = start, end
+    below, above = excess(low), excess(high)
+    if above <= 0:
         return end
-    if excess(start) >= 0:
+    if below >= 0:
         return start
-    root: float = brentq(excess, start, end, xtol=1e-15 * max(abs(end), 1e-300), rtol=1e-14)
-    return root
+    # Illinois: false position, with the weight of an end halved that stays for a second time.
+    side = 0
+    for _ in range(200):
+        if high - low <= 1e-15 * max(abs(high), abs(low)):
+            break
+        s = high - above * (high - low) / (above - below)
+        s = s if low < s < high else 0.5 * (low + high)
+        value = excess(s)
+        if value >= 0:
+            high, above = s, value
+            below, side = (0.5 * below, 1) if side == 1 else (below, 1)
+        else:
+            low, below = s, value
+            above, side = (0.5 * above, -1) if side == -1 else (above, -1)
+        if value == 0 or low >= high:
+            break
+    return high
