@@ -5,22 +5,25 @@ Keys are camelCase, as in ``TrainingJob.spec``.  Unknown keys are refused, a nul
 
 import dataclasses
 import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any, Self
 
+from ballast_trainer.config_reading import read_fields
 from ballast_trainer.errors import ConfigurationError
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
 
 
 def _require(condition: bool, field: str, reason: str) -> None:
     if not condition:
         raise ConfigurationError(field, reason)
+
+
+def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError.unknown(field, value, known)
+
+
+DECAYS = ("constant", "cosine", "linear")
+PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +141,20 @@ class TrainingConfig:
     weight_decay: float = 0.01
     warmup_steps: int = 0
     """Steps of linear warm-up of the learning rate."""
+    decay: str = "constant"
+    """How the learning rate goes on after the warm-up: ``constant``, ``linear`` or ``cosine``."""
+    decay_steps: int | None = None
+    """The step at which the decay ends; None: ``totalSteps``."""
+    decay_to: float = 0.0
+    """Fraction of ``learningRate`` that is left where the decay ends."""
     clip_norm: float | None = 1.0
     """Largest global gradient norm; None: no clipping."""
     optimizer: str = "adamw"
     """``adamw``, ``sgd``, or ``module:callable`` that is given parameters and a learning rate."""
+    precision: str = "fp32"
+    """``fp32``; ``bf16`` or ``fp16``: autocast, the weights themselves stay fp32."""
+    recompute: bool = False
+    """Keep only each layer's input, and run its forward again in the backward."""
 
     def __post_init__(self) -> None:
         _require(
@@ -151,6 +164,49 @@ class TrainingConfig:
         )
         if self.clip_norm is not None:
             _require(self.clip_norm > 0, "training.clipNorm", f"{self.clip_norm} is not above 0")
+        _require(self.warmup_steps >= 0, "training.warmupSteps", f"{self.warmup_steps} is below 0")
+        _one_of("training.decay", self.decay, DECAYS)
+        if self.decay_steps is not None:
+            _require(
+                self.decay_steps > self.warmup_steps,
+                "training.decaySteps",
+                f"{self.decay_steps} is not above warmupSteps {self.warmup_steps}",
+            )
+        _require(0 <= self.decay_to <= 1, "training.decayTo", f"{self.decay_to} is outside [0, 1]")
+        _one_of("training.precision", self.precision, PRECISIONS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """What to learn from, where it is not the model's own data."""
+
+    name: str
+    """``module:callable`` that returns a batch function, a dataset or a loader (see ``data.sources``)."""
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Passed to the callable."""
+
+    def __post_init__(self) -> None:
+        _require(":" in self.name, "data.name", f"{self.name!r} is not module:callable")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """Where figures go besides standard output; rank 0 writes them."""
+
+    port: int | None = None
+    """Serve Prometheus metrics here; None: not at all."""
+    json_lines: str | None = None
+    """A file that every step and event is appended to."""
+    tensorboard: str | None = None
+    """A directory for TensorBoard; needs the package ``tensorboard``."""
+    writer: str | None = None
+    """``module:callable`` that returns a writer of your own (see ``reporting.writers``)."""
+
+    def __post_init__(self) -> None:
+        if self.port is not None:
+            _require(1 <= self.port <= 65535, "metrics.port", f"{self.port} is not a port")
+        if self.writer is not None:
+            _require(":" in self.writer, "metrics.writer", f"{self.writer!r} is not module:callable")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +221,21 @@ class TrainerConfig:
     repack: RepackConfig = dataclasses.field(default_factory=RepackConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    data: DataConfig | None = None
+    metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         _require(self.total_steps >= 1, "totalSteps", f"{self.total_steps} is below 1")
         kinds = [dynamic.kind for dynamic in self.dynamics]
         for kind in kinds:
             _require(kinds.count(kind) == 1, "dynamics", f"{kind!r} is given twice")
+        if self.training.decay != "constant" and self.training.decay_steps is None:
+            warm = self.training.warmup_steps
+            _require(
+                warm < self.total_steps,
+                "training.warmupSteps",
+                f"{warm} leaves none of {self.total_steps} steps to {self.training.decay} decay",
+            )
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> Self:
@@ -179,46 +244,5 @@ class TrainerConfig:
         Raises:
             ConfigurationError: a field is missing, unknown, of the wrong type or out of range.
         """
-        read: Self = _read(cls, value, "")
+        read: Self = read_fields(cls, value, "")
         return read
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        (kind,) = [argument for argument in arguments if argument is not type(None)]
-        return None if value is None else _read(kind, value, where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigurationError(where, f"expected a list, got {value!r}")
-        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if dataclasses.is_dataclass(kind):
-        return _read_object(kind, value, where)
-    if origin is not None:
-        kind = origin
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigurationError(where, f"expected {kind.__name__}, got {value!r}")
-    return value
-
-
-def _read_object(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(where or "configuration", f"expected an object, got {value!r}")
-    prefix = f"{where}." if where else ""
-    hints = typing.get_type_hints(kind)
-    fields = {_camel(field.name): field for field in dataclasses.fields(kind)}
-    for key in value:
-        if key not in fields:
-            raise ConfigurationError.unknown(f"{prefix}{key}", str(key), fields)
-    arguments = {}
-    for key, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if value.get(key) is not None:
-            arguments[field.name] = _read(hints[field.name], value[key], f"{prefix}{key}")
-        elif required:
-            raise ConfigurationError(f"{prefix}{key}", "missing")
-        elif key in value and field.default is not None and type(None) in typing.get_args(hints[field.name]):
-            arguments[field.name] = None
-    return kind(**arguments)

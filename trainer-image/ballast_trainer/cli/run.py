@@ -11,6 +11,7 @@ import yaml
 from ballast_policies.contract import Directive, ExitReason, Plan, Rank
 
 from ballast_trainer.cli.local_ranks import run_local_ranks
+from ballast_trainer.config_reading import camel
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.runtime.stopping import StopSignal
@@ -18,11 +19,6 @@ from ballast_trainer.runtime.stopping import StopSignal
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
 
 
 def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -41,7 +37,7 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigurationError("--set", f"{assignment!r} is not key=value")
-        *parents, last = [_camel(part) for part in key.split(".")]
+        *parents, last = [camel(part) for part in key.split(".")]
         target = value
         for parent in parents:
             if target.get(parent) is None:
