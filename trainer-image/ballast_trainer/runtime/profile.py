@@ -9,7 +9,7 @@ import dataclasses
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,14 +32,30 @@ class Meter:
         step: the step that runs, 0-based.
     """
 
-    def __init__(self, layer_count: int, device: torch.device, speed: EmulatedSpeed | None) -> None:
+    def __init__(
+        self,
+        layer_count: int,
+        device: torch.device,
+        speed: EmulatedSpeed | None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            layer_count: of the whole model.
+            device: where this rank computes.
+            speed: the slower device that is emulated, if any.
+            clock: seconds; default: the thread's CPU time where this rank computes on one thread of a
+                CPU, else wall time.  Layers that wait rather than compute need wall time.
+        """
         self.layer_count = layer_count
         self.microbatch: int | None = None
         self.step = 0
         self._device = device
         self._speed = speed
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1
-        self._clock = time.thread_time if one_thread else time.perf_counter
+        self._clock = clock or (time.thread_time if one_thread else time.perf_counter)
         self._mark = self._chunk_mark = self._chunk_wall = 0.0
         self._into: list[float] = []
         self._layer: int | None = None

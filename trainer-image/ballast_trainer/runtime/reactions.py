@@ -21,7 +21,7 @@ from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.migrate import MigrationFailed
 from ballast_trainer.runtime.progress import stages_as_json
 from ballast_trainer.runtime.reshape import grow, move_layers, newcomers_ready, shrink
-from ballast_trainer.runtime.state import Training
+from ballast_trainer.runtime.state import StopWatch, Training
 from ballast_trainer.runtime.voice import Outcome, Voice
 
 logger = logging.getLogger(__name__)
@@ -144,12 +144,15 @@ class Reactions:
         training, progress = self._training, self._voice.progress
         if training.world.size == 1:
             return
+        watch = StopWatch()
         decided = None
         if self._voice.liaison is not None:
             decided = rebalance_decision(training, move_seconds=progress.move_seconds)
             if decided is not None:
                 logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
         decision: RebalanceDecision | None = training.world.from_rank_0(decided)
+        decide_ms = watch.milliseconds()
+        training.overhead.deciding += decide_ms / 1000
         if decision is None or not decision.rebalance:
             return
         stages = stages_over(decision.partition, training.placement(training.world.size))
@@ -159,6 +162,7 @@ class Reactions:
         except MigrationFailed as error:
             logger.warning("rebalance at step %d failed: %s", training.step, error)
             return
+        training.overhead.moving += reshaped.pause_ms / 1000
         progress.rebalanced(before, reshaped.pause_ms)
         self._voice.migrated(reshaped)
         self._voice.event(
@@ -167,6 +171,7 @@ class Reactions:
             imbalance_after=progress.imbalance(),
             step_seconds_before=decision.step_seconds_before,
             step_seconds_after=decision.step_seconds_after,
+            decide_ms=decide_ms,
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
         )

@@ -12,9 +12,23 @@ from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import placement_of
+from ballast_trainer.runtime.precision import LossScale
 from ballast_trainer.runtime.process_group import World
 from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
 from ballast_trainer.runtime.stages import Pipeline, build_pipeline
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Overhead:
+    """Seconds of this rank, since it began, in which it reshaped instead of training.
+
+    Attributes:
+        deciding: finding out whether to rebalance, waiting for rank 0's answer included.
+        moving: layers moved and pipelines rebuilt.
+    """
+
+    deciding: float = 0.0
+    moving: float = 0.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -25,6 +39,8 @@ class Training:
         stages: the partition in force, ranks in the world's numbering.
         step: optimizer steps done, which is the index of the next step.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
+        loss_scale: the factor on the loss; 1 unless the precision is fp16.
+        overhead: what rebalancing has cost so far.
     """
 
     config: TrainerConfig
@@ -40,6 +56,12 @@ class Training:
     stages: tuple[Stage, ...]
     step: int = 0
     pipeline: Pipeline | None = None
+    loss_scale: LossScale = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loss_scale = LossScale(self.config.training.precision)
+
+    overhead: Overhead = dataclasses.field(default_factory=Overhead)
 
     def conform(self) -> None:
         """Bring all layers held to what the changes so far have made of them."""
@@ -54,7 +76,7 @@ class Training:
             world_size=self.world.size,
             layers=self.layers,
             meter=self.meter,
-            loss=self.model.loss,
+            loss=self.loss_scale.scaled(self.model.loss),
             seed=self.config.training.seed,
             microbatches=self.config.pipeline.microbatches,
             schedule=self.config.pipeline.schedule,

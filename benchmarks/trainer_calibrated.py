@@ -1,0 +1,291 @@
+"""Real ranks of the trainer whose layers take stated seconds: what the benchmarks of timing run.
+
+A layer multiplies its input by a weight and *sleeps*: its forward and its backward each last the
+seconds that the job states for the step (half of the backward for the input's gradient, half for the
+weight's, where a schedule splits it).  So a pipeline of eight ranks can be timed on two cores: all but
+the layers' seconds is real - processes, gloo, torch's schedules, meter, decision, moves, process groups.
+Every result says ``"layers": "calibrated by sleeping"``.
+
+This file is no benchmark itself; the others import it.
+"""
+
+import dataclasses
+import itertools
+import multiprocessing
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from ballast_policies.contract import Directive, Plan, Stage
+from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.dynamics.protocol import UnchangedHooks
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.reporting.console import SilentReporter
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import join, reach_store, serve_store
+from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
+from ballast_trainer.runtime.session import Session
+from ballast_trainer.runtime.state import Overhead, Training
+from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.testing import local_plan
+from torch import nn
+
+SAYS = "calibrated by sleeping"
+DIM = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to run.
+
+    Attributes:
+        loads: seconds of one microbatch, shape (steps, layers, 2): forward, backward.
+        ranks: processes at the start.
+        bounds: first partition, over the schedule's stages.
+        settings: fields of the trainer's configuration besides, e.g. ``rebalance``.
+        replans: (after step, ranks kept or None, bounds): plans that follow one another.
+    """
+
+    loads: np.ndarray
+    ranks: int
+    bounds: tuple[int, ...]
+    microbatches: int
+    schedule: str = "1F1B"
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    replans: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+
+    @property
+    def config(self) -> TrainerConfig:
+        """As the trainer reads it."""
+        return TrainerConfig.from_mapping(
+            {
+                "totalSteps": len(self.loads),
+                "model": {"name": "sleeping"},
+                "pipeline": {
+                    "schedule": self.schedule,
+                    "microbatches": self.microbatches,
+                    "globalBatchSize": self.microbatches,
+                },
+                "rebalance": {"enabled": False},
+                **self.settings,
+            }
+        )
+
+
+class _Nap(torch.autograd.Function):
+    """The value itself; its backward sleeps."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, layer: "SleepingLayer") -> torch.Tensor:
+        ctx.layer = layer
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.layer.backward_seconds / 2)
+        return gradient, None
+
+
+class SleepingLayer(nn.Module):
+    """[B, DIM] -> [B, DIM], in as many seconds as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(DIM))
+        self.forward_seconds = self.backward_seconds = 0.0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Multiply and sleep."""
+        began = time.perf_counter()
+        # Once on the way to the input, once on the way to the weight.
+        out: torch.Tensor = _Nap.apply(value, self) * _Nap.apply(self.weight, self)
+        rest = began + self.forward_seconds - time.perf_counter()
+        if rest > 0:
+            time.sleep(rest)
+        return out
+
+
+class StatedLoads(UnchangedHooks):
+    """Tells each layer its seconds at every step at which they change."""
+
+    def __init__(self, loads: np.ndarray) -> None:
+        self._loads = loads
+
+    def _tell(self, step: int, layers: LayerSet) -> None:
+        for layer in layers:
+            layer.module.forward_seconds, layer.module.backward_seconds = self._loads[step, layer.index]
+
+    def conform(self, step: int, layers: LayerSet) -> None:
+        """Layers that were built or received."""
+        self._tell(min(step, len(self._loads) - 1), layers)
+
+    def apply(self, step: int, layers: LayerSet, world: Any) -> bool:
+        """Whether this step's loads are other ones."""
+        self._tell(step, layers)
+        return step > 0 and not np.array_equal(self._loads[step], self._loads[step - 1])
+
+
+def sleeping_model(layers: int) -> Model:
+    """As many sleeping layers."""
+
+    def batch(seed: int, step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # The first layer's input has a gradient, or its backward would have nothing to wait for.
+        return torch.ones(size, DIM, requires_grad=True), torch.zeros(size, DIM)
+
+    return Model(
+        family="sleeping",
+        layer_count=layers,
+        build_layer=lambda index: SleepingLayer(),
+        loss=nn.functional.mse_loss,
+        batch=batch,
+    )
+
+
+class Lines:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def step(self, **fields: Any) -> None:
+        """A step is done."""
+        self.lines.append(fields)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Something happened."""
+        self.lines.append({"event": name, **fields})
+
+
+class ScriptedChannel:
+    """Publishes the job's plans one after the other, each once its step is reported."""
+
+    def __init__(self, plan: Plan, replans: Any) -> None:
+        self._lock = threading.Lock()
+        self._plan = plan
+        self._replans = list(replans)
+
+    def read_plan(self) -> Plan:
+        """The plan in force."""
+        with self._lock:
+            return self._plan
+
+    def read_config(self) -> None:
+        """The job has it."""
+        return None
+
+    def write(self, *, report: Any = None, **_: Any) -> None:
+        """Go on to the next plan where its step is done."""
+        with self._lock:
+            if report is None or not self._replans or report.step < self._replans[0][0]:
+                return
+            _, ranks, bounds = self._replans.pop(0)
+            shrinks = ranks < len(self._plan.ranks)
+            self._plan = dataclasses.replace(
+                self._plan,
+                epoch=self._plan.epoch + 1,
+                directive=Directive.SHRINK if shrinks else Directive.RUN,
+                ranks=self._plan.ranks[:ranks],
+                stages=stages(bounds, range(ranks)),
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What rank 0 saw.
+
+    Attributes:
+        lines: of steps and of events.
+        costs: of the layers, as measured last.
+        overhead: seconds spent on deciding and moving.
+    """
+
+    lines: list[dict[str, Any]]
+    costs: LayerCosts
+    overhead: Overhead
+
+    def step_seconds(self) -> dict[int, float]:
+        """By step, 1-based."""
+        return {line["step"]: line["step_seconds"] for line in self.lines if "event" not in line}
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of a name."""
+        return [line for line in self.lines if line.get("event") == name]
+
+
+def stages(bounds: Any, placement: Any) -> tuple[Stage, ...]:
+    """Stages with these bounds, each on its rank."""
+    return tuple(
+        Stage(rank=rank, first_layer=first, end_layer=end)
+        for rank, (first, end) in zip(placement, itertools.pairwise(bounds), strict=True)
+    )
+
+
+def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
+    torch.set_num_threads(1)
+    config = job.config
+    model = sleeping_model(job.loads.shape[1])
+    plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)
+    store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
+    device = torch.device("cpu")
+    loads = StatedLoads(job.loads)
+    training = Training(
+        config=config,
+        model=model,
+        device=device,
+        speed=None,
+        dynamics=(loads,),
+        layers=LayerSet(model, config.training, device, lambda index, module: module),
+        meter=Meter(model.layer_count, device, None, clock=time.perf_counter),
+        profile=Profile(model.layer_count),
+        world=join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60),
+        plan=plan,
+        stages=(),
+    )
+    training.stages = stages(job.bounds, training.placement(job.ranks))
+    liaison = Liaison(ScriptedChannel(plan, job.replans), plan) if rank == 0 else None
+    lines = Lines()
+    session = Session(
+        training,
+        liaison=liaison,
+        reporter=lines if rank == 0 else SilentReporter(),
+        stop=StopSignal(),
+        peer_timeout_seconds=60,
+    )
+    session.run()
+    results.put((rank, lines.lines, training.profile.costs(), training.overhead))
+    if rank == 0:
+        time.sleep(0.5)  # the store lives here: the others leave first
+
+
+def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:
+    """Run the job.
+
+    Raises:
+        queue.Empty: the ranks did not finish within ``limit_seconds``.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ballast_trainer.preload", "trainer_calibrated"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results = context.Queue()
+    processes = [
+        context.Process(target=_rank_main, args=(rank, port, job, results)) for rank in range(job.ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = {}
+        for _ in processes:
+            rank, *rest = results.get(timeout=limit_seconds)
+            found[rank] = Ran(*rest)
+    finally:
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+    return found[0]
