@@ -21,6 +21,7 @@ from ballast_trainer.runtime.decide import initial_stages, usable_stages
 from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import check_schedule, placement_of
+from ballast_trainer.runtime.precision import check_precision
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
 from ballast_trainer.runtime.reshape import announce_ready
@@ -129,6 +130,7 @@ def train(
     config, model = job.config, job.model
     speed = emulated_speed(os.environ, model.family)
     device = choose_device(local_rank)
+    check_precision(config.training.precision, device)
     if speed is not None:
         # The emulation counts one thread's CPU seconds.
         torch.set_num_threads(1)

@@ -71,7 +71,15 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
         for dynamic in dynamics:
             dynamic.after_backward(training.layers)
         norm = squared_gradient_norm(training.layers)
-        optimizer_step(training.layers, recipe.training, training.meter, step=at_step, squared_norm=norm)
+        optimizer_step(
+            training.layers,
+            recipe.training,
+            training.meter,
+            step=at_step,
+            total_steps=recipe.total_steps,
+            squared_norm=norm,
+            loss_scale=training.loss_scale.value,
+        )
         for dynamic in dynamics:
             dynamic.after_optimizer(training.layers)
         if number:

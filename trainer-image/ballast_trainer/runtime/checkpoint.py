@@ -37,12 +37,14 @@ class Manifest:
         layer_count: layers of the model.
         seed: the seed of weights, data order and dropout.
         files: CRC-32 of each file.
+        loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
     """
 
     step: int
     layer_count: int
     seed: int
     files: dict[str, int]
+    loss_scale: tuple[float, int] = (1.0, 0)
 
 
 def _checksum(path: Path) -> int:
@@ -66,7 +68,9 @@ class Checkpoints:
         self._layer_count = layer_count
         self._seed = seed
 
-    def save(self, world: World, layers: LayerSet, step: int) -> None:
+    def save(
+        self, world: World, layers: LayerSet, step: int, *, loss_scale: tuple[float, int] = (1.0, 0)
+    ) -> None:
         """Save the state after ``step`` steps; collective over the world.
 
         Raises:
@@ -92,7 +96,13 @@ class Checkpoints:
         _dcp_save(world, state, temporary)
         if world.rank == 0:
             files = {path.name: _checksum(path) for path in temporary.iterdir()}
-            manifest = Manifest(step=step, layer_count=self._layer_count, seed=self._seed, files=files)
+            manifest = Manifest(
+                step=step,
+                layer_count=self._layer_count,
+                seed=self._seed,
+                files=files,
+                loss_scale=loss_scale,
+            )
             _write_durably(temporary / MANIFEST, json.dumps(dataclasses.asdict(manifest)))
             temporary.rename(final)
             self._prune()

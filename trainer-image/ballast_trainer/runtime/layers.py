@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ballast_trainer.config import TrainingConfig
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
+from ballast_trainer.runtime.precision import computing_in
 from ballast_trainer.runtime.profile import Meter
 from ballast_trainer.runtime.seeding import mixed_key, seed_build, seed_layer
 
@@ -38,12 +40,12 @@ class Layer:
     def __init__(self, index: int, module: nn.Module, config: TrainingConfig) -> None:
         self.index = index
         self.module = module
-        self._config = config
+        self.config = config
         self.optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
         parameters = list(self.module.parameters())
-        return _make_optimizer(parameters, self._config) if parameters else None
+        return _make_optimizer(parameters, self.config) if parameters else None
 
     def state(self) -> dict[str, torch.Tensor]:
         """All tensors of the layer; module tensors are the live ones, not copies."""
@@ -155,6 +157,8 @@ class LayerStack(nn.Module):
         self._meter = meter
         self._seed = seed
         self._device = device
+        config = layers[0].config
+        self._precision, self._recompute = config.precision, config.recompute
         self.input_learns = False
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -167,15 +171,27 @@ class LayerStack(nn.Module):
             value.register_hook(torch.Tensor.contiguous)
         key = mixed_key(self._seed, meter.step, microbatch or 0)
         measured = meter.by_layer and microbatch is not None
-        for index, layer in zip(self.indices, self.stack, strict=True):
-            if measured:
-                meter.enter(index)
-            seed_layer(self._device, key, index)
-            value = layer(value)
-            if measured and value.requires_grad:
-                # Runs when the gradient of this output is known: layer index's backward begins.
-                value.register_hook(functools.partial(_enter_backward, meter, index))
+        with computing_in(self._precision, self._device):
+            for index, layer in zip(self.indices, self.stack, strict=True):
+                if measured:
+                    meter.enter(index)
+                value = self._run(index, layer, key, value)
+                if measured and value.requires_grad:
+                    # Runs when the gradient of this output is known: layer index's backward begins.
+                    value.register_hook(functools.partial(_enter_backward, meter, index))
         return value
+
+    def _run(self, index: int, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
+        def run(value: torch.Tensor) -> torch.Tensor:
+            seed_layer(self._device, key, index)
+            output: torch.Tensor = layer(value)
+            return output
+
+        if not (self._recompute and torch.is_grad_enabled()):
+            return run(value)
+        # The second forward seeds itself as the first did: no generator state to keep.
+        recomputed: torch.Tensor = checkpoint(run, value, use_reentrant=False, preserve_rng_state=False)
+        return recomputed
 
 
 def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:

@@ -8,6 +8,9 @@ from ballast_trainer.config import TrainingConfig
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.profile import Meter
 
+BASE_RATE = "initial_lr"
+"""Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""
+
 
 def squared_gradient_norm(layers: LayerSet) -> float:
     """Sum of squares of the gradients held by this rank."""
@@ -18,15 +21,42 @@ def squared_gradient_norm(layers: LayerSet) -> float:
     return float(torch.stack(norms).double().square().sum())
 
 
-def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Learning rate of ``step``: linear warm-up, then constant."""
-    if step >= config.warmup_steps:
-        return config.learning_rate
-    return config.learning_rate * (step + 1) / config.warmup_steps
+def rate_factor(config: TrainingConfig, step: int, total_steps: int) -> float:
+    """The learning rate of ``step`` over ``learningRate``: a function of the step alone.
+
+    So re-plans, restarts and other numbers of ranks cannot disturb it.  Linear warm-up to 1 over
+    ``warmupSteps``; then 1, or a line or half a cosine down to ``decayTo`` at ``decaySteps``
+    (``totalSteps`` unless given), which stays.
+
+    Args:
+        config: warm-up and decay.
+        step: 0-based.
+        total_steps: of the job.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.decay == "constant":
+        return 1.0
+    end = config.decay_steps if config.decay_steps is not None else total_steps
+    gone = min(1.0, (step - config.warmup_steps) / (end - config.warmup_steps))
+    left = 1.0 - gone if config.decay == "linear" else (1.0 + math.cos(math.pi * gone)) / 2
+    return config.decay_to + (1.0 - config.decay_to) * left
+
+
+def learning_rate(config: TrainingConfig, step: int, total_steps: int) -> float:
+    """Learning rate of ``step``."""
+    return config.learning_rate * rate_factor(config, step, total_steps)
 
 
 def optimizer_step(
-    layers: LayerSet, config: TrainingConfig, meter: Meter, *, step: int, squared_norm: float
+    layers: LayerSet,
+    config: TrainingConfig,
+    meter: Meter,
+    *,
+    step: int,
+    total_steps: int,
+    squared_norm: float,
+    loss_scale: float = 1.0,
 ) -> None:
     """Clip by the norm over all ranks, step every layer's optimizer, clear the gradients.
 
@@ -35,22 +65,31 @@ def optimizer_step(
         config: learning rate and clipping.
         meter: told the seconds of each layer.
         step: the step that runs, 0-based.
-        squared_norm: sum of squares of all gradients, over all ranks.
+        total_steps: of the job.
+        squared_norm: sum of squares of all gradients, over all ranks, as they are (scaled).
+        loss_scale: what the gradients are to be divided by.
     """
-    rate = learning_rate(config, step)
-    scale = 1.0
+    factor = rate_factor(config, step, total_steps)
+    scale = 1.0 / loss_scale
     if config.clip_norm is not None:
-        scale = min(1.0, config.clip_norm / (math.sqrt(squared_norm) + 1e-6))
+        scale *= min(1.0, config.clip_norm / (math.sqrt(squared_norm) / loss_scale + 1e-6))
     began = meter.start_optimizer()
     for layer in layers:
         if layer.optimizer is None:
             continue
         gradients = [p.grad for p in layer.module.parameters() if p.grad is not None]
         if gradients:
-            if scale < 1.0:
+            if scale != 1.0:
                 torch._foreach_mul_(gradients, scale)
             for group in layer.optimizer.param_groups:
-                group["lr"] = rate
+                # An optimizer of the user's may give its groups rates of their own.
+                group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
             layer.optimizer.step()
             layer.optimizer.zero_grad(set_to_none=True)
         began = meter.add_optimizer(layer.index, began)
+
+
+def drop_gradients(layers: LayerSet) -> None:
+    """Forget a step's gradients without learning from them."""
+    for layer in layers:
+        layer.module.zero_grad(set_to_none=True)

@@ -93,7 +93,7 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
         raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.pods}")
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
-    training.world.from_rank_0((training.step, old_stages, stages))
+    training.world.from_rank_0((training.step, training.loss_scale.state, old_stages, stages))
     migration = migrate(training.world, training.layers, plan_moves(old_stages, stages))
     training.conform()
     training.rebuild()
@@ -117,7 +117,8 @@ def newcomers_ready(world: World, plan: Plan) -> bool:
 
 def enter_grown(training: Training, world: World) -> None:
     """A new rank's side of :func:`grow`: learn step and partition from rank 0, receive layers."""
-    training.step, old_stages, training.stages = world.from_rank_0(None)
+    training.step, loss_scale, old_stages, training.stages = world.from_rank_0(None)
+    training.loss_scale.restore(loss_scale)
     migrate(world, training.layers, plan_moves(old_stages, training.stages))
     training.conform()
     training.rebuild()

@@ -14,7 +14,7 @@ from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.reporting.console import Reporter
 from ballast_trainer.runtime.checkpoint import Checkpoints
 from ballast_trainer.runtime.heartbeat import Heartbeat
-from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.runtime.optimize import drop_gradients, optimizer_step, squared_gradient_norm
 from ballast_trainer.runtime.process_group import peer_failures
 from ballast_trainer.runtime.progress import Progress
 from ballast_trainer.runtime.reactions import Reactions
@@ -94,6 +94,7 @@ class Session:
         manifest = self._checkpoints.newest(training.world) if self._checkpoints is not None else None
         if manifest is not None:
             training.step = manifest.step
+            training.loss_scale.restore(manifest.loss_scale)
             self._progress.checkpoint_step = self._progress.resumed_from_step = manifest.step
         training.layers.hold(
             training.layers.make(index)
@@ -151,13 +152,19 @@ class Session:
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
-        optimizer_step(
-            training.layers,
-            training.config.training,
-            training.meter,
-            step=training.step,
-            squared_norm=agreed.squared_norm,
-        )
+        loss_scale = training.loss_scale.value
+        if training.loss_scale.step_is_sound(agreed.squared_norm, step=training.step):
+            optimizer_step(
+                training.layers,
+                training.config.training,
+                training.meter,
+                step=training.step,
+                total_steps=training.config.total_steps,
+                squared_norm=agreed.squared_norm,
+                loss_scale=loss_scale,
+            )
+        else:
+            drop_gradients(training.layers)
         for dynamic in training.dynamics:
             dynamic.after_optimizer(training.layers)
         training.step += 1
@@ -183,7 +190,7 @@ class Session:
         return _Agreed(
             stop=summed[0] > 0,
             epoch=round(summed[1]),
-            loss=summed[2],
+            loss=summed[2] / training.loss_scale.value,
             squared_norm=summed[3],
             seconds=summed[4:],
         )
@@ -203,7 +210,9 @@ class Session:
             return "no checkpoint.path, nothing is saved"
         if self._progress.checkpoint_step != training.step:
             watch = StopWatch()
-            self._checkpoints.save(training.world, training.layers, training.step)
+            self._checkpoints.save(
+                training.world, training.layers, training.step, loss_scale=training.loss_scale.state
+            )
             self._progress.checkpoint_step = training.step
             self._voice.event("checkpoint", pause_ms=watch.milliseconds())
         return "the state is saved"

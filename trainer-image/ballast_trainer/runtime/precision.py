@@ -1,0 +1,102 @@
+"""Numbers: what layers compute in, and the loss scale that keeps fp16 gradients above zero.
+
+Weights, gradients and optimizer state stay fp32 (master weights); with ``bf16`` or ``fp16`` the
+layers run under autocast, so activations between stages have whatever type the layers return.
+fp16 gradients below 6e-8 vanish: the loss is multiplied by a scale before the backward, gradients
+are divided by it before clipping (Micikevicius et al. 2018, section 3.2).
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+
+import torch
+
+from ballast_trainer.errors import ConfigurationError, TrainerError
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+FIRST_SCALE = 65536.0
+GROWTH_STEPS = 2000
+"""Steps without an overflow after which the scale doubles; an overflow halves it."""
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse what a device cannot do.
+
+    Raises:
+        ConfigurationError: fp16 on a CPU.
+    """
+    if precision == "fp16" and device.type != "cuda":
+        reason = f"'fp16' needs a CUDA device, this rank has {device.type!r}. To fix: use 'bf16' or 'fp32'"
+        raise ConfigurationError("training.precision", reason)
+
+
+def computing_in(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The context that layers run in."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_TYPES[precision])
+
+
+class LossScale:
+    """The factor on the loss, the same on every rank; 1 for ever unless the precision is fp16.
+
+    It follows from the gradient norms of all ranks, which all ranks know, so it needs no message of
+    its own.  Powers of two scale exactly.
+
+    Attributes:
+        value: the factor in force.
+    """
+
+    def __init__(self, precision: str) -> None:
+        self._moves = precision == "fp16"
+        self.value = FIRST_SCALE if self._moves else 1.0
+        self._good_steps = 0
+
+    @property
+    def state(self) -> tuple[float, int]:
+        """The factor, and steps since it last changed."""
+        return self.value, self._good_steps
+
+    def restore(self, state: tuple[float, int]) -> None:
+        """Go on from the ``state`` of a checkpoint or of another rank."""
+        if self._moves:
+            self.value, self._good_steps = float(state[0]), int(state[1])
+
+    def scaled(self, loss: Loss) -> Loss:
+        """``loss`` of outputs in full precision, multiplied by the factor in force when it is called."""
+
+        def scaled_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            if output.dtype in (torch.bfloat16, torch.float16):
+                output = output.float()
+            value = loss(output, target)
+            return value * self.value if self._moves else value
+
+        return scaled_loss
+
+    def step_is_sound(self, squared_norm: float, *, step: int) -> bool:
+        """Whether the gradients of a step may reach the weights; moves the factor.
+
+        Args:
+            squared_norm: sum of squares of the scaled gradients, over all ranks.
+            step: the step that runs, 0-based.
+
+        Raises:
+            TrainerError: they are not finite, and no smaller factor would mend it.
+        """
+        if math.isfinite(squared_norm):
+            self._good_steps += 1
+            if self._moves and self._good_steps >= GROWTH_STEPS:
+                self.value, self._good_steps = self.value * 2, 0
+            return True
+        if not self._moves or self.value <= 1.0:
+            raise TrainerError(
+                f"the gradients of step {step + 1} are not finite (sum of squares {squared_norm}); "
+                "nothing is learnt from them. To fix: lower training.learningRate, "
+                "warm up longer, or look for what divides by zero in the loss"
+            )
+        self.value, self._good_steps = self.value / 2, 0
+        return False
