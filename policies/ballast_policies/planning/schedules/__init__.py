@@ -22,12 +22,13 @@ from ballast_policies.planning.schedules.interleaved import (
     interleaved_zero_bubble,
 )
 from ballast_policies.planning.schedules.picture import schedule_svg
-from ballast_policies.planning.schedules.registry import SCHEDULES, build_schedule, stages_of
+from ballast_policies.planning.schedules.registry import REPLICATED, SCHEDULES, build_schedule, stages_of
 from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
 from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
 from ballast_policies.planning.schedules.synchronous import (
     forward_only,
     gpipe,
+    gpipe_replicated,
     looped_breadth_first,
     one_forward_one_backward,
     one_forward_one_backward_replicated,
@@ -43,6 +44,7 @@ from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 from ballast_policies.planning.schedules.weights import versions_held, weight_versions
 
 __all__ = [
+    "REPLICATED",
     "SCHEDULES",
     "Action",
     "BubbleSplit",
@@ -63,6 +65,7 @@ __all__ = [
     "even_costs",
     "forward_only",
     "gpipe",
+    "gpipe_replicated",
     "interleaved_one_forward_one_backward",
     "interleaved_zero_bubble",
     "looped_breadth_first",

@@ -1,6 +1,6 @@
 """Schedules by the names that ``pipeline.schedule`` takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ballast_policies.planning.schedules.action import ScheduleError
 from ballast_policies.planning.schedules.asynchronous import double_buffered, pipedream
@@ -12,8 +12,10 @@ from ballast_policies.planning.schedules.interleaved import (
 from ballast_policies.planning.schedules.schedule import Schedule
 from ballast_policies.planning.schedules.synchronous import (
     gpipe,
+    gpipe_replicated,
     looped_breadth_first,
     one_forward_one_backward,
+    one_forward_one_backward_replicated,
 )
 from ballast_policies.planning.schedules.v_shaped import zero_bubble_v
 
@@ -36,6 +38,13 @@ SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
 }
 """Name -> builder of (ranks, microbatches, chunks); chunks count where a rank may hold several stages."""
 
+REPLICATED: dict[str, Callable[[Sequence[int], int], Schedule]] = {
+    "1F1B": one_forward_one_backward_replicated,
+    "GPipe": gpipe_replicated,
+    "PipeDream": pipedream,
+}
+"""Name -> builder of (replicas of each stage, microbatches), where a stage may be on several ranks."""
+
 CHUNKS_OF = {"ZeroBubbleV": 2, "DualPipeV": 2}
 """Stages a rank, where the schedule fixes them."""
 
@@ -53,14 +62,40 @@ def stages_of(name: str, ranks: int, chunks: int = 1) -> int:
     return ranks * CHUNKS_OF.get(name, chunks if name in TAKES_CHUNKS else 1)
 
 
-def build_schedule(name: str, *, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+def build_schedule(
+    name: str, *, ranks: int, microbatches: int, chunks: int = 1, replicas: Sequence[int] = ()
+) -> Schedule:
     """The schedule ``name``.
+
+    Args:
+        name: one of :data:`SCHEDULES`.
+        ranks: all of them; each stage of a replicated pipeline takes as many as it has replicas.
+        microbatches: in one step, or in the whole run of a schedule without a flush.
+        chunks: stages a rank, where that is free.
+        replicas: by stage, how many ranks hold it; none given: one each.
 
     Raises:
         ScheduleError: the name is unknown, or the counts do not suit the schedule.
     """
     _check_name(name)
-    return SCHEDULES[name](ranks, microbatches, chunks)
+    if not replicas:
+        return SCHEDULES[name](ranks, microbatches, chunks)
+    if name not in REPLICATED:
+        raise ScheduleError(
+            f"{name} knows no replicas of a stage. To fix: use one of {', '.join(REPLICATED)}, or no replicas"
+        )
+    if min(replicas) < 1 or sum(replicas) != ranks:
+        raise ScheduleError(
+            f"replicas {list(replicas)} need {sum(replicas)} ranks, there are {ranks}. "
+            "To fix: let the replicas add up to the ranks, each at least 1"
+        )
+    uneven = [count for count in replicas if microbatches % count]
+    if uneven:
+        raise ScheduleError(
+            f"{microbatches} microbatches do not divide over {uneven[0]} replicas of a stage. "
+            "To fix: use a multiple of every stage's replicas"
+        )
+    return REPLICATED[name](replicas, microbatches)
 
 
 def _check_name(name: str) -> None:

@@ -16,12 +16,29 @@ def forward_only(ranks: int, microbatches: int) -> Schedule:
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
     """All forwards, then all backwards: m microbatches in flight (GPipe)."""
-    check_counts(ranks=ranks, microbatches=microbatches)
+    return gpipe_replicated([1] * ranks, microbatches)
+
+
+def gpipe_replicated(replicas: Sequence[int], microbatches: int) -> Schedule:
+    """GPipe with stage s on ``replicas[s]`` ranks, microbatch k on replica k mod r."""
+    check_counts(stages=len(replicas), microbatches=microbatches, replicas=min(replicas, default=1))
+    stage_ranks = replica_ranks(replicas)
     rows = [
-        [Action(rank, kind, k) for kind in (Kind.FORWARD, Kind.BACKWARD) for k in range(microbatches)]
-        for rank in range(ranks)
+        [
+            Action(stage, kind, k)
+            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for k in range(replica, microbatches, len(holders))
+        ]
+        for stage, holders in enumerate(stage_ranks)
+        for replica in range(len(holders))
     ]
-    return _synchronous("GPipe", ranks, 1, microbatches, rows)
+    return Schedule(
+        name="GPipe" if max(replicas) == 1 else "GPipe-RR",
+        microbatches=microbatches,
+        stage_ranks=stage_ranks,
+        actions=tuple(tuple(row) for row in rows),
+        update_every=microbatches,
+    )
 
 
 def looped_breadth_first(ranks: int, microbatches: int, chunks: int) -> Schedule:

@@ -1,0 +1,54 @@
+"""Stages on several ranks, round-robin: which schedules know them, and what is refused."""
+
+import pytest
+from ballast_policies.planning.schedules import REPLICATED, Kind, ScheduleError, build_schedule, validate
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(
+    name=st.sampled_from(sorted(REPLICATED)),
+    replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    rounds=st.integers(1, 3),
+)
+def test_microbatch_k_is_on_replica_k_mod_r_both_ways(name, replicas, rounds):
+    """Forward and backward of a microbatch meet the same replica, and every schedule is free of deadlock."""
+    schedule = build_schedule(name, ranks=sum(replicas), microbatches=6 * rounds, replicas=replicas)
+    validate(schedule)
+    for stage, holders in enumerate(schedule.stage_ranks):
+        assert len(holders) == replicas[stage]
+        for replica, rank in enumerate(holders):
+            done = [a for a in schedule.actions[rank] if a.kind is not Kind.UPDATE]
+            assert {a.microbatch % len(holders) for a in done} == {replica}
+            assert {a.stage for a in done} == {stage}
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "microbatches", "reason"),
+    [
+        ("ZeroBubbleV", [2, 1], 4, "knows no replicas of a stage"),
+        ("PipeDream2BW", [2, 1], 4, "knows no replicas of a stage"),
+        ("1F1B", [2, 2], 4, "need 4 ranks, there are 3"),
+        ("1F1B", [2, 1], 5, "5 microbatches do not divide over 2 replicas"),
+    ],
+)
+def test_what_replicas_cannot_do_is_refused_in_words(name, replicas, microbatches, reason):
+    """Unfit schedules, ranks and microbatches."""
+    with pytest.raises(ScheduleError, match=reason):
+        build_schedule(name, ranks=3, microbatches=microbatches, replicas=replicas)
+
+
+@given(
+    name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
+    ranks=st.integers(1, 4),
+    steps=st.integers(1, 4),
+    more=st.integers(1, 3),
+)
+def test_a_run_without_a_flush_cut_short_is_the_shorter_run(name, ranks, steps, more):
+    """So a run can end early, once no further microbatch is admitted: no other order is needed to drain."""
+    short = build_schedule(name, ranks=ranks, microbatches=steps * ranks)
+    long = build_schedule(name, ranks=ranks, microbatches=(steps + more) * ranks)
+    for wanted, row in zip(short.actions, long.actions, strict=True):
+        updates = sum(action.kind is Kind.UPDATE for action in wanted)
+        kept = [a for a in row if a.microbatch < (updates if a.kind is Kind.UPDATE else steps * ranks)]
+        assert tuple(kept) == wanted
