@@ -101,9 +101,15 @@ class PrunableLinear(nn.Module):
         if self._matrices is None:
             assert self._structure is not None
             self._matrices = self._structure.matrices(self.values.detach())
-        product = _SparseProduct.apply(x.reshape(-1, x.shape[-1]), self.values, self._matrices)
+        # CSR products are those of the values' own type, under autocast too.
+        with torch.autocast(x.device.type, enabled=False):
+            flat = x.reshape(-1, x.shape[-1]).to(self.values.dtype)
+            product = _SparseProduct.apply(flat, self.values, self._matrices)
         if self.bias is not None:
             product = product + self.bias
+        if torch.is_autocast_enabled(x.device.type):
+            # As the dense product: stages have agreed on the type of what they exchange.
+            product = product.to(torch.get_autocast_dtype(x.device.type))
         shaped: torch.Tensor = product.reshape(*x.shape[:-1], product.shape[-1])
         return shaped
 

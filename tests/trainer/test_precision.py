@@ -1,0 +1,250 @@
+"""Mixed precision, loss scaling, recomputation, clipping, and the learning rate over the steps."""
+
+import math
+
+import pytest
+import torch
+from ballast_trainer.config import TrainerConfig, TrainingConfig
+from ballast_trainer.dynamics.registry import DYNAMICS
+from ballast_trainer.errors import ConfigurationError, TrainerError
+from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.optimize import (
+    drop_gradients,
+    learning_rate,
+    optimizer_step,
+    rate_factor,
+    squared_gradient_norm,
+)
+from ballast_trainer.runtime.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
+from ballast_trainer.runtime.profile import Meter
+from hypothesis import given
+from hypothesis import strategies as st
+
+CPU = torch.device("cpu")
+TARGETS = {"freezing": 0.5, "pruning": 0.95, "sparseAttention": 0.9, "earlyExit": 0.8}
+TARGETS |= {"mixtureOfDepths": 0.75, "mixtureOfExperts": 1.0}
+
+
+def assert_same(losses, reference, *, within):
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < within
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleV"])
+def test_bf16_partitioned_learns_as_bf16_in_one_process(gang, small_config, single_process_losses, schedule):
+    """Activations cross stages in the type the layers return, so the curve does not depend on the cuts."""
+    config = small_config(totalSteps=12, training={"precision": "bf16"})
+    config["pipeline"]["schedule"] = schedule
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    # Gradients of microbatches are summed in another order by split backwards, in fp32.
+    assert_same(running.losses(), single_process_losses(config), within=2e-3)
+    full = single_process_losses(small_config(totalSteps=12))
+    assert 0 < max(abs(running.losses()[step] - full[step]) for step in full) < 0.05
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZeroBubbleV"])
+def test_recomputation_gives_the_same_curve_with_dropout(gang, small_config, single_process_losses, schedule):
+    """The second forward draws the same dropout as the first: losses equal to 1e-6."""
+    config = small_config(totalSteps=12)
+    config["pipeline"]["schedule"] = schedule
+    running = gang({**config, "training": {"recompute": True}}, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same(running.losses(), single_process_losses(config), within=1e-6)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", sorted(DYNAMICS))
+def test_each_kind_of_change_works_in_bf16_with_recomputation(gang, small_config, kind):
+    """The six dynamic cases under autocast and a second forward: the loss falls and stays finite."""
+    change = {"kind": kind, "startStep": 2, "endStep": 6, "everySteps": 2, "target": TARGETS[kind]}
+    training = {"precision": "bf16", "recompute": True, "learningRate": 0.003}
+    config = small_config(totalSteps=12, dynamics=[change], training=training)
+    config["model"]["args"]["context"] = 64
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    losses = running.losses()
+    assert losses[12] < losses[1]
+
+
+def test_fp16_is_refused_where_there_is_no_cuda():
+    """It says what to use instead."""
+    with pytest.raises(ConfigurationError, match="use 'bf16' or 'fp32'"):
+        check_precision("fp16", CPU)
+    check_precision("fp16", torch.device("cuda"))
+
+
+def trained_layers(config, *, seed=3):
+    """Layers of a small model with the gradients of one batch, not yet learnt from."""
+    model = build_gpt(layers=4, dim=16, heads=2, context=8, dropout=0.0)
+    layers = LayerSet(model, config, CPU, lambda index, module: module)
+    layers.hold(layers.make(index) for index in range(4))
+    inputs, targets = model.batch(seed, 0, 4)
+    value = inputs
+    for layer in layers:
+        value = layer.module(value)
+    return layers, lambda scale: (scale.scaled(model.loss)(value, targets)).backward()
+
+
+def weights(layers):
+    return [parameter.detach().clone() for parameter in layers.parameters()]
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_scaled_loss_leads_to_the_same_weights(clip):
+    """Scaling by a power of two and dividing before clipping changes no bit that matters."""
+    config = TrainingConfig(optimizer="sgd", clip_norm=clip, weight_decay=0.0)
+    after = []
+    for precision in ("fp32", "fp16"):
+        layers, backward = trained_layers(config)
+        scale = LossScale(precision)
+        backward(scale)
+        norm = squared_gradient_norm(layers)
+        assert scale.step_is_sound(norm, step=0)
+        optimizer_step(
+            layers,
+            config,
+            Meter(4, CPU, None),
+            step=0,
+            total_steps=1,
+            squared_norm=norm,
+            loss_scale=scale.value,
+        )
+        after.append(weights(layers))
+    for plain, scaled in zip(*after, strict=True):
+        torch.testing.assert_close(plain, scaled, rtol=1e-6, atol=1e-7)
+
+
+def test_clipping_is_torch_clipping_over_all_layers():
+    """The same weights as ``clip_grad_norm_`` over all parameters at once."""
+    config = TrainingConfig(optimizer="sgd", clip_norm=0.05, weight_decay=0.0, learning_rate=0.1)
+    layers, backward = trained_layers(config)
+    backward(LossScale("fp32"))
+    reference, backward = trained_layers(config)
+    backward(LossScale("fp32"))
+    norm = squared_gradient_norm(layers)
+    assert norm > 0.05**2
+    optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=norm)
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
+    torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9).step()
+    for mine, theirs in zip(weights(layers), weights(reference), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-7)
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while():
+    """The rule of dynamic loss scaling; a restored scale goes on where it was."""
+    scale = LossScale("fp16")
+    assert not scale.step_is_sound(math.inf, step=0)
+    assert not scale.step_is_sound(math.nan, step=1)
+    assert scale.value == FIRST_SCALE / 4
+    for step in range(GROWTH_STEPS - 1):
+        assert scale.step_is_sound(1.0, step=step)
+    restored = LossScale("fp16")
+    restored.restore(scale.state)
+    for one in (scale, restored):
+        assert one.value == FIRST_SCALE / 4
+        one.step_is_sound(1.0, step=0)
+        assert one.value == FIRST_SCALE / 2
+
+
+def test_an_overflow_at_the_smallest_scale_ends_the_job():
+    """It is not the scale's fault any more."""
+    scale = LossScale("fp16")
+    scale.restore((1.0, 0))
+    with pytest.raises(TrainerError, match="not finite"):
+        scale.step_is_sound(math.inf, step=4)
+
+
+def test_dropped_gradients_leave_weights_and_optimizer_alone():
+    """A skipped step has not happened."""
+    layers, backward = trained_layers(TrainingConfig())
+    before = weights(layers)
+    backward(LossScale("fp16"))
+    drop_gradients(layers)
+    assert all(parameter.grad is None for parameter in layers.parameters())
+    assert all(not layer.optimizer.state for layer in layers)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(layers), strict=True))
+
+
+@pytest.mark.processes
+def test_gradients_that_are_not_finite_end_the_job_and_are_not_saved(gang, small_config, tmp_path):
+    """A rate that blows up fails in words; no checkpoint holds what it did to the weights."""
+    config = small_config(
+        totalSteps=100_000,
+        training={"learningRate": 1000.0, "optimizer": "sgd", "clipNorm": None},
+        checkpoint={"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 1},
+    )
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) <= {1, 76}, running.errors()
+    assert "not finite" in running.errors()
+    assert "lower training.learningRate" in running.errors()
+    (kept,) = (tmp_path / "saved").glob("step-*")
+    last = max(running.losses())
+    assert kept.name == f"step-{last:08d}"
+    assert all(math.isfinite(loss) for loss in running.losses().values())
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+def test_the_rate_warms_up_and_decays_as_named(decay):
+    """Values at the ends and in the middle, by hand."""
+    config = TrainingConfig(learning_rate=2.0, warmup_steps=4, decay=decay, decay_to=0.1)
+    rates = [learning_rate(config, step, 24) for step in range(30)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    middle, end = {"constant": (2.0, 2.0), "linear": (1.1, 0.2), "cosine": (1.1, 0.2)}[decay]
+    assert rates[14] == pytest.approx(middle)
+    assert rates[24:] == pytest.approx([end] * 6)
+    quarter = {"constant": 1.0, "linear": 0.775, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2}
+    assert rates[9] / 2.0 == pytest.approx(quarter[decay])
+
+
+@given(
+    decay=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 50),
+    length=st.integers(1, 200),
+    left=st.floats(0, 1),
+)
+def test_the_rate_rises_then_never_rises_again(decay, warmup, length, left):
+    """Between 0 and 1, 1 at the end of the warm-up, never below what is to be left."""
+    config = TrainingConfig(warmup_steps=warmup, decay=decay, decay_steps=warmup + length, decay_to=left)
+    factors = [rate_factor(config, step, 10) for step in range(warmup + length + 5)]
+    assert factors[warmup] == 1.0
+    assert factors[: warmup + 1] == sorted(factors[: warmup + 1])
+    assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+    assert all(0 < factor <= 1 for factor in factors[:warmup])
+    assert min(factors[warmup:]) >= left - 1e-12
+
+
+def test_groups_of_a_users_optimizer_keep_their_rates_to_one_another():
+    """Warm-up multiplies each group's own rate."""
+    config = TrainingConfig(warmup_steps=2, learning_rate=0.5, clip_norm=None)
+    layers, backward = trained_layers(TrainingConfig())
+    backward(LossScale("fp32"))
+    (layer, *_) = layers
+    first, *others = layer.module.parameters()
+    layer.optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others}], lr=0.5)
+    for step, factor in ((0, 0.5), (1, 1.0), (2, 1.0)):
+        for parameter in layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer_step(layers, config, Meter(4, CPU, None), step=step, total_steps=9, squared_norm=1.0)
+        assert [group["lr"] for group in layer.optimizer.param_groups] == [0.1 * factor, 0.5 * factor]
+
+
+@pytest.mark.parametrize(
+    ("training", "field"),
+    [
+        ({"precision": "fp8"}, "training.precision"),
+        ({"decay": "cosinus"}, "training.decay"),
+        ({"decayTo": 1.5}, "training.decayTo"),
+        ({"warmupSteps": -1}, "training.warmupSteps"),
+        ({"warmupSteps": 5, "decaySteps": 5}, "training.decaySteps"),
+        ({"warmupSteps": 10, "decay": "linear"}, "training.warmupSteps"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused_with_its_field(training, field):
+    """Before anything is built."""
+    with pytest.raises(ConfigurationError) as caught:
+        TrainerConfig.from_mapping({"totalSteps": 10, "model": {"name": "gpt"}, "training": training})
+    assert caught.value.field == field
