@@ -1,0 +1,326 @@
+"""The executor carries out any schedule: ranks as threads, double precision, small models."""
+
+import queue
+import threading
+
+import pytest
+import torch
+from ballast_policies.planning.schedules import (
+    build_schedule,
+    double_buffered,
+    pipedream,
+    validate,
+    weight_versions,
+)
+from ballast_trainer.config import TrainingConfig
+from ballast_trainer.runtime.executor.boundaries import Boundary
+from ballast_trainer.runtime.executor.executor import Executor
+from ballast_trainer.runtime.executor.order import RankOrder
+from ballast_trainer.runtime.layers import Layer, LayerStack
+from ballast_trainer.runtime.profile import Meter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+WAIT_SECONDS = 60
+RATE = 0.1
+
+
+class Threads:
+    """Messages between threads, by (from, to, tag)."""
+
+    def __init__(self):
+        self.boxes = {}
+        self.lock = threading.Lock()
+
+    def box(self, *key):
+        with self.lock:
+            return self.boxes.setdefault(key, queue.Queue())
+
+    def at(self, rank):
+        threads = self
+
+        class At:
+            def send(self, tensor, to, tag):
+                threads.box(rank, to, tag).put(tensor.clone())
+                return Done()
+
+            def receive(self, into, source, tag):
+                return Coming(into, threads.box(source, rank, tag))
+
+        return At()
+
+
+class Done:
+    def wait(self):
+        pass
+
+
+class Coming:
+    def __init__(self, into, box):
+        self.into, self.box = into, box
+
+    def wait(self):
+        self.into.copy_(self.box.get(timeout=WAIT_SECONDS))
+
+
+class Shift(nn.Module):
+    """x -> x + w: the loss of a stack of them is a quadratic of the sum of their weights."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([weight], dtype=torch.float64))
+
+    def forward(self, value):
+        return value + self.weight
+
+
+def half_square(output, target):
+    return ((output - target) ** 2).mean() / 2
+
+
+def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=half_square):
+    """Carry the schedule out; returns (loss by step, what was counted by rank)."""
+    transport, outcomes = Threads(), {}
+    config = TrainingConfig(optimizer="torch.optim:SGD", learning_rate=RATE)
+
+    def rank_main(rank):
+        meter = Meter(schedule.stages, torch.device("cpu"), None)
+        stacks = {
+            stage: LayerStack([Layer(stage, module, config)], meter, 0, torch.device("cpu"))
+            for stage, module in modules_by_rank[rank].items()
+        }
+
+        def update(stage, *, step, microbatches):
+            learn(rank, stage, step=step, microbatches=microbatches)
+
+        executor = Executor(
+            stacks=stacks,
+            boundaries=(boundary,) * (schedule.stages - 1),
+            transport=transport.at(rank),
+            meter=meter,
+            loss=loss,
+            batch=batch,
+            learn=update,
+            device=torch.device("cpu"),
+        )
+        try:
+            executor.begin(RankOrder(schedule, rank, steps), 0)
+            losses = []
+            while not executor.ended:
+                losses.append(executor.advance())
+            outcomes[rank] = losses, executor.finish()
+        except Exception as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(schedule.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    for outcome in outcomes.values():
+        if isinstance(outcome, Exception):
+            raise outcome
+    assert sorted(outcomes) == list(range(schedule.ranks))
+    losses = [
+        sum(part for part in parts if part is not None)
+        for parts in zip(*(outcomes[rank][0] for rank in range(schedule.ranks)), strict=True)
+    ]
+    return losses, [outcomes[rank][1] for rank in range(schedule.ranks)]
+
+
+def shifts(schedule):
+    """The quadratic's stages, one a rank, and the updates of plain gradient descent on them."""
+    modules = [{rank: Shift(0.3 * (rank + 1))} for rank in range(schedule.ranks)]
+
+    def learn(rank, stage, *, step, microbatches):
+        weight = modules[rank][stage].weight
+        with torch.no_grad():
+            weight -= RATE * weight.grad / microbatches
+        weight.grad = None
+
+    return modules, learn
+
+
+def trained_quadratic(schedule, steps):
+    """Final weights of sum(w) -> 1 by stage, and what the ranks counted."""
+    modules, learn = shifts(schedule)
+    microbatches = schedule.microbatches // steps
+    batch = (
+        torch.zeros(microbatches, 1, dtype=torch.float64),
+        torch.ones(microbatches, 1, dtype=torch.float64),
+    )
+    boundary = Boundary(shape=(1, 1), dtype=torch.float64, learns=True)
+    _, counted = run(schedule, modules, steps=steps, batch=lambda step: batch, boundary=boundary, learn=learn)
+    return [float(modules[rank][rank].weight.detach()) for rank in range(schedule.ranks)], counted
+
+
+def recurrence(stages, updates, used):
+    """W(t+1) = W(t) - v grad f at the versions that ``used(stage, t)`` says, f = (sum(w) - 1)^2 / 2."""
+    weights = [[0.3 * (stage + 1)] for stage in range(stages)]
+    for t in range(updates):
+        gradient = sum(weights[s][used(s, t)] for s in range(stages)) - 1
+        for history in weights:
+            history.append(history[-1] - RATE * gradient)
+    return [history[-1] for history in weights]
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_d3_weight_stashing_on_a_quadratic_is_w_minus_v_grad_f_w1_t_minus_p_plus_1_to_wp_t(p):
+    """W(t+1) = W(t) - v grad f(W_1(t-p+1), ..., W_p(t)) to 1e-12; stage s of p holds p - s + 1 versions."""
+    weights, counted = trained_quadratic(pipedream([1] * p, 24), 6)
+    assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - (p - 1 - s))), abs=1e-12)
+    assert [c.versions[rank] for rank, c in enumerate(counted)] == [p - s for s in range(p)]
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_d3_vertical_sync_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_p_plus_1(p):
+    """W(t+1) = W(t) - v grad f(W(t-p+1)) to 1e-12."""
+    weights, counted = trained_quadratic(pipedream([1] * p, 24, vertical_sync=True), 6)
+    assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - p + 1)), abs=1e-12)
+    assert [c.versions[rank] for rank, c in enumerate(counted)] == [p] * p
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (4, 4), (3, 5)])
+def test_d4_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
+    """W(t+1) = W(t) - v grad f(W(t-1)) to 1e-12, gradients of m microbatches; two versions at most."""
+    steps = 6
+    weights, counted = trained_quadratic(double_buffered(p, steps * m, update_every=m), steps)
+    assert weights == pytest.approx(recurrence(p, steps, lambda s, t: max(0, t - 1)), abs=1e-12)
+    assert max(max(c.versions.values()) for c in counted) == 2
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
+    p=st.integers(1, 4),
+    steps=st.integers(1, 4),
+)
+def test_what_a_schedule_claims_is_what_is_counted(name, p, steps):
+    """Microbatches in flight and versions held, by stage, equal those that planning found."""
+    schedule = build_schedule(name, ranks=p, microbatches=steps * p)
+    facts = validate(schedule)
+    _, counted = trained_quadratic(schedule, steps)
+    assert tuple(c.in_flight[rank] for rank, c in enumerate(counted)) == facts.stage_in_flight
+    assert tuple(c.versions[rank] for rank, c in enumerate(counted)) == facts.versions_held
+
+
+class Curve(nn.Module):
+    """A small nonlinear layer with a recurrent part, whose weights torch keeps in a list of its own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.cell = nn.GRU(4, 4, batch_first=True, dtype=torch.float64)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+
+    def forward(self, value):
+        return value + self.cell(torch.tanh(self.linear(value)))[0]
+
+
+def curve_batch(step):
+    generator = torch.Generator().manual_seed(step)
+    inputs, targets = torch.randn(2, 8, 3, 4, generator=generator, dtype=torch.float64)
+    return inputs, targets
+
+
+def gradients_of(schedule):
+    """All gradients of one step of a flushing schedule, summed over replicas, by stage."""
+    modules = [
+        {stage: Curve(stage) for stage, holders in enumerate(schedule.stage_ranks) if rank in holders}
+        for rank in range(schedule.ranks)
+    ]
+    each = 8 // schedule.microbatches
+    boundary = Boundary(shape=(each, 3, 4), dtype=torch.float64, learns=True)
+    losses, _ = run(schedule, modules, steps=1, batch=curve_batch, boundary=boundary)
+    summed = {}
+    for held in modules:
+        for stage, module in held.items():
+            mine = torch.cat([p.grad.flatten() for p in module.parameters()])
+            summed[stage] = summed.get(stage, 0) + mine
+    return losses[0], summed
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "replicas"),
+    [
+        ("1F1B", 3, ()),
+        ("GPipe", 3, ()),
+        ("Interleaved1F1B", 2, ()),
+        ("LoopedBFS", 2, ()),
+        ("1F1B", 3, (2, 1)),
+        ("1F1B", 4, (1, 2, 1)),
+        ("GPipe", 4, (2, 2)),
+    ],
+)
+def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks, replicas):
+    """Also with replicas of a stage, round-robin, and with several stages a rank."""
+    schedule = build_schedule(name, ranks=ranks, microbatches=8, chunks=2, replicas=replicas)
+    loss, gradients = gradients_of(schedule)
+    modules = [Curve(stage) for stage in range(schedule.stages)]
+    inputs, targets = curve_batch(0)
+    wanted_loss = 0.0
+    for source, target in zip(inputs.chunk(8), targets.chunk(8), strict=True):
+        value = source
+        for module in modules:
+            value = module(value)
+        mean = half_square(value, target)
+        mean.backward()
+        wanted_loss += float(mean.detach()) / 8
+    assert loss == pytest.approx(wanted_loss, abs=1e-12)
+    for stage, module in enumerate(modules):
+        wanted = torch.cat([p.grad.flatten() for p in module.parameters()])
+        torch.testing.assert_close(gradients[stage], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"])
+def test_a_model_with_a_recurrent_layer_learns_by_the_versions_of_the_schedule(name):
+    """Three stages of a nonlinear model equal the explicit recurrence to 1e-12 in double precision."""
+    ranks, steps = 3, 5
+    microbatches = 4
+    schedule = (
+        double_buffered(ranks, steps * microbatches, update_every=microbatches)
+        if name == "PipeDream2BW"
+        else build_schedule(name, ranks=ranks, microbatches=steps * microbatches)
+    )
+    modules = [{rank: Curve(rank)} for rank in range(ranks)]
+
+    def learn(rank, stage, *, step, microbatches):
+        with torch.no_grad():
+            for parameter in modules[rank][stage].parameters():
+                parameter.sub_(RATE * parameter.grad / microbatches)
+                parameter.grad = None
+
+    boundary = Boundary(shape=(2, 3, 4), dtype=torch.float64, learns=True)
+    losses, _ = run(schedule, modules, steps=steps, batch=curve_batch, boundary=boundary, learn=learn)
+
+    histories = [[vector(Curve(stage))] for stage in range(ranks)]
+    versions, wanted_losses, gathered = weight_versions(schedule), [], [0.0] * ranks
+    for k in range(schedule.microbatches):
+        used = [Curve(stage) for stage in range(ranks)]
+        for stage, module in enumerate(used):
+            torch.nn.utils.vector_to_parameters(histories[stage][versions[stage, k]], module.parameters())
+        inputs, targets = curve_batch(k // microbatches)
+        value = inputs.chunk(microbatches)[k % microbatches]
+        for module in used:
+            value = module(value)
+        loss = half_square(value, targets.chunk(microbatches)[k % microbatches])
+        loss.backward()
+        wanted_losses.append(float(loss.detach()))
+        for stage, module in enumerate(used):
+            gathered[stage] = gathered[stage] + torch.cat([p.grad.flatten() for p in module.parameters()])
+            if (k + 1) % schedule.update_every == 0:
+                history = histories[stage]
+                history.append(history[-1] - RATE * gathered[stage] / schedule.update_every)
+                gathered[stage] = 0.0
+    for stage in range(ranks):
+        torch.testing.assert_close(vector(modules[stage][stage]), histories[stage][-1], rtol=0, atol=1e-12)
+    means = [sum(wanted_losses[i : i + microbatches]) / microbatches for i in range(0, len(wanted_losses), 4)]
+    assert losses == pytest.approx(means, abs=1e-12)
+
+
+def vector(module):
+    return torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()

@@ -1,0 +1,256 @@
+"""Does one rank's actions of a schedule, in order: forwards, backwards, messages, updates.
+
+Autograd computes; the order, the versions of the weights and the messages come from the schedule.
+What the schedule claims (microbatches in flight, versions held) is counted while it runs.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from ballast_policies.planning.schedules import Action, Kind, ScheduleError, WeightRule
+
+from ballast_trainer.models.protocol import Batch
+from ballast_trainer.runtime.executor.boundaries import Boundary
+from ballast_trainer.runtime.executor.links import Links, Transport
+from ballast_trainer.runtime.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
+from ballast_trainer.runtime.executor.versions import WeightVersions
+from ballast_trainer.runtime.layers import LayerStack
+from ballast_trainer.runtime.profile import Meter
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Learn(Protocol):
+    """Changes a stage's parameters by the gradients gathered in them, and clears these."""
+
+    def __call__(self, stage: int, *, step: int, microbatches: int) -> None:
+        """Learn from the sum of the gradients of ``microbatches``, over all replicas, in ``step``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counted:
+    """What was counted in a run, by stage of this rank.
+
+    Attributes:
+        in_flight: the most microbatches between forward and backward at once.
+        versions: the most versions of the weights at once.
+    """
+
+    in_flight: Mapping[int, int]
+    versions: Mapping[int, int]
+
+
+@dataclasses.dataclass(slots=True)
+class _Kept:
+    """From a microbatch's forward to its backward."""
+
+    source: torch.Tensor
+    result: torch.Tensor
+
+
+class Executor:
+    """One rank's stages, and the run that goes through them."""
+
+    def __init__(
+        self,
+        *,
+        stacks: Mapping[int, LayerStack],
+        boundaries: tuple[Boundary, ...],
+        transport: Transport,
+        meter: Meter,
+        loss: Loss,
+        batch: Callable[[int], Batch],
+        learn: Learn,
+        device: torch.device,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            stacks: by stage, the layers that this rank holds.
+            boundaries: between all stages.
+            transport: carries messages to other ranks.
+            meter: is told when a microbatch's work begins and ends.
+            loss: of one microbatch; on the rank of the last stage.
+            batch: inputs and targets of a step.
+            learn: for schedules with updates of their own.
+            device: where this rank computes.
+        """
+        self._stacks, self._boundaries = dict(stacks), boundaries
+        self._transport, self._meter, self._loss = transport, meter, loss
+        self._batch, self._learn, self._device = batch, learn, device
+
+    def begin(self, order: RankOrder, first_step: int) -> None:
+        """Start a run of ``order.steps`` steps, the first of which is ``first_step``."""
+        self._order, self._first_step = order, first_step
+        self._links = Links(order, self._boundaries, self._transport, self._device)
+        self._place = self._step = 0
+        self._last_step = order.steps - 1
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._local: dict[Action, torch.Tensor] = {}
+        self._chunks: dict[int, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
+        self._losses: dict[int, list[torch.Tensor]] = {}
+        self._in_flight = dict.fromkeys(self._stacks, 0)
+        self._most_in_flight = dict.fromkeys(self._stacks, 0)
+        self._versions: dict[int, WeightVersions] = {}
+        if order.schedule.weights is not WeightRule.FLUSH:
+            for stage, stack in self._stacks.items():
+                self._versions[stage] = WeightVersions(stack.stack, self._uses(stage, 0))
+        self._admit()
+
+    def _uses(self, stage: int, first_microbatch: int) -> list[int]:
+        return [
+            self._order.versions[stage, a.microbatch]
+            for a in self._order.actions
+            if a.stage == stage and a.kind is Kind.FORWARD and a.microbatch >= first_microbatch
+        ]
+
+    def _admit(self) -> None:
+        """A run can be told to end ``lead`` steps after this one at the earliest: till there all is sure."""
+        sure = min(self._step + self._order.lead, self._last_step)
+        self._links.admit((sure + 1) * self._order.microbatches)
+
+    def end_after(self, step: int) -> None:
+        """Admit no microbatch of the steps after ``step`` (counted from the run's first).
+
+        Must be called on all ranks at the end of the same step, at least ``lead`` before ``step``.
+        """
+        if step >= self._last_step:
+            return
+        self._last_step = step
+        for stage, versions in self._versions.items():
+            versions.forget(self._uses(stage, (step + 1) * self._order.microbatches))
+
+    @property
+    def ended(self) -> bool:
+        """Whether this rank has done all steps of the run."""
+        return self._step > self._last_step
+
+    def advance(self) -> float | None:
+        """Go on to the end of this rank's next step, and some way into those after it.
+
+        Returns:
+            That step's mean loss on the rank of the last stage (its replica's part of it); else None.
+        """
+        end = self._order.ends[self._step]
+        while self._place < end:
+            action = self._order.actions[self._place]
+            if self._admitted(action):
+                self._do(action)
+            self._place += 1
+        self._chunks.pop(self._step, None)
+        losses = self._losses.pop(self._step, None)
+        self._step += 1
+        if not self.ended:
+            self._admit()
+        if losses is None:
+            return None
+        return float(torch.stack(losses).sum()) / self._order.microbatches
+
+    def finish(self) -> Counted:
+        """End the run: all that was sent is taken, and the pipeline is empty."""
+        self._links.finish()
+        if self._kept:
+            raise ScheduleError(f"the run ended with {sorted(self._kept)} (stage, microbatch) in flight")
+        versions = {stage: held.most_held for stage, held in self._versions.items()}
+        return Counted(
+            in_flight=self._most_in_flight,
+            versions={stage: versions.get(stage, 1) for stage in self._stacks},
+        )
+
+    def _admitted(self, action: Action) -> bool:
+        return self._order.step_of(action) <= self._last_step
+
+    def _do(self, action: Action) -> None:
+        stage = action.stage
+        self._meter.step = self._first_step + self._order.step_of(action)
+        if action.kind is Kind.FORWARD:
+            self._forward(action)
+        elif action.kind in BACKWARDS:
+            self._backward(action)
+        elif action.kind is Kind.UPDATE:
+            covered = self._order.covered_by_update(stage)
+            learn, step = self._learn, self._meter.step
+            self._versions[stage].update(lambda: learn(stage, step=step, microbatches=covered))
+        if action.kind in LAST_OF_MICROBATCH:
+            self._in_flight[stage] -= 1
+
+    def _forward(self, action: Action) -> None:
+        stage, k = action.stage, action.microbatch
+        stack, meter = self._stacks[stage], self._meter
+        inputs, targets = self._step_chunks(stage, self._order.step_of(action))
+        within = k % self._order.microbatches
+        source = inputs[within] if stage == 0 else self._activation(action)
+        with self._weights(action):
+            meter.begin(within, meter.forward, None)
+            result = stack(source)
+            meter.end()
+            if stage + 1 == self._order.schedule.stages:
+                result = self._loss(result, targets[within])
+                self._losses.setdefault(self._order.step_of(action), []).append(result.detach())
+        self._kept[stage, k] = _Kept(source, result)
+        self._in_flight[stage] += 1
+        self._most_in_flight[stage] = max(self._most_in_flight[stage], self._in_flight[stage])
+        self._hand_on(action, result)
+
+    def _backward(self, action: Action) -> None:
+        stage, k = action.stage, action.microbatch
+        kept, meter = self._kept.pop((stage, k)), self._meter
+        last = stage + 1 == self._order.schedule.stages
+        gradient = None if last else self._gradient(action)
+        with self._weights(action):
+            meter.begin(k % self._order.microbatches, meter.backward, self._stacks[stage].indices[-1])
+            if kept.result.requires_grad:
+                torch.autograd.backward(kept.result, gradient)
+            meter.end()
+        if stage in self._versions:
+            self._versions[stage].done(self._order.versions[stage, k])
+        if kept.source.requires_grad:
+            learnt = kept.source.grad
+            self._hand_on(action, torch.zeros_like(kept.source) if learnt is None else learnt)
+
+    def _weights(self, action: Action) -> contextlib.AbstractContextManager[None]:
+        if action.stage not in self._versions:
+            return contextlib.nullcontext()
+        version = self._order.versions[action.stage, action.microbatch]
+        return self._versions[action.stage].in_place(version)
+
+    def _step_chunks(self, stage: int, step: int) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """A step's inputs and targets by microbatch; nothing in stages that need neither."""
+        if 0 < stage < self._order.schedule.stages - 1:
+            return (), ()
+        if step not in self._chunks:
+            inputs, targets = self._batch(self._first_step + step)
+            count = self._order.microbatches
+            self._chunks[step] = (inputs.chunk(count), targets.chunk(count))
+        return self._chunks[step]
+
+    def _activation(self, action: Action) -> torch.Tensor:
+        """What the stage before yields."""
+        message = self._order.received_by(action)
+        if message is None:
+            return self._local.pop(action)
+        tensor = self._links.receive(message)
+        assert tensor is not None, "activations always travel"
+        return tensor.requires_grad_(self._boundaries[message.boundary].learns)
+
+    def _gradient(self, action: Action) -> torch.Tensor | None:
+        """What the stage after yields; None where nothing below it learns."""
+        message = self._order.received_by(action)
+        return self._local.pop(action, None) if message is None else self._links.receive(message)
+
+    def _hand_on(self, action: Action, tensor: torch.Tensor) -> None:
+        """To another rank, or to a stage of this one."""
+        consumer = self._order.consumer_of(action)
+        if consumer is None:
+            return
+        message = self._order.sent_by(action)
+        if message is not None:
+            self._links.send(message, tensor)
+        else:
+            handed = tensor.detach()
+            if action.kind is Kind.FORWARD:
+                handed.requires_grad_(tensor.requires_grad)
+            self._local[consumer] = handed

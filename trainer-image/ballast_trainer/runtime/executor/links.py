@@ -1,0 +1,117 @@
+"""Messages between ranks: sent without waiting, received ahead of need.
+
+A rank only ever waits for what its next action needs; it never waits for a send to be taken.  So a
+schedule that is free of deadlock in simulation is free of it here.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ballast_trainer.runtime.executor.boundaries import Boundary
+from ballast_trainer.runtime.executor.order import Message, RankOrder
+
+AHEAD = 2
+"""Receives that are posted before they are needed."""
+
+
+class Transport(Protocol):
+    """Starts a transfer; what it returns has ``wait()``."""
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        """Begin to send; the tensor must live until the transfer is waited for."""
+
+    def receive(self, into: torch.Tensor, rank: int, tag: int) -> Any:
+        """Begin to receive."""
+
+
+class ProcessTransport:
+    """Point to point over the default process group; tags tell messages apart."""
+
+    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        """See :class:`Transport`."""
+        return dist.isend(tensor, dst=rank, tag=tag)
+
+    def receive(self, into: torch.Tensor, rank: int, tag: int) -> Any:
+        """See :class:`Transport`."""
+        return dist.irecv(into, src=rank, tag=tag)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sending:
+    message: Message
+    tensor: torch.Tensor
+    work: Any
+
+
+class Links:
+    """One rank's messages in one run of a schedule."""
+
+    def __init__(
+        self,
+        order: RankOrder,
+        boundaries: tuple[Boundary, ...],
+        transport: Transport,
+        device: torch.device,
+    ) -> None:
+        self._order, self._boundaries = order, boundaries
+        self._transport, self._device = transport, device
+        self._sending: dict[int, deque[_Sending]] = {}
+        self._coming: Iterator[Message] = iter([m for m in order.messages() if self._travels(m)])
+        self._next: Message | None = next(self._coming, None)
+        self._posted: dict[Message, tuple[torch.Tensor, Any]] = {}
+        self._admitted = 0
+
+    def admit(self, microbatches: int) -> None:
+        """Microbatches below this number will run for sure: their messages may be awaited."""
+        self._admitted = microbatches
+        self._post()
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        """Send what an action has produced."""
+        if self._travels(message):
+            tensor = tensor.detach().contiguous()
+            work = self._transport.send(tensor, message.target, self._tag(message))
+            pending = self._sending.setdefault(message.target, deque())
+            pending.append(_Sending(message, tensor, work))
+
+    def receive(self, message: Message) -> torch.Tensor | None:
+        """What an action needs, once it is here; None for a gradient that nobody computes."""
+        if not self._travels(message):
+            return None
+        tensor, work = self._posted.pop(message)
+        work.wait()
+        self._post()
+        pending = self._sending.get(message.source, deque())
+        while pending and self._order.delivered_with(message, pending[0].message):
+            pending.popleft().work.wait()
+        return tensor
+
+    def finish(self) -> None:
+        """Wait until the others have taken all that was sent."""
+        for pending in self._sending.values():
+            while pending:
+                pending.popleft().work.wait()
+
+    def _post(self) -> None:
+        while (
+            self._next is not None
+            and len(self._posted) < AHEAD
+            and self._next.producer.microbatch < self._admitted
+        ):
+            message = self._next
+            buffer = self._boundaries[message.boundary].empty(self._device)
+            work = self._transport.receive(buffer, message.source, self._tag(message))
+            self._posted[message] = (buffer, work)
+            self._next = next(self._coming, None)
+
+    def _travels(self, message: Message) -> bool:
+        return not message.backward or self._boundaries[message.boundary].learns
+
+    def _tag(self, message: Message) -> int:
+        stages = self._order.schedule.stages
+        return (message.producer.microbatch * stages + message.boundary) * 2 + message.backward

@@ -1,0 +1,159 @@
+"""Pipelines made of the executor: with a flush and replicas of stages, and without a flush."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ballast_policies.planning.schedules import Schedule
+
+from ballast_trainer.models.protocol import Batch
+from ballast_trainer.runtime.executor.boundaries import Boundary, agree_on_boundaries
+from ballast_trainer.runtime.executor.executor import Counted, Executor, Learn, Loss
+from ballast_trainer.runtime.executor.links import ProcessTransport
+from ballast_trainer.runtime.executor.order import RankOrder
+from ballast_trainer.runtime.executor.replicas import replica_group, sum_gradients
+from ballast_trainer.runtime.layers import LayerStack
+from ballast_trainer.runtime.profile import Meter
+
+
+def _never(stage: int, *, step: int, microbatches: int) -> None:
+    raise AssertionError(f"a schedule with a flush has no update of stage {stage}")
+
+
+class ExecutedPipeline:
+    """A schedule with a flush: gradients of a whole step are left in the parameters."""
+
+    def __init__(
+        self,
+        flush: Schedule,
+        *,
+        rank: int,
+        stacks: Mapping[int, LayerStack],
+        meter: Meter,
+        loss: Loss,
+        device: torch.device,
+    ) -> None:
+        """Prepare; collective where stages have replicas.
+
+        Args:
+            flush: the schedule of one step.
+            rank: this one.
+            stacks: by stage, the layers that this rank holds.
+            meter: is told when a microbatch's work begins and ends.
+            loss: of one microbatch.
+            device: where this rank computes.
+        """
+        self._flush = RankOrder(flush, rank, 1)
+        self._stacks, self._meter, self._loss, self._device = stacks, meter, loss, device
+        self._boundaries: tuple[Boundary, ...] = ()
+        self._group = replica_group(flush.stage_ranks, rank) if flush.ranks > 1 else None
+
+    def prepare(self, batch: Batch) -> None:
+        """Agree on shapes; collective."""
+        schedule = self._flush.schedule
+
+        def share(stage: int, found: Boundary | None) -> Boundary:
+            box: list[Any] = [found]
+            if schedule.ranks > 1:
+                dist.broadcast_object_list(box, src=schedule.stage_ranks[stage][0], device=self._device)
+            boundary: Boundary = box[0]
+            return boundary
+
+        self._boundaries = agree_on_boundaries(
+            stages=schedule.stages,
+            stacks=self._stacks,
+            example=batch[0].chunk(self._flush.microbatches)[0],
+            device=self._device,
+            share=share,
+        )
+
+    def run(self, batch: Batch) -> float | None:
+        """Forward and backward of a whole batch; see :class:`ballast_trainer.runtime.stages.Pipeline`.
+
+        Returns:
+            On a rank of the last stage its replica's part of the mean loss; the parts add up to it.
+        """
+        executor = self._executor(lambda step: batch, _never)
+        executor.begin(self._flush, self._meter.step)
+        loss = executor.advance()
+        executor.finish()
+        parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
+        if self._group is not None:
+            sum_gradients(parameters, self._group)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, float(self._flush.microbatches))
+        return loss
+
+    def _executor(self, batch: Callable[[int], Batch], learn: Learn) -> Executor:
+        return Executor(
+            stacks=self._stacks,
+            boundaries=self._boundaries,
+            transport=ProcessTransport(),
+            meter=self._meter,
+            loss=self._loss,
+            batch=batch,
+            learn=learn,
+            device=self._device,
+        )
+
+
+class FlowingPipeline(ExecutedPipeline):
+    """A schedule without a flush: steps flow into one another until a run ends.
+
+    :meth:`run` computes one step as with a flush, which is what a profile measures.
+    """
+
+    def __init__(
+        self,
+        flush: Schedule,
+        schedule_of_run: Callable[[int], Schedule],
+        *,
+        rank: int,
+        stacks: Mapping[int, LayerStack],
+        meter: Meter,
+        loss: Loss,
+        device: torch.device,
+    ) -> None:
+        """Prepare; collective where stages have replicas.
+
+        Args:
+            flush: a schedule of one step with a flush, on the same ranks.
+            schedule_of_run: the schedule of a run of so many steps.
+            rank: this one.
+            stacks: by stage, the layers that this rank holds.
+            meter: is told when a microbatch's work begins and ends.
+            loss: of one microbatch.
+            device: where this rank computes.
+        """
+        super().__init__(flush, rank=rank, stacks=stacks, meter=meter, loss=loss, device=device)
+        self._schedule_of_run, self._rank = schedule_of_run, rank
+        self._orders: dict[int, RankOrder] = {}
+
+    def begin(self, first_step: int, steps: int, *, batch: Callable[[int], Batch], learn: Learn) -> Executor:
+        """Start a run of ``steps`` steps; the caller advances it to its end and finishes it.
+
+        Args:
+            first_step: the first of them, 0-based.
+            steps: how many.
+            batch: inputs and targets of a step.
+            learn: called for each update, with the sum of this rank's gradients in the parameters.
+        """
+        if steps not in self._orders:
+            self._orders[steps] = RankOrder(self._schedule_of_run(steps), self._rank, steps)
+        executor = self._executor(batch, learn)
+        executor.begin(self._orders[steps], first_step)
+        return executor
+
+    def sum_over_replicas(self, stage: int) -> None:
+        """Sum the gradients of a stage over its replicas; collective over them."""
+        if self._group is not None:
+            sum_gradients(self._stacks[stage].parameters(), self._group)
+
+    def lead(self, steps: int) -> int:
+        """How many steps past the one that it finishes a rank may have begun, in a run of ``steps``."""
+        return self._orders[steps].lead
+
+
+__all__ = ["Counted", "ExecutedPipeline", "FlowingPipeline"]
