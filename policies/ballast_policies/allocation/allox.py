@@ -75,7 +75,7 @@ def _lengths(problem: Instance) -> np.ndarray:
 def _taking_part(problem: Instance) -> np.ndarray:
     """Rows of the jobs that are matched, in order of arrival."""
     order = problem.arrival_order()
-    order = order[problem.runnable[order]]
+    order = order[(problem.runnable & (problem.steps() > 0))[order]]
     return order[: max(int(problem.capacity.sum()), int(ALPHA * len(order)))]
 
 

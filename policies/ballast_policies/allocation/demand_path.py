@@ -23,6 +23,9 @@ from ballast_policies.allocation.raising import Raised, raise_demands
 TOLERANCE = 1e-9
 """Relative: how close bound and value must come, and what a demand may be missed by."""
 
+BINDING = 1e-9
+"""Part of the largest multiplier (per full speed) from which on a job's counts as positive."""
+
 
 class DemandPath(Protocol):
     """Demands d(s) for s from a feasible start to ``end``, growing with s."""
@@ -44,12 +47,15 @@ class Furthest:
     Attributes:
         s: how far ``raised.x`` reaches.
         bound: proven upper bound on s.
-        raised: the last LP; its x are the shares, its multipliers say who is bottlenecked.
+        raised: the last LP; its x are the shares.
+        binding: (n,) whether lambda_m > 0 in a cut that is tight at s: such a job can get more only if
+            another gets less.
     """
 
     s: float
     bound: float
     raised: Raised
+    binding: np.ndarray
 
 
 def furthest(problem: Instance, path: DemandPath, *, start: float = 0.0) -> Furthest:
@@ -60,16 +66,20 @@ def furthest(problem: Instance, path: DemandPath, *, start: float = 0.0) -> Furt
     """
     lowest = path.demand(start)
     trial, bound = path.end, path.end
+    cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
         raised = raise_demands(problem, base=lowest * (1 - TOLERANCE), slope=slope)
         root = _root(path, raised.level_duals, raised.cut, start, trial)
         bound = min(bound, root)
+        weight = raised.level_duals * problem.top
+        cuts.append((root, weight > BINDING * weight.max()))
         s = reached(path, problem.throughput(raised.x), start, bound)
         close = bound - s <= 10 * TOLERANCE * max(abs(bound), abs(bound - start))
         # A root that does not move any more is all that floating point can give.
         if close or root >= trial * (1 - 1e-13):
-            return Furthest(s=s, bound=bound, raised=raised)
+            tight = [jobs for end, jobs in cuts if end <= bound + 10 * TOLERANCE * max(abs(bound), 1e-300)]
+            return Furthest(s=s, bound=bound, raised=raised, binding=np.logical_or.reduce(tight))
         trial = root
 
 

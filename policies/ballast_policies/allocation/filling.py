@@ -23,8 +23,6 @@ from ballast_policies.allocation.linear import SolverError
 
 FULL = 1e-9
 """Relative room below which a job counts as full."""
-BINDING = 1e-9
-"""Part of the cut's value that a job's term must have for the job to count as bottlenecked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,11 +85,9 @@ def fill(problem: Instance, root: Team) -> Filled:
         missed = stage.demand(found.bound) - demand
         gap = max(gap, float((missed / np.where(demand > 0, demand, 1.0)).max()))
         levels = np.minimum(stage.levels(found.s), full)
-        share = found.raised.level_duals * demand
-        bottlenecked = share > BINDING * share.sum()
-        done = bottlenecked | (full - levels <= FULL * full)
+        done = found.binding | (full - levels <= FULL * full)
         if not (done & ~frozen).any():
-            raise SolverError(f"water filling froze nobody in stage {stages}: multipliers {share.max()}")
+            raise SolverError(f"water filling froze nobody in stage {stages}, at {found.s} of {stage.end}")
         frozen |= done
         answer = Answer(
             x=found.raised.x,

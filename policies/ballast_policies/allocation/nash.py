@@ -6,7 +6,17 @@
 as a cone program: with u_m <= log v_m written (u_m, 1, v_m) in the exponential cone. Jobs that have no
 column do not count. Speeds are taken relative to each job's fastest, which moves the objective by a
 constant.
+
+The bound on the optimum is computed here from the prices p of the capacity rows, not taken from the
+solver: by weak duality, for any p >= 0 and lambda > 0,
+
+    sum_m w_m log v_m <= p . capacity + sum_m ( w_m log(w_m / lambda_m) - w_m
+                                                + max(0, max_j lambda_m R_mj - gpus_m p_j) )
+
+and the best lambda_m for given p, a convex function of one variable for each job, is found by halving.
 """
+
+import dataclasses
 
 import clarabel  # type: ignore[import-untyped]
 import numpy as np
@@ -14,9 +24,25 @@ import numpy as np
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.linear import SolverError
 
+HALVINGS = 60
+"""An interval of lambda is halved this often: to the last bits of a float."""
 
-def nash_shares(problem: Instance) -> np.ndarray:
-    """(columns,) the optimal shares; pairs are not supported.
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NashShares:
+    """Proportionally fair shares.
+
+    Attributes:
+        x: (columns,) shares; every limit holds exactly.
+        prices: (k,) multipliers of the capacities: what a GPU more would add to the sum of w log v.
+    """
+
+    x: np.ndarray
+    prices: np.ndarray
+
+
+def nash_shares(problem: Instance) -> NashShares:
+    """The optimal shares; pairs are not supported.
 
     Raises:
         SolverError: Clarabel did not reach its optimum.
@@ -57,4 +83,44 @@ def nash_shares(problem: Instance) -> np.ndarray:
     ).solve()
     if str(solution.status) not in ("Solved", "AlmostSolved"):
         raise SolverError(f"Clarabel ended with {solution.status}")
-    return problem.feasible(np.array(solution.x)[:c])
+    return NashShares(
+        x=problem.feasible(np.array(solution.x)[:c]),
+        prices=np.maximum(np.array(solution.z)[n : n + k], 0.0),
+    )
+
+
+def gap_per_weight(problem: Instance, found: NashShares) -> float:
+    """Proven distance of ``found.x`` to the optimum, in sum_m w_m log v_m per sum_m w_m.
+
+    So the geometric mean of the speeds, weighted, is within this part of the largest possible.
+    """
+    runs = problem.runnable
+    relative = problem.T[runs] / problem.fastest[runs, None]
+    weights = problem.weights[runs]
+    bound = found.prices @ problem.capacity + _best_responses(
+        relative, weights, problem.gpus[runs, None] * found.prices
+    )
+    reached = problem.throughput(found.x)[runs] / problem.fastest[runs]
+    value = weights @ np.log(reached)
+    return max(0.0, float(bound - value)) / float(weights.sum())
+
+
+def _best_responses(relative: np.ndarray, weights: np.ndarray, costs: np.ndarray) -> float:
+    """Sum of the jobs' terms of the bound, each at its best lambda, for full time's ``costs`` (n, k)."""
+    usable = relative > 0
+    slowest = np.where(usable, relative, np.inf).min(axis=1)
+    cheapest = np.where(usable, costs / np.where(usable, relative, 1.0), np.inf).min(axis=1)
+    # Speed is at most 1, so lambda = w / v is at least w; from ``high`` on the term grows.
+    low, high = weights.copy(), 2.0 * np.maximum(weights / slowest, cheapest)
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        surplus = np.where(usable, middle[:, None] * relative - costs, -np.inf)
+        best = surplus.argmax(axis=1)[:, None]
+        speed = np.where(
+            np.take_along_axis(surplus, best, 1) > 0, np.take_along_axis(relative, best, 1), 0.0
+        )[:, 0]
+        rising = speed > weights / middle
+        low, high = np.where(rising, low, middle), np.where(rising, middle, high)
+    surplus = np.where(usable, high[:, None] * relative - costs, 0.0)
+    terms = weights * np.log(weights / high) - weights + np.maximum(surplus.max(axis=1), 0.0)
+    return float(terms.sum())

@@ -15,8 +15,8 @@ is what maximises that if it reports its throughputs truly. (The proof needs tha
 with a row, and that the limits do not depend on what is reported; so pairs are left out, and
 gpus_m and w_m are taken as known.) Without weights everybody keeps at least 1/e of X*.
 
-n + 1 convex programs for n jobs, by Clarabel. The gap is that of X*: for a concave objective, the
-optimum is no further away than the best linear step (an LP bound), relative to sum_m w_m.
+n + 1 convex programs for n jobs, by Clarabel. The gap is that of X*, proven by the prices of its
+capacities (``nash``): the part by which the weighted geometric mean of the speeds could still grow.
 Objective: the weighted geometric mean of the levels (gpus x throughput / throughput of the equal share).
 """
 
@@ -24,10 +24,9 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.nash import nash_shares
+from ballast_policies.allocation.nash import gap_per_weight, nash_shares
 
 
 def solve(problem: Instance) -> Answer:
@@ -40,22 +39,20 @@ def solve(problem: Instance) -> Answer:
     if not len(runs):
         return nothing(problem)
     columns, weights = problem.columns, problem.weights
-    x = nash_shares(problem)
+    found = nash_shares(problem)
+    x = found.x
     speed = problem.throughput(x)
     kept = np.ones(len(weights))
     for m in runs if len(runs) > 1 else ():
         without = dataclasses.replace(problem, columns=columns.take(columns.first != m))
-        theirs = without.throughput(nash_shares(without))
+        theirs = without.throughput(nash_shares(without).x)
         others = runs[runs != m]
         loss = weights[others] @ np.log(speed[others] / theirs[others])
         kept[m] = min(1.0, float(np.exp(loss / weights[m])))
-    step = (weights[columns.first] * columns.rate_first) / speed[columns.first]
-    best_step = linear.maximise(problem, value=step).bound
-    total = weights[runs].sum()
     return Answer(
         x=x * kept[columns.first],
         solver="Clarabel",
-        gap=max(0.0, float(best_step - total)) / float(total),
+        gap=gap_per_weight(problem, found),
     )
 
 

@@ -4,41 +4,11 @@ import cvxpy as cp
 import numpy as np
 import pytest
 from ballast_policies.allocation.greedy import greedy
-from ballast_policies.allocation.problem import Job, Problem, ProblemError
-from ballast_policies.allocation.registry import POLICY_NAMES, allocate
+from ballast_policies.allocation.problem import Job, ProblemError
+from ballast_policies.allocation.registry import allocate
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-
-def problem(T, capacity, gpus=None, weights=None):
-    types = tuple(f"type-{j}" for j in range(len(capacity)))
-    return Problem(
-        gpu_types=types,
-        capacity=dict(zip(types, capacity, strict=True)),
-        prices=dict.fromkeys(types, 1.0),
-        jobs=tuple(
-            Job(
-                name=f"job-{m}",
-                throughput=dict(zip(types, row, strict=True)),
-                steps_remaining=100.0 * (m + 1),
-                gpus=1 if gpus is None else gpus[m],
-                weight=1.0 if weights is None else weights[m],
-            )
-            for m, row in enumerate(T)
-        ),
-    )
-
-
-@st.composite
-def problems(draw):
-    types, jobs = draw(st.integers(1, 4)), draw(st.integers(1, 7))
-    rate = st.one_of(st.just(0.0), st.floats(0.1, 20.0))
-    return problem(
-        draw(st.lists(st.lists(rate, min_size=types, max_size=types), min_size=jobs, max_size=jobs)),
-        draw(st.lists(st.integers(0, 5), min_size=types, max_size=types)),
-        draw(st.lists(st.sampled_from([1, 2, 4]), min_size=jobs, max_size=jobs)),
-        draw(st.lists(st.floats(0.2, 5.0), min_size=jobs, max_size=jobs)),
-    )
+from tests.policies.allocation.problems import problem, problems
 
 
 def test_equation_5_4_1_the_dissertations_example_gives_8_11():
@@ -85,22 +55,6 @@ def test_the_objective_equals_an_independent_formulation(p):
 
 
 @settings(max_examples=60, deadline=None)
-@given(p=problems(), policy=st.sampled_from([*POLICY_NAMES, "greedy"]))
-def test_every_allocation_is_feasible(p, policy):
-    """Nobody gets more than all of its time, no type gives more than it has, nobody runs where it cannot."""
-    answer = greedy(p) if policy == "greedy" else allocate(policy, p)
-    for job in p.jobs:
-        row = answer.allocation[job.name]
-        assert sum(row.values()) <= 1 + 1e-7
-        assert all(share >= 0 for share in row.values())
-        assert all(
-            share == 0 for g, share in row.items() if job.throughput[g] == 0 or job.gpus > p.capacity[g]
-        )
-    for g in p.gpu_types:
-        assert sum(job.gpus * answer.allocation[job.name][g] for job in p.jobs) <= p.capacity[g] + 1e-6
-
-
-@settings(max_examples=60, deadline=None)
 @given(p=problems())
 def test_the_certified_gap_is_closed_and_greedy_is_never_above_the_optimum(p):
     """The bound comes from weak duality, so a wrong optimum could not hide."""
@@ -127,12 +81,6 @@ def test_type_blind_gives_no_job_more_than_aware_at_the_minimum():
     p = problem([[40, 10], [12, 4], [100, 50]], [1, 1])
     aware, blind = allocate("max-min-fairness", p), allocate("max-min-fairness", p, agnostic=True)
     assert min(blind.levels.values()) <= aware.objective + 1e-9
-
-
-def test_an_unknown_policy_is_refused_with_the_names_there_are():
-    """The message lists what could have been meant."""
-    with pytest.raises(ProblemError, match=r"'fairest' is not one of .*max-min-fairness"):
-        allocate("fairest", problem([[1.0]], [1]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+"""What holds for every policy on every problem, standard or random."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.greedy import greedy
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.problem import ProblemError
+from ballast_policies.allocation.registry import POLICY_NAMES, allocate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.policies.allocation.problems import STANDARD, problem, problems, random_problem
+
+BOUNDED = [name for name in POLICY_NAMES if name not in ("isolated", "proportional", "gandiva", "allox")]
+
+
+def feasible(p, answer):
+    """Nobody has more than all of its time, no type gives more than it has, nobody runs where it cannot."""
+    time = {job.name: sum(answer.allocation[job.name].values()) for job in p.jobs}
+    gpus = {job.name: job.gpus for job in p.jobs}
+    used = {g: sum(job.gpus * answer.allocation[job.name][g] for job in p.jobs) for g in p.gpu_types}
+    for name, row in answer.pair_allocation.items():
+        first, second = name.split("+")
+        for g, share in row.items():
+            assert share >= 0
+            time[first] += share
+            time[second] += share
+            used[g] += gpus[first] * share
+    for job in p.jobs:
+        row = answer.allocation[job.name]
+        assert time[job.name] <= 1 + 1e-9
+        assert all(share >= 0 for share in row.values())
+        assert all(
+            share == 0 for g, share in row.items() if job.throughput[g] == 0 or job.gpus > p.capacity[g]
+        )
+    for g in p.gpu_types:
+        assert used[g] <= p.capacity[g] * (1 + 1e-9)
+
+
+def consistent(p, answer):
+    """Throughputs and levels are those of the shares, with the real rates."""
+    pairs = {"+".join(pair.jobs): pair for pair in p.pairs}
+    speed = {
+        job.name: sum(x * job.throughput[g] for g, x in answer.allocation[job.name].items()) for job in p.jobs
+    }
+    for name, row in answer.pair_allocation.items():
+        for side, job in enumerate(pairs[name].jobs):
+            speed[job] += sum(x * pairs[name].throughput[g][side] for g, x in row.items())
+    assert answer.throughput == pytest.approx(speed, rel=1e-9, abs=1e-12)
+    total = sum(p.capacity.values())
+    for job in p.jobs:
+        fits = {g: rate for g, rate in job.throughput.items() if job.gpus <= p.capacity[g]}
+        equal = sum(rate * p.capacity[g] for g, rate in fits.items()) / total if total else 0.0
+        want = job.gpus * speed[job.name] / (job.weight * equal) if equal else 0.0
+        assert answer.levels[job.name] == pytest.approx(want, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("agnostic", [False, True], ids=["aware", "agnostic"])
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("name", STANDARD)
+def test_standard_instances_are_answered_within_all_limits(name, policy, sharing, agnostic):
+    """Feasible, consistent, and with a certified gap where the policy has an optimum."""
+    p = STANDARD[name]
+    answer = allocate(policy, p, agnostic=agnostic, space_sharing=sharing)
+    feasible(p, answer)
+    consistent(p, answer)
+    assert not np.isnan(answer.objective)
+    if policy in BOUNDED:
+        assert answer.status == "optimal"
+        assert answer.gap <= 1e-6
+
+
+@settings(max_examples=150, deadline=None)
+@given(p=problems(), policy=st.sampled_from([*POLICY_NAMES, "greedy"]), agnostic=st.booleans())
+def test_every_allocation_is_feasible(p, policy, agnostic):
+    """On random problems with gangs, weights, unusable types and types without GPUs."""
+    answer = greedy(p) if policy == "greedy" else allocate(policy, p, agnostic=agnostic)
+    feasible(p, answer)
+    consistent(p, answer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=problems(), policy=st.sampled_from(BOUNDED), agnostic=st.booleans())
+def test_the_gap_is_closed(p, policy, agnostic):
+    """The bound comes from weak duality, so a wrong optimum could not hide behind it."""
+    answer = allocate(policy, p, agnostic=agnostic)
+    assert answer.gap <= 1e-6
+    assert answer.status == "optimal"
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_the_same_problem_has_the_same_answer(policy):
+    """Bit for bit, so that two replicas decide alike and a run can be repeated."""
+    p = random_problem(7, 30, 3, entities=3, pairs=0.2)
+    first, second = (allocate(policy, p, space_sharing=True) for _ in range(2))
+    assert dataclasses.replace(first, solve_seconds=0) == dataclasses.replace(second, solve_seconds=0)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_no_jobs_is_an_empty_answer(policy):
+    """A cluster without work is not an error."""
+    answer = allocate(policy, problem([], [2, 1]))
+    assert answer.allocation == {}
+    assert answer.objective == 0.0 or policy == "allox"
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_units_of_a_jobs_steps_do_not_matter_to_fair_policies(policy):
+    """Counting a job's steps in thousands changes no share, except where steps themselves are the aim."""
+    if policy in ("max-throughput", "max-throughput-per-dollar"):
+        pytest.skip("these add up steps of different jobs, as the dissertation does")
+    T, steps = np.array([[40.0, 10], [12, 4], [100, 50]]), np.array([1e4, 3e4, 2e4])
+    unit = np.array([1.0, 1e3, 1e-3])
+    plain = allocate(policy, problem(T.tolist(), [1, 1], steps=steps.tolist(), prices=[3, 1]))
+    scaled = problem((T * unit[:, None]).tolist(), [1, 1], steps=(steps * unit).tolist(), prices=[3, 1])
+    other = allocate(policy, scaled)
+    for job, row in plain.allocation.items():
+        assert other.allocation[job] == pytest.approx(row, abs=1e-5)
+
+
+def test_an_unknown_policy_is_refused_with_the_names_there_are():
+    """The message lists what could have been meant."""
+    with pytest.raises(ProblemError, match=r"'fairest' is not one of .*max-min-fairness"):
+        allocate("fairest", problem([[1.0]], [1]))
+
+
+@pytest.mark.parametrize("policy", ["makespan", "finish-time-fairness", "shortest-job-first", "allox"])
+def test_a_policy_that_needs_the_steps_left_names_the_job_without(policy):
+    """Field and reason."""
+    with pytest.raises(ProblemError, match=r"jobs\[job-1\].steps_remaining: missing"):
+        allocate(policy, problem([[1.0], [1.0]], [1], steps=[5.0, None]))
+
+
+@pytest.mark.parametrize("policy", ["max-throughput-per-dollar", "min-cost", "min-cost-slo"])
+def test_a_policy_that_needs_prices_names_the_type_without(policy):
+    """Field and reason."""
+    p = dataclasses.replace(problem([[1.0, 1.0]], [1, 1]), prices={"type-0": 1.0})
+    with pytest.raises(ProblemError, match=r"prices.type-1: missing"):
+        allocate(policy, p)
+
+
+def test_pairs_that_cannot_help_are_left_out():
+    """A pair that does no more than taking turns would is never a column; one that does is."""
+    from tests.policies.allocation.problems import pair
+
+    p = problem([[10.0, 10], [4.0, 4]], [1, 1])
+    p = dataclasses.replace(p, pairs=(pair(0, 1, (5, 2), (8, 3)),))
+    columns = instance(p, space_sharing=True).columns
+    assert columns.kind[columns.second >= 0].tolist() == [1]
