@@ -64,6 +64,20 @@ class PipelineConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelismConfig:
+    """How many ranks work at each position of the pipeline."""
+
+    tensor: int = 1
+    """Ranks that share the matrices of each layer."""
+    data: int = 1
+    """Replicas of the pipeline; each takes its share of the microbatches."""
+
+    def __post_init__(self) -> None:
+        _require(self.tensor >= 1, "parallelism.tensor", f"{self.tensor} is below 1")
+        _require(self.data >= 1, "parallelism.data", f"{self.data} is below 1")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicConfig:
     """One kind of change while training."""
 
@@ -216,6 +230,7 @@ class TrainerConfig:
     total_steps: int
     model: ModelConfig
     pipeline: PipelineConfig = dataclasses.field(default_factory=PipelineConfig)
+    parallelism: ParallelismConfig = dataclasses.field(default_factory=ParallelismConfig)
     dynamics: tuple[DynamicConfig, ...] = ()
     rebalance: RebalanceConfig = dataclasses.field(default_factory=RebalanceConfig)
     repack: RepackConfig = dataclasses.field(default_factory=RepackConfig)
@@ -226,6 +241,12 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         _require(self.total_steps >= 1, "totalSteps", f"{self.total_steps} is below 1")
+        microbatches, data = self.pipeline.microbatches, self.parallelism.data
+        _require(
+            microbatches % data == 0,
+            "parallelism.data",
+            f"{microbatches} microbatches are no multiple of {data} replicas",
+        )
         kinds = [dynamic.kind for dynamic in self.dynamics]
         for kind in kinds:
             _require(kinds.count(kind) == 1, "dynamics", f"{kind!r} is given twice")

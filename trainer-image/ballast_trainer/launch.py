@@ -21,6 +21,7 @@ from ballast_trainer.runtime.decide import initial_stages, usable_stages
 from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import check_schedule, placement_of
+from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.precision import check_precision
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
@@ -30,6 +31,8 @@ from ballast_trainer.runtime.stages import preload
 from ballast_trainer.runtime.state import Training
 from ballast_trainer.runtime.stopping import StopSignal
 from ballast_trainer.runtime.voice import Outcome
+from ballast_trainer.tensor_parallel.check import check_tensor_parallel
+from ballast_trainer.tensor_parallel.layers import split_layer
 
 PEER_TIMEOUT_SECONDS = 120.0
 """How long a collective waits for another rank; the heartbeat sees a hung rank long before."""
@@ -55,8 +58,9 @@ class Job:
         """
         config = TrainerConfig.from_mapping(value)
         check_schedule(config.pipeline.schedule)
-        model = build_model(config.model)
+        model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
+        check_tensor_parallel(model, config)
         return cls(config=config, model=model)
 
     def check_ranks(self, ranks: int) -> None:
@@ -72,13 +76,22 @@ class Job:
             raise ConfigurationError("pipeline.maxStages", reason)
 
     def placement(self, ranks: int) -> tuple[int, ...]:
-        """The rank of each stage.
+        """The pipeline position of each stage.
 
         Raises:
             ConfigurationError: the ranks and microbatches do not suit the schedule.
         """
-        pipeline = self.config.pipeline
-        return placement_of(pipeline.schedule, ranks=ranks, microbatches=pipeline.microbatches)
+        pipeline, parallelism = self.config.pipeline, self.config.parallelism
+        return placement_of(
+            pipeline.schedule,
+            ranks=self.mesh.positions(ranks),
+            microbatches=pipeline.microbatches // parallelism.data,
+        )
+
+    @property
+    def mesh(self) -> Mesh:
+        """How ranks are laid out."""
+        return Mesh(tensor=self.config.parallelism.tensor, data=self.config.parallelism.data)
 
 
 def choose_device(local_rank: int) -> torch.device:
@@ -138,13 +151,20 @@ def train(
         preload()
     if joining:
         announce_ready(store, plan, pod)
-    world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=PEER_TIMEOUT_SECONDS)
+    world = join(
+        store=store,
+        plan=plan,
+        rank=rank,
+        device=device,
+        timeout_seconds=PEER_TIMEOUT_SECONDS,
+        mesh=job.mesh,
+    )
     dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)
 
     def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
         for dynamic in dynamics:
             module = dynamic.prepare(index, module)
-        return module
+        return split_layer(module, world.tensor)
 
     placement = job.placement(ranks)
     stages = usable_stages(plan.stages, placement, model.layer_count) or initial_stages(
@@ -163,6 +183,7 @@ def train(
         plan=plan,
         stages=stages,
     )
+    training.meter.first_microbatch = world.data.index * training.microbatches
     liaison = Liaison(channel, plan) if rank == 0 else None
     heartbeat = None
     if store is not None and lost is not None:

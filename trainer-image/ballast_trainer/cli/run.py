@@ -84,6 +84,9 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
 
     stop = StopSignal()
     stop.install(interactive=True)
+    if single_process:
+        # The whole model in one process is what a mesh of ranks is compared with.
+        config = {key: value for key, value in config.items() if key != "parallelism"}
     job = Job.from_mapping(config)
     ranks = 1 if single_process else int(os.environ.get("WORLD_SIZE", "1"))
     rank = 0 if single_process else int(os.environ.get("RANK", "0"))

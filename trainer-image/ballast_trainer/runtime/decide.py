@@ -47,8 +47,8 @@ def best_step_seconds(training: Training, costs: LayerCosts) -> float:
     What a repack must keep up with: not the partition that happens to be in force, which a
     rebalance will soon have improved.
     """
-    loads = exact_partition(costs.total, training.world.size).loads(costs.total)
-    return predict_step_seconds(loads, training.config.pipeline.microbatches)
+    loads = exact_partition(costs.total, training.world.positions).loads(costs.total)
+    return predict_step_seconds(loads, training.microbatches)
 
 
 def rebalance_decision(training: Training, *, move_seconds: float | None) -> RebalanceDecision | None:
@@ -59,7 +59,7 @@ def rebalance_decision(training: Training, *, move_seconds: float | None) -> Reb
     return decide_rebalance(
         partition_of(training.stages),
         costs.total,
-        microbatches=training.config.pipeline.microbatches,
+        microbatches=training.microbatches,
         min_gain=training.config.rebalance.min_gain,
         horizon_steps=training.config.total_steps - training.step,
         move_seconds=move_seconds,
@@ -77,24 +77,28 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
     config = training.config
     costs = training.profile.costs()
     fewest = max(config.repack.min_stages, config.pipeline.min_stages)
-    if costs is None or training.world.size <= fewest:
+    if costs is None or training.world.positions <= fewest:
         return None
     in_force = partition_of(training.stages)
-    if in_force.ranks != training.world.size:
+    if in_force.ranks != training.world.positions:
         # With several stages a rank, the offer is reckoned as if each rank had one.
-        in_force = exact_partition(costs.total, training.world.size)
+        in_force = exact_partition(costs.total, training.world.positions)
     decision = repack(
         in_force,
         costs.total,
-        microbatches=config.pipeline.microbatches,
+        microbatches=training.microbatches,
         min_ranks=fewest,
         max_slowdown=config.repack.max_slowdown,
         reference_step_seconds=reference_step_seconds,
     )
     if not decision.repack:
         return None
-    pods = training.world.pods
-    placement = training.placement(len(decision.kept_ranks))
+    mesh, pods = training.world.mesh, training.world.pods
+
+    def pods_at(positions: Sequence[int]) -> tuple[str, ...]:
+        return tuple(pods[rank] for position in positions for rank in mesh.column_ranks(position))
+
+    placement = training.placement(len(decision.kept_ranks) * mesh.column)
     if len(placement) == decision.partition.ranks:
         stages = stages_over(decision.partition, placement)
     else:
@@ -102,8 +106,8 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,
-        kept_pods=tuple(pods[rank] for rank in decision.kept_ranks),
-        released_pods=tuple(pods[rank] for rank in decision.released_ranks),
+        kept_pods=pods_at(decision.kept_ranks),
+        released_pods=pods_at(decision.released_ranks),
         stages=stages,
         step_seconds_before=reference_step_seconds or decision.step_seconds_before,
         step_seconds_after=decision.step_seconds_after,

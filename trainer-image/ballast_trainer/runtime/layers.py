@@ -169,7 +169,7 @@ class LayerStack(nn.Module):
         if value.requires_grad:
             # gloo sends contiguous tensors only, and a layer's backward need not return one.
             value.register_hook(torch.Tensor.contiguous)
-        key = mixed_key(self._seed, meter.step, microbatch or 0)
+        key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
         measured = meter.by_layer and microbatch is not None
         with computing_in(self._precision, self._device):
             for index, layer in zip(self.indices, self.stack, strict=True):

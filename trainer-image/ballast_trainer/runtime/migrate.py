@@ -66,8 +66,8 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
         PeerLost: through the caller's :func:`peer_failures`.
     """
     device = world.device
-    outgoing = [move for move in moves if move.source == world.rank]
-    incoming = [move for move in moves if move.target == world.rank]
+    outgoing = [move for move in moves if move.source == world.position]
+    incoming = [move for move in moves if move.target == world.position]
     packed = [pack(layers[move.layer].state()).to(device) for move in outgoing]
     sizes = [torch.zeros(len(moves), dtype=torch.int64, device=device)]
     for move, data in zip(outgoing, packed, strict=True):
@@ -77,12 +77,16 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
     works = []
     received = []
     for position, move in enumerate(moves):
-        if move.target == world.rank:
+        if move.target == world.position:
             buffer = torch.empty(int(sizes[0][position]), dtype=torch.uint8, device=device)
             received.append(buffer)
-            works.append(dist.irecv(buffer, src=move.source, tag=move.layer))
-        elif move.source == world.rank:
-            works.append(dist.isend(packed[outgoing.index(move)], dst=move.target, tag=move.layer))
+            works.append(dist.irecv(buffer, src=world.pipeline.ranks[move.source], tag=move.layer))
+        elif move.source == world.position:
+            works.append(
+                dist.isend(
+                    packed[outgoing.index(move)], dst=world.pipeline.ranks[move.target], tag=move.layer
+                )
+            )
     for work in works:
         if work is not None:
             work.wait()

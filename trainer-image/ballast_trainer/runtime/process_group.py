@@ -19,6 +19,8 @@ import torch.distributed as dist
 from ballast_policies.contract import Plan
 
 from ballast_trainer.errors import PeerLost, Stopped
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.stopping import StopSignal
 
 _STORE_POLL_SECONDS = 0.05
@@ -57,10 +59,12 @@ class World:
 
     Attributes:
         epoch: the plan's epoch.
-        rank, size: position and number of ranks.
+        rank, size: of all ranks, over all axes of the mesh.
         pods: names of all ranks' pods, by rank.
         device: where tensors live.
         store: where ranks meet; None for a process alone.
+        mesh: how ranks are laid out.
+        pipeline, data, tensor: this rank's line along each axis.
     """
 
     epoch: int
@@ -69,6 +73,20 @@ class World:
     pods: tuple[str, ...]
     device: torch.device
     store: Any = None
+    mesh: Mesh = dataclasses.field(default_factory=Mesh)
+    pipeline: Axis = dataclasses.field(default_factory=Axis)
+    data: Axis = dataclasses.field(default_factory=Axis)
+    tensor: Axis = dataclasses.field(default_factory=Axis)
+
+    @property
+    def position(self) -> int:
+        """This rank's place in the pipeline; what a stage calls its rank."""
+        return self.mesh.place(self.rank).position
+
+    @property
+    def positions(self) -> int:
+        """Length of the pipeline."""
+        return self.mesh.positions(self.size)
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over the ranks; the same floats on each."""
@@ -80,10 +98,8 @@ class World:
         return summed
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over the ranks, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+        """Element-wise sum over the pipeline, in place: what its replicas hold too counts once."""
+        return self.pipeline.all_reduce(tensor)
 
     def from_rank_0(self, value: Any) -> Any:
         """``value`` of rank 0, on every rank."""
@@ -169,13 +185,17 @@ def join(
     rank: int,
     device: torch.device,
     timeout_seconds: float,
+    mesh: Mesh | None = None,
 ) -> World:
     """Enter the process group of the plan's epoch; returns when all ranks are in it.
 
     Raises:
         PeerLost: a rank does not come in time.
+        ConfigurationError: the plan's ranks do not fill the mesh.
     """
     size = len(plan.ranks)
+    mesh = mesh or Mesh()
+    mesh.positions(size)
     if size > 1:
         address = plan.ranks[rank].address
         if address.startswith("127."):
@@ -189,6 +209,11 @@ def join(
                 world_size=size,
                 timeout=datetime.timedelta(seconds=timeout_seconds),
             )
+    with peer_failures():
+        axes = {
+            name: _axis(mesh.lines(axis, size), rank, size, timeout_seconds)
+            for name, axis in (("pipeline", "position"), ("data", "data"), ("tensor", "tensor"))
+        }
     return World(
         epoch=plan.epoch,
         rank=rank,
@@ -196,4 +221,17 @@ def join(
         pods=tuple(member.pod for member in plan.ranks),
         device=device,
         store=store,
+        mesh=mesh,
+        **axes,
     )
+
+
+def _axis(lines: tuple[tuple[int, ...], ...], rank: int, size: int, timeout_seconds: float) -> Axis:
+    """This rank's line; every rank makes the groups of all lines, as torch wants it."""
+    made = {
+        line: dist.new_group(list(line), timeout=datetime.timedelta(seconds=timeout_seconds))
+        for line in lines
+        if 1 < len(line) < size
+    }
+    (mine,) = [line for line in lines if rank in line]
+    return Axis(ranks=mine, index=mine.index(rank), group=made.get(mine))

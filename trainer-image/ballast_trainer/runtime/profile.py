@@ -30,6 +30,7 @@ class Meter:
         by_layer: whether this step's seconds are told apart by layer.
         microbatch: the microbatch that runs; None outside of a schedule's chunks.
         step: the step that runs, 0-based.
+        first_microbatch: place of this replica's first microbatch among those of the whole step.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Meter:
         self.layer_count = layer_count
         self.microbatch: int | None = None
         self.step = 0
+        self.first_microbatch = 0
         self._device = device
         self._speed = speed
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1

@@ -44,7 +44,9 @@ class Progress:
         mine = [0.0] * self._training.model.layer_count
         for layer in self._training.layers:
             mine[layer.index] = float(layer.byte_count())
-        self._bytes = tuple(round(count) for count in self._training.world.sum(mine))
+        # Of one rank of a column: all of them hold as much.
+        share = 1 / self._training.world.mesh.column
+        self._bytes = tuple(round(share * count) for count in self._training.world.sum(mine))
 
     def step_done(self, loss: float, seconds: float) -> dict[str, Any]:
         """Count a step; returns what its line says."""
@@ -85,7 +87,7 @@ class Progress:
             return None
         busy = sum(self._costs.total)
         mean = sum(self._step_seconds) / len(self._step_seconds)
-        return max(0.0, 1 - busy / (self._training.world.size * mean))
+        return max(0.0, 1 - busy / (self._training.world.positions * mean))
 
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""

@@ -142,7 +142,7 @@ class Reactions:
     def rebalance(self) -> None:
         """Move layers between the ranks, if rank 0 finds that it pays."""
         training, progress = self._training, self._voice.progress
-        if training.world.size == 1:
+        if training.world.positions == 1:
             return
         watch = StopWatch()
         decided = None

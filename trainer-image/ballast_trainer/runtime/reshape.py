@@ -10,7 +10,7 @@ from typing import Any
 
 from ballast_policies.contract import Plan, Stage
 
-from ballast_trainer.runtime.migrate import Migration, migrate, plan_moves
+from ballast_trainer.runtime.migrate import Migration, MigrationFailed, migrate, plan_moves
 from ballast_trainer.runtime.process_group import World, join
 from ballast_trainer.runtime.state import StopWatch, Training
 
@@ -34,6 +34,29 @@ class Reshaped:
 
 def _renumbered(stages: Sequence[Stage], rank_of: dict[int, int]) -> tuple[Stage, ...]:
     return tuple(dataclasses.replace(stage, rank=rank_of[stage.rank]) for stage in stages)
+
+
+def _new_positions(world: World, plan: Plan) -> dict[int, int]:
+    """Pipeline position today -> position in ``plan``, for those that it keeps.
+
+    Raises:
+        MigrationFailed: the plan tears apart ranks that share a position: they hold parts of the same
+            layers, and stay or go together.
+    """
+    mesh = world.mesh
+    found = {}
+    for position in range(world.positions):
+        members = [plan.rank_of(world.pods[rank]) for rank in mesh.column_ranks(position)]
+        first = members[0]
+        if first is None and members == [None] * mesh.column:
+            continue
+        if first is None or first % mesh.column or members != list(range(first, first + mesh.column)):
+            raise MigrationFailed(
+                f"plan {plan.epoch} does not keep the ranks {list(mesh.column_ranks(position))} of pipeline "
+                f"position {position} together. To fix: release or keep all {mesh.column} of them"
+            )
+        found[position] = first // mesh.column
+    return found
 
 
 def move_layers(training: Training, stages: tuple[Stage, ...]) -> Reshaped:
@@ -64,8 +87,8 @@ def shrink(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_se
         PeerLost: a rank that stays does not come.
     """
     watch = StopWatch()
-    old_rank = {rank: training.world.pods.index(pod.pod) for rank, pod in enumerate(plan.ranks)}
-    moves = plan_moves(training.stages, _renumbered(stages, old_rank))
+    old_position = {new: old for old, new in _new_positions(training.world, plan).items()}
+    moves = plan_moves(training.stages, _renumbered(stages, old_position))
     migration = migrate(training.world, training.layers, moves)
     rank = plan.rank_of(training.world.pods[training.world.rank])
     store = training.world.store
@@ -86,11 +109,11 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
         PeerLost: a rank does not come.
     """
     watch = StopWatch()
-    rank_of = {rank: plan.rank_of(pod) for rank, pod in enumerate(training.world.pods)}
-    old_stages = _renumbered(training.stages, {old: new for old, new in rank_of.items() if new is not None})
-    store, rank = training.world.store, rank_of[training.world.rank]
-    if rank is None:
+    positions = _new_positions(training.world, plan)
+    store, rank = training.world.store, plan.rank_of(training.world.pods[training.world.rank])
+    if rank is None or len(positions) < training.world.positions:
         raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.pods}")
+    old_stages = _renumbered(training.stages, positions)
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.world.from_rank_0((training.step, training.loss_scale.state, old_stages, stages))
@@ -133,8 +156,14 @@ def _enter(
     timeout_seconds: float,
 ) -> World:
     training.world = join(
-        store=store, plan=plan, rank=rank, device=training.device, timeout_seconds=timeout_seconds
+        store=store,
+        plan=plan,
+        rank=rank,
+        device=training.device,
+        timeout_seconds=timeout_seconds,
+        mesh=training.world.mesh,
     )
+    training.meter.first_microbatch = training.world.data.index * training.microbatches
     training.plan = plan
     training.stages = stages
     return training.world

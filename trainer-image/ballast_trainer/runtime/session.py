@@ -13,8 +13,9 @@ from ballast_policies.contract import ExitReason
 from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.reporting.console import Reporter
 from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.runtime.gradients import average_over_replicas, squared_norm_once
 from ballast_trainer.runtime.heartbeat import Heartbeat
-from ballast_trainer.runtime.optimize import drop_gradients, optimizer_step, squared_gradient_norm
+from ballast_trainer.runtime.optimize import drop_gradients, optimizer_step
 from ballast_trainer.runtime.process_group import peer_failures
 from ballast_trainer.runtime.progress import Progress
 from ballast_trainer.runtime.reactions import Reactions
@@ -99,7 +100,7 @@ class Session:
         training.layers.hold(
             training.layers.make(index)
             for stage in training.stages
-            if stage.rank == training.world.rank
+            if stage.rank == training.world.position
             for index in range(stage.first_layer, stage.end_layer)
         )
         if manifest is not None and self._checkpoints is not None:
@@ -149,6 +150,7 @@ class Session:
         training.meter.start_step(training.step, by_layer=measured)
         assert training.pipeline is not None
         loss = training.pipeline.run(training.batch())
+        average_over_replicas(training.world, training.layers)
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
@@ -179,12 +181,15 @@ class Session:
     def _agree(self, loss: float | None) -> _Agreed:
         training = self._training
         newest = self._reactions.newest_epoch()
+        # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
+        share = 1 / training.world.mesh.column
+        seconds = training.world.tensor.largest(training.meter.seconds(), training.device)
         mine = [
             float(self._stop.received),
             float(newest),
-            loss if loss is not None else 0.0,
-            squared_gradient_norm(training.layers),
-            *training.meter.seconds(),
+            share * loss if loss is not None else 0.0,
+            squared_norm_once(training.world, training.layers),
+            *(share * second for second in seconds),
         ]
         summed = training.world.sum(mine)
         return _Agreed(

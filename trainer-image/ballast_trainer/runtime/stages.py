@@ -187,8 +187,12 @@ def build_pipeline(
     microbatches: int,
     schedule: str,
     device: torch.device,
+    group: Any = None,
 ) -> Pipeline:
     """The pipeline of one rank; every rank must build it at the same step.
+
+    ``rank`` and ``world_size`` count pipeline positions; ``group`` are the ranks of this pipeline,
+    None for all.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
@@ -204,7 +208,7 @@ def build_pipeline(
             held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
             stack = LayerStack(held, meter, seed, device)
             stack.train()
-            made = _stage_class(stack, number, len(stages), device)
+            made = _stage_class(stack, number, len(stages), device, group=group)
             made.meter, made.last_layer = meter, stack.indices[-1]
             made.weight_shares = _weight_shares(held)
             made.stack = stack

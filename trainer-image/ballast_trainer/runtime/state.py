@@ -72,13 +72,14 @@ class Training:
         """Build the pipeline anew after layers moved or froze; collective."""
         self.pipeline = build_pipeline(
             stages=self.stages,
-            rank=self.world.rank,
-            world_size=self.world.size,
+            rank=self.world.position,
+            world_size=self.world.positions,
+            group=self.world.pipeline.group,
             layers=self.layers,
             meter=self.meter,
             loss=self.loss_scale.scaled(self.model.loss),
             seed=self.config.training.seed,
-            microbatches=self.config.pipeline.microbatches,
+            microbatches=self.microbatches,
             schedule=self.config.pipeline.schedule,
             device=self.device,
         )
@@ -86,21 +87,28 @@ class Training:
         self.pipeline.prepare(self.batch())
         self.meter.start_step(self.step)
 
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step on each replica of the pipeline."""
+        return self.config.pipeline.microbatches // self.world.data.size
+
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of the next step."""
+        """Inputs and targets of the next step: this replica's microbatches of them."""
         size = self.config.pipeline.global_batch_size
         inputs, targets = self.model.batch(self.config.training.seed, self.step, size)
-        return inputs.to(self.device), targets.to(self.device)
+        share = size // self.world.data.size
+        mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
+        return inputs[mine].to(self.device), targets[mine].to(self.device)
 
     def placement(self, ranks: int) -> tuple[int, ...]:
-        """The rank of each stage, were there ``ranks`` ranks."""
-        pipeline = self.config.pipeline
-        return placement_of(pipeline.schedule, ranks=ranks, microbatches=pipeline.microbatches)
+        """The pipeline position of each stage, were there ``ranks`` ranks over all axes of the mesh."""
+        schedule, positions = self.config.pipeline.schedule, self.world.mesh.positions(ranks)
+        return placement_of(schedule, ranks=positions, microbatches=self.microbatches)
 
     def rank_loads(self, costs: LayerCosts) -> list[float]:
-        """Seconds per step of each rank under the partition in force."""
+        """Seconds per step of each pipeline position under the partition in force."""
         total = costs.total
-        loads = [0.0] * self.world.size
+        loads = [0.0] * self.world.positions
         for stage in self.stages:
             loads[stage.rank] += sum(total[stage.first_layer : stage.end_layer])
         return loads

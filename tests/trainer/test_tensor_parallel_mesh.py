@@ -1,0 +1,81 @@
+"""Tensor, pipeline and data axes on one mesh: the loss curve is that of one process."""
+
+import pytest
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import Job
+from ballast_trainer.runtime.mesh import Mesh, Place
+from hypothesis import given
+from hypothesis import strategies as st
+
+MESHES = {
+    "tensor 2": (2, {"tensor": 2}),
+    "tensor 4": (4, {"tensor": 4}),
+    "pipeline 2 x tensor 2": (4, {"tensor": 2}),
+    "data 2 x tensor 2": (4, {"tensor": 2, "data": 2}),
+    "pipeline 2 x data 2": (4, {"data": 2}),
+}
+
+
+def with_heads(config, heads=4):
+    config["model"]["args"]["heads"] = heads
+    return config
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_losses, mesh):
+    """Any mesh gives the losses of one process to 1e-5, with dropout, clipping and frozen layers."""
+    ranks, parallelism = MESHES[mesh]
+    freezing = {"kind": "freezing", "startStep": 2, "endStep": 6, "everySteps": 2, "target": 0.5}
+    config = with_heads(small_config(totalSteps=10, dynamics=[freezing]))
+    expected = single_process_losses(config)
+    running = gang({**config, "parallelism": parallelism}, ranks=ranks)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    losses = running.losses()
+    assert sorted(losses) == list(range(1, 11))
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_world_ranks_are_laid_out_pipeline_then_data_then_tensor(tensor, data, positions):
+    """World rank = (position x data + d) x tensor + t; the lines along each axis partition the ranks."""
+    mesh = Mesh(tensor=tensor, data=data)
+    ranks = positions * data * tensor
+    for rank in range(ranks):
+        place = mesh.place(rank)
+        assert (place.position * data + place.data) * tensor + place.tensor == rank == mesh.rank(place)
+    for axis, size in (("position", positions), ("data", data), ("tensor", tensor)):
+        lines = mesh.lines(axis, ranks)
+        assert sorted(rank for line in lines for rank in line) == list(range(ranks))
+        assert {len(line) for line in lines} == {size}
+    assert mesh.positions(ranks) == positions
+    assert mesh.place(0) == Place(position=0, data=0, tensor=0)
+
+
+def test_ranks_that_do_not_fill_the_mesh_are_refused(small_config):
+    """Three ranks for tensor 2 name the field and what to start."""
+    job = Job.from_mapping(with_heads({**small_config(), "parallelism": {"tensor": 2}}))
+    with pytest.raises(ConfigurationError, match=r"parallelism.*no multiple.*start 2, 4"):
+        job.check_ranks(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"parallelism": {"tensor": 3}}, "4 heads do not divide over 3"),
+        ({"parallelism": {"data": 3}}, "4 microbatches are no multiple of 3 replicas"),
+        ({"parallelism": {"tensor": 0}}, "below 1"),
+        ({"parallelism": {"tensor": 2}, "model": {"name": "recurrent", "layers": 4}}, "can be cut"),
+        (
+            {
+                "parallelism": {"tensor": 2},
+                "dynamics": [{"kind": "pruning", "endStep": 4, "target": 0.5}],
+            },
+            "pruning.*inside of layers",
+        ),
+    ],
+)
+def test_what_a_mesh_cannot_do_is_refused_in_words(small_config, change, words):
+    """Before any rank starts, with the field and what to change."""
+    with pytest.raises(ConfigurationError, match=words):
+        Job.from_mapping({**with_heads(small_config()), **change})

@@ -1,0 +1,72 @@
+"""The ranks along one axis of the mesh, and the collectives among them, counted."""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """This rank's line of the mesh.
+
+    Attributes:
+        ranks: world ranks along the axis, ascending.
+        index: which of them this rank is.
+        group: their process group; None for the default one, or where there is nobody to talk to.
+        calls: collectives so far, by name; every rank of the axis counts the same.
+        bytes: what this rank has put into them, by name.
+    """
+
+    ranks: tuple[int, ...] = (0,)
+    index: int = 0
+    group: Any = None
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    bytes: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def size(self) -> int:
+        """Ranks along the axis."""
+        return len(self.ranks)
+
+    def _count(self, name: str, tensor: torch.Tensor) -> None:
+        self.calls[name] += 1
+        self.bytes[name] += tensor.nbytes
+
+    def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> torch.Tensor:
+        """Sum (or largest) over the axis, element-wise, in place; contiguous tensors only."""
+        if self.size > 1:
+            self._count("all_reduce", tensor)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """The tensor of the rank with index ``source``, in place on the others."""
+        if self.size > 1:
+            self._count("broadcast", tensor)
+            dist.broadcast(tensor, src=self.ranks[source], group=self.group)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, of one shape, by index."""
+        if self.size == 1:
+            return [tensor]
+        self._count("all_gather", tensor)
+        gathered = [torch.empty_like(tensor) for _ in self.ranks]
+        dist.all_gather(gathered, tensor.contiguous(), group=self.group)
+        return gathered
+
+    def largest(self, values: list[float], device: torch.device) -> list[float]:
+        """Element-wise largest over the axis; the same floats on each rank."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=device)
+        largest: list[float] = self.all_reduce(tensor, largest=True).tolist()
+        return largest
+
+    def gather_values(self, values: list[float], device: torch.device) -> list[list[float]]:
+        """Floats of all ranks, by index."""
+        rows = self.all_gather(torch.tensor(values, dtype=torch.float64, device=device))
+        return [row.tolist() for row in rows]

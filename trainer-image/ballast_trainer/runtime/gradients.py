@@ -1,0 +1,51 @@
+"""Gradients over the mesh: averaged over the replicas, their norm counted once."""
+
+import torch
+
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.optimize import squared_gradient_norm
+from ballast_trainer.runtime.process_group import World
+from ballast_trainer.tensor_parallel.slicing import slicings
+
+
+def average_over_replicas(world: World, layers: LayerSet) -> None:
+    """Make every gradient the mean over the data axis, in one all-reduce; collective over that axis.
+
+    A parameter without a gradient on one replica (no token took this way) counts as zero there; one
+    without on all of them keeps none.
+    """
+    if world.data.size == 1:
+        return
+    learning = [parameter for parameter in layers.parameters() if parameter.requires_grad]
+    if not learning:
+        return
+    touched = torch.tensor([float(p.grad is not None) for p in learning], device=world.device)
+    pieces = [p.grad if p.grad is not None else torch.zeros_like(p) for p in learning]
+    flat = torch.cat([touched, *(piece.reshape(-1) for piece in pieces)])
+    world.data.all_reduce(flat)
+    touched = flat[: len(learning)]
+    offset = len(learning)
+    for parameter, count in zip(learning, touched.tolist(), strict=True):
+        if count > 0:
+            mean = flat[offset : offset + parameter.numel()].view_as(parameter) / world.data.size
+            parameter.grad = mean
+        offset += parameter.numel()
+
+
+def squared_norm_once(world: World, layers: LayerSet) -> float:
+    """This rank's part of the squared norm of all gradients: the sum over all ranks counts each once.
+
+    A replica of another's layers adds nothing, nor does a rank of a tensor group for parameters that
+    all of its ranks hold whole.
+    """
+    if world.mesh.column == 1:
+        return squared_gradient_norm(layers)
+    if world.data.index > 0:
+        return 0.0
+    total = 0.0
+    for layer in layers:
+        cut = slicings(layer.module)
+        for name, parameter in layer.module.named_parameters():
+            if parameter.grad is not None and (name in cut or world.tensor.index == 0):
+                total += float(parameter.grad.norm().double().square())
+    return total

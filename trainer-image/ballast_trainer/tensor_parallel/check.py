@@ -1,0 +1,45 @@
+"""What tensor parallelism does not go together with, refused before ranks start."""
+
+import torch
+
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.slicing import slicings
+
+WHOLE_DYNAMICS = ("freezing",)
+"""Kinds of change that do not look inside a layer, and so do not mind that it is cut."""
+
+
+def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
+    """Refuse a model that cannot be cut, or a change that needs whole layers.
+
+    Raises:
+        ConfigurationError: in words.
+    """
+    size = config.parallelism.tensor
+    if size == 1:
+        return
+    for dynamic in config.dynamics:
+        if dynamic.kind not in WHOLE_DYNAMICS:
+            raise ConfigurationError(
+                f"dynamics[{dynamic.kind}]",
+                f"changes the inside of layers, which parallelism.tensor {size} cuts. "
+                "To fix: use parallelism.data, or more pipeline stages",
+            )
+    axis = Axis(ranks=tuple(range(size)))
+    with torch.random.fork_rng():
+        for index in range(model.layer_count):
+            try:
+                split = split_layer(model.build_layer(index), axis)
+            except ValueError as error:
+                raise ConfigurationError("parallelism.tensor", f"layer {index}: {error}") from error
+            if slicings(split):
+                return
+    raise ConfigurationError(
+        "parallelism.tensor",
+        f"no layer of {config.model.name!r} can be cut. To fix: set it to 1, or register your layers "
+        "with ballast_trainer.tensor_parallel.layers.split_layer_type",
+    )

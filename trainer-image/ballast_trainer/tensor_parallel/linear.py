@@ -1,0 +1,67 @@
+"""Linear layers cut over the ranks of a tensor group: by output columns, and by input rows.
+
+Both take over a whole ``nn.Linear`` and keep this rank's part, so that any number of ranks starts
+with the same model.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.slicing import SlicedModule, Slicing
+
+
+class SlicedLinear(SlicedModule):
+    """A part of a linear layer; the product alone, communication is the pair's."""
+
+    def __init__(self, whole: nn.Linear, axis: Axis, slicings: dict[str, Slicing]) -> None:
+        super().__init__()
+        self.slicings = slicings
+        for name, parameter in whole.named_parameters():
+            held = parameter.detach()
+            if name in slicings:
+                held = slicings[name].part(held, axis.index, axis.size)
+            setattr(self, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
+        self.weight: nn.Parameter
+        self.bias: nn.Parameter | None
+        if whole.bias is None:
+            self.bias = None
+
+
+class ColumnLinear(SlicedLinear):
+    """Each rank makes some of the output features: weight [out / t, in], bias [out / t]."""
+
+    def __init__(self, whole: nn.Linear, axis: Axis, *, blocks: int = 1) -> None:
+        """Take this rank's output features.
+
+        Args:
+            whole: the layer to cut.
+            axis: the tensor group.
+            blocks: see :class:`Slicing`; 3 for query, key and value.
+
+        Raises:
+            ValueError: the features do not divide.
+        """
+        slicing = Slicing(dim=0, blocks=blocks)
+        super().__init__(whole, axis, {"weight": slicing, "bias": slicing})
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out / t]."""
+        return functional.linear(value, self.weight, self.bias)
+
+
+class RowLinear(SlicedLinear):
+    """Each rank takes some of the input features: weight [out, in / t]; the bias is whole, added once."""
+
+    def __init__(self, whole: nn.Linear, axis: Axis) -> None:
+        """Take this rank's input features.
+
+        Raises:
+            ValueError: the features do not divide.
+        """
+        super().__init__(whole, axis, {"weight": Slicing(dim=1)})
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """[..., in / t] -> partial sums [..., out], without the bias."""
+        return functional.linear(value, self.weight)

@@ -1,0 +1,59 @@
+"""Which part of a parameter each rank of a tensor group holds, and how the parts make the whole."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slicing:
+    """A tensor cut along ``dim`` into equal parts, one a rank.
+
+    Attributes:
+        dim: the dimension that is cut.
+        blocks: how many equal blocks lie one after the other along ``dim``, each of which is cut:
+            3 for query, key and value in one matrix, else 1.
+    """
+
+    dim: int
+    blocks: int = 1
+
+    def part(self, whole: torch.Tensor, index: int, size: int) -> torch.Tensor:
+        """The part of rank ``index`` of ``size``, as a tensor of its own.
+
+        Raises:
+            ValueError: the dimension does not divide.
+        """
+        length = whole.shape[self.dim]
+        if length % (self.blocks * size):
+            shape = tuple(whole.shape)
+            raise ValueError(f"dimension {self.dim} of {shape} does not divide by {self.blocks} x {size}")
+        blocks = whole.chunk(self.blocks, self.dim)
+        return torch.cat([block.chunk(size, self.dim)[index] for block in blocks], self.dim)
+
+    def whole(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor that the parts of all ranks were cut from."""
+        cut = [part.chunk(self.blocks, self.dim) for part in parts]
+        return torch.cat([row[block] for block in range(self.blocks) for row in cut], self.dim)
+
+
+class SlicedModule(nn.Module):
+    """A module some of whose parameters are parts of the whole ones.
+
+    Attributes:
+        slicings: how, by the name of the parameter; the others are whole on every rank.
+    """
+
+    slicings: dict[str, Slicing]
+
+
+def slicings(module: nn.Module) -> dict[str, Slicing]:
+    """How the parameters of a layer are cut, by their name in the layer; whole ones are left out."""
+    found = {}
+    for prefix, child in module.named_modules():
+        if isinstance(child, SlicedModule):
+            for name, slicing in child.slicings.items():
+                found[f"{prefix}.{name}" if prefix else name] = slicing
+    return found
