@@ -1,12 +1,15 @@
 """What the trainer needs to know of a model: two functions.
 
-``build_layer(index)`` makes one layer; the model is the composition of layers 0 to
-``layer_count`` - 1, each taking what the one before it returns (one tensor).  The first takes the
-batch's inputs, the last returns what ``loss(output, targets)`` scores.  A rank builds only the
-layers it holds; the trainer seeds torch's generator per layer before it calls ``build_layer``, so
-that a layer starts with the same weights wherever it is built.
+``build_layer(index)`` makes one layer, and ``loss(output, targets)`` scores what the last one
+returns.  The model is the composition of layers 0 to ``layer_count`` - 1, each taking what the one
+before it returns (one tensor); the first takes the batch's inputs.  A rank builds only the layers
+it holds; the trainer seeds torch's generator per layer before it calls ``build_layer``, so that a
+layer starts with the same weights wherever it is built.
+
+A model that is at hand as a list of modules is given as that list: :meth:`Model.from_layers`.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -14,6 +17,16 @@ import torch
 from torch import nn
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+BatchFunction = Callable[[int, int, int], Batch]
+
+
+def no_batch(seed: int, step: int, size: int) -> Batch:
+    """The data of a model that brings none; the configuration's ``data`` takes its place.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError("the model has no data of its own. To fix: set data.name")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,34 +34,56 @@ class Model:
     """A model as a list of layers.
 
     Attributes:
-        family: what kind it is (``transformer``, ``recurrent``, ...); throughput differs by it.
         layer_count: how many layers there are.
         build_layer: makes layer ``index``; called on any rank, at any time, in any order.
         loss: mean loss of one microbatch, from the last layer's output and the targets.
         batch: inputs and targets of a step, ``batch(seed, step, size)`` -> tensors whose first
-            dimension is ``size``; a pure function, so that every rank sees the same order.
+            dimension is ``size``; a pure function, so that every rank sees the same order.  Needed
+            where the configuration names no ``data``.
+        family: what kind it is (``transformer``, ``recurrent``, ...); throughput differs by it.
     """
 
-    family: str
     layer_count: int
     build_layer: Callable[[int], nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    batch: Callable[[int, int, int], Batch]
+    batch: BatchFunction = no_batch
+    family: str = "custom"
 
     @classmethod
     def from_layers(
         cls,
-        layers: Sequence[Callable[[], nn.Module]],
+        layers: Sequence[nn.Module | Callable[[], nn.Module]],
         *,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        batch: Callable[[int, int, int], Batch],
+        batch: BatchFunction = no_batch,
         family: str = "custom",
     ) -> "Model":
-        """A model from a list of functions that each make a layer."""
-        return cls(
-            family=family,
-            layer_count=len(layers),
-            build_layer=lambda index: layers[index](),
-            loss=loss,
-            batch=batch,
-        )
+        """A model from a list of modules, or of functions that each make one.
+
+        Modules keep the weights they have (the trainer seeds torch before it calls a builder, so
+        that all ranks start alike), and every rank keeps all of them in the host's memory; with
+        functions a rank makes only what it holds.
+
+        Raises:
+            ValueError: two of the modules share a parameter, which could not stay one on two ranks.
+        """
+        _refuse_shared_parameters([layer for layer in layers if isinstance(layer, nn.Module)])
+
+        def build_layer(index: int) -> nn.Module:
+            layer = layers[index]
+            # The original stays as it was: the layer may be built again, on this rank too.
+            return copy.deepcopy(layer) if isinstance(layer, nn.Module) else layer()
+
+        return cls(layer_count=len(layers), build_layer=build_layer, loss=loss, batch=batch, family=family)
+
+
+def _refuse_shared_parameters(modules: Sequence[nn.Module]) -> None:
+    owners: dict[int, tuple[int, str]] = {}
+    for index, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            owner, other = owners.setdefault(id(parameter), (index, name))
+            if owner != index:
+                raise ValueError(
+                    f"layers {owner} and {index} share a parameter ({other!r}, {name!r}), and may be on two "
+                    "ranks. To fix: untie them (Hugging Face: tie_word_embeddings=False)"
+                )

@@ -1,14 +1,18 @@
 """Models by name; ``module:callable`` reaches a user's own."""
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ballast_trainer.config import ModelConfig
+import torch
+
+from ballast_trainer.config import DataConfig, ModelConfig
+from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.autoencoder import build_autoencoder
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.protocol import BatchFunction, Model, no_batch
 from ballast_trainer.models.recurrent import build_recurrent
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -36,8 +40,13 @@ def load_callable(field: str, name: str) -> Callable[..., Any]:
     return loaded
 
 
-def build_model(config: ModelConfig) -> Model:
-    """Build the model that the configuration names.
+def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: int = 0) -> Model:
+    """Build the model that the configuration names, on the data that it names.
+
+    Args:
+        config: the model.
+        data: what to learn from in place of the model's own data.
+        seed: of torch's generator while a builder of the user's runs.
 
     Raises:
         ConfigurationError: the name is unknown, the arguments do not fit, or the model does not have
@@ -53,7 +62,9 @@ def build_model(config: ModelConfig) -> Model:
     if config.layers is not None and builder in MODELS.values():
         arguments.setdefault("layers", config.layers)
     try:
-        model = builder(**arguments)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model = builder(**arguments)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             "model.args", f"{dict(config.args)} do not fit {config.name!r}: {error}"
@@ -66,4 +77,19 @@ def build_model(config: ModelConfig) -> Model:
         built = f"{config.name!r} with args {dict(config.args)} has {model.layer_count} layers"
         reason = f"{config.layers}, but {built}"
         raise ConfigurationError("model.layers", reason)
+    if data is not None:
+        return dataclasses.replace(model, batch=_load_batches(data))
+    if model.batch is no_batch:
+        raise ConfigurationError("data.name", f"missing: {config.name!r} brings no data of its own")
     return model
+
+
+def _load_batches(data: DataConfig) -> BatchFunction:
+    maker = load_callable("data.name", data.name)
+    try:
+        source = maker(**data.args)
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            "data.args", f"{dict(data.args)} do not fit {data.name!r}: {error}"
+        ) from error
+    return batches_from(source)

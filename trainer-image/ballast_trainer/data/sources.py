@@ -1,0 +1,145 @@
+"""Data of the user's own, in an order that follows from seed and step alone.
+
+So it is the same on every rank, under every partition, after every re-plan and restart.  What
+``data.name`` names is called with ``data.args`` and returns one of
+
+- a function ``batch(seed, step, size)`` -> inputs, targets: pure, the order is its own;
+- a dataset with ``len()`` and ``[index]`` -> (input, target): shuffled anew every epoch;
+- a loader, e.g. ``torch.utils.data.DataLoader``, that yields (inputs, targets) of whole batches:
+  read from the start to where a restart resumes.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Batch, BatchFunction
+from ballast_trainer.runtime.seeding import mixed_key
+
+_FIELD = "data.name"
+_DATA = 0xDA7A
+_KEPT_PERMUTATIONS = 2
+"""A batch may straddle two epochs."""
+
+
+def batches_from(source: Any) -> BatchFunction:
+    """The batch function of a user's function, dataset or loader.
+
+    Raises:
+        ConfigurationError: ``source`` is none of them, or an empty dataset.
+    """
+    if isinstance(source, torch.utils.data.IterableDataset):
+        reason = f"{type(source).__name__} yields samples. To fix: return DataLoader(..., batch_size=...)"
+        raise ConfigurationError(_FIELD, reason)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping):
+        return ShuffledDataset(source)
+    if isinstance(source, Iterable) and not isinstance(source, Mapping | Iterator):
+        return ReplayedLoader(source)
+    if callable(source):
+        return functools.partial(_checked, source)
+    raise ConfigurationError(
+        _FIELD,
+        f"a {type(source).__name__} is no batch function, dataset or loader that can be read twice. "
+        "To fix: return one of these",
+    )
+
+
+def _checked(batch: BatchFunction, seed: int, step: int, size: int) -> Batch:
+    return _whole(batch(seed, step, size), size)
+
+
+def _whole(batch: Any, size: int) -> Batch:
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        raise ConfigurationError(_FIELD, f"gives {type(batch).__name__}, not a pair of inputs and targets")
+    inputs, targets = batch
+    for name, value in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(value, torch.Tensor):
+            raise ConfigurationError(_FIELD, f"{name} are {type(value).__name__}, not a tensor")
+        if value.dim() == 0 or len(value) != size:
+            raise ConfigurationError(
+                _FIELD,
+                f"{name} have shape {tuple(value.shape)}, pipeline.globalBatchSize is {size}. "
+                f"To fix: give batches of {size}; a loader: batch_size={size}, drop_last=True",
+            )
+    return inputs, targets
+
+
+class ShuffledDataset:
+    """A dataset that can be indexed, in another order every epoch.
+
+    Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if len(dataset) == 0:
+            raise ConfigurationError(_FIELD, "the dataset is empty")
+        self._dataset = dataset
+        self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
+
+    def _permuted(self, seed: int, epoch: int) -> numpy.ndarray:
+        return numpy.random.default_rng((seed, epoch)).permutation(len(self._dataset))
+
+    def indices(self, seed: int, step: int, size: int) -> list[int]:
+        """Which samples the batch of ``step`` is made of."""
+        positions = range(step * size, (step + 1) * size)
+        found = []
+        for position in positions:
+            epoch, offset = divmod(position, len(self._dataset))
+            found.append(int(self._permutation(seed, epoch)[offset]))
+        return found
+
+    def __call__(self, seed: int, step: int, size: int) -> Batch:
+        """Inputs and targets of ``step``."""
+        with _seeded(seed, step):
+            samples = [self._dataset[index] for index in self.indices(seed, step, size)]
+        return _whole(torch.utils.data.default_collate(samples), size)
+
+
+class ReplayedLoader:
+    """A loader that yields the batches of an epoch, one after the other.
+
+    Torch is seeded before an epoch begins and before each batch, so a loader that shuffles does so
+    the same way on every rank.  Going back, and resuming, means reading again from the first epoch.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] = iter(())
+        self._epoch = -1
+        self._step = -1
+        self._seed: int | None = None
+        self._batch: Any = None
+
+    def __call__(self, seed: int, step: int, size: int) -> Batch:
+        """Inputs and targets of ``step``."""
+        if step < self._step or seed != self._seed:
+            self._batches, self._epoch, self._step, self._seed = iter(()), -1, -1, seed
+        while self._step < step:
+            self._batch = self._next(seed)
+            self._step += 1
+        return _whole(self._batch, size)
+
+    def _next(self, seed: int) -> Any:
+        for _ in range(2):
+            with _seeded(seed, self._step + 1):
+                try:
+                    return next(self._batches)
+                except StopIteration:
+                    pass
+            self._epoch += 1
+            with _seeded(seed, -1 - self._epoch):
+                self._batches = iter(self._loader)
+        raise ConfigurationError(_FIELD, "the loader yields no batch")
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, part: int) -> Iterator[None]:
+    """Torch's CPU generator seeded from both, and as it was afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(mixed_key(seed, _DATA, part) >> 1)
+        yield
