@@ -1,7 +1,7 @@
 """Configurations: defaults, overrides, and refusals that name the field."""
 
 import pytest
-from ballast_trainer.cli.run import read_config
+from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.errors import ConfigurationError
@@ -72,15 +72,16 @@ def test_assignments_override_the_file(tmp_path):
     """``--set`` takes YAML values and makes the objects on the way."""
     path = tmp_path / "config.yaml"
     path.write_text("totalSteps: 10\nmodel: {name: gpt}\n")
-    value = read_config(path, ("totalSteps=20", "model.args.dim=64", "rebalance.min_gain=0.1"))
-    assert value == {
+    assignments = ("totalSteps=20", "model.args.hidden_size=64", "rebalance.min_gain=0.1")
+    assert read_config(path, assignments) == {
         "totalSteps": 20,
-        "model": {"name": "gpt", "args": {"dim": 64}},
+        # A builder's arguments keep the names that Python gives them.
+        "model": {"name": "gpt", "args": {"hidden_size": 64}},
         "rebalance": {"minGain": 0.1},
     }
 
 
-@pytest.mark.parametrize("assignment", ["totalSteps", "totalSteps.deep=3"])
+@pytest.mark.parametrize("assignment", ["totalSteps", "totalSteps.deep=3", "model={name"])
 def test_an_assignment_that_cannot_be_made_is_refused(tmp_path, assignment):
     """It says which."""
     path = tmp_path / "config.yaml"

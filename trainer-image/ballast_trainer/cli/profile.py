@@ -113,7 +113,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
 @click.option("--output", type=click.Choice(["text", "json"]), default="text")
 def profile(config_path: Path, assignments: tuple[str, ...], steps: int, at_step: int, output: str) -> None:
     """Measure seconds and bytes of each layer, for one microbatch, on this machine."""
-    from ballast_trainer.cli.run import read_config
+    from ballast_trainer.cli.config_file import read_config
 
     try:
         found = layer_rows(read_config(config_path, assignments), steps=steps, at_step=at_step)

@@ -7,46 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from ballast_policies.contract import Directive, ExitReason, Plan, Rank
 
+from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
-from ballast_trainer.config_reading import camel
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
-from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.runtime.stopping import StopSignal
 
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
-
-
-def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
-    """The configuration of a YAML or JSON file, with ``key.key=value`` assignments made.
-
-    Raises:
-        ConfigurationError: the file or an assignment cannot be read.
-    """
-    try:
-        value = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError("--config", f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError("--config", f"{path} is not a mapping")
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise ConfigurationError("--set", f"{assignment!r} is not key=value")
-        *parents, last = [camel(part) for part in key.split(".")]
-        target = value
-        for parent in parents:
-            if target.get(parent) is None:
-                target[parent] = {}
-            target = target[parent]
-            if not isinstance(target, dict):
-                raise ConfigurationError("--set", f"{key!r}: {parent!r} is not an object")
-        target[last] = yaml.safe_load(text)
-    return value
 
 
 def _local_plan(ranks: int) -> Plan:
