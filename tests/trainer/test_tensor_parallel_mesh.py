@@ -79,3 +79,31 @@ def test_what_a_mesh_cannot_do_is_refused_in_words(small_config, change, words):
     """Before any rank starts, with the field and what to change."""
     with pytest.raises(ConfigurationError, match=words):
         Job.from_mapping({**with_heads(small_config()), **change})
+
+
+@pytest.mark.processes
+def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, single_process_losses, tmp_path):
+    """Saved by tensor 2 x data 2, continued by pipeline 2 x tensor 2, then by one process: the same curve.
+
+    Each part is written once: four ranks' checkpoint is about as large as one process's.
+    """
+    config = with_heads(small_config(totalSteps=9))
+    expected = single_process_losses(config)
+    config["checkpoint"] = {"path": str(tmp_path / "saved"), "everySteps": 3, "keep": 9}
+    losses = {}
+    for steps, ranks, parallelism in (
+        (3, 4, {"tensor": 2, "data": 2}),
+        (6, 4, {"tensor": 2}),
+        (9, 1, {}),
+    ):
+        running = gang({**config, "totalSteps": steps, "parallelism": parallelism}, ranks=ranks)
+        assert set(running.exit_codes().values()) == {0}, running.errors()
+        losses |= running.losses()
+    assert sorted(losses) == list(range(1, 10))
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+    sizes = {
+        step: sum(file.stat().st_size for file in (tmp_path / f"saved/step-{step:08d}").glob("*.distcp"))
+        for step in (3, 9)
+    }
+    # Each tensor has a kilobyte of its own beside its numbers.
+    assert sizes[3] < 1.25 * sizes[9]

@@ -21,6 +21,7 @@ import torch
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import World
+from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +91,12 @@ class Checkpoints:
         failure = world.from_rank_0(failure)
         if failure is not None:
             raise CheckpointError(failure)
+        # A replica of the pipeline holds nothing that the first one does not.
+        mine = list(layers) if world.data.index == 0 else []
         state = {
-            _layer_key(layer.index, name): value for layer in layers for name, value in layer.state().items()
+            _layer_key(layer.index, name): value
+            for layer in mine
+            for name, value in stored_tensors(layer, world.tensor).items()
         }
         _dcp_save(world, state, temporary)
         if world.rank == 0:
@@ -133,16 +138,18 @@ class Checkpoints:
         from torch.distributed.checkpoint import FileSystemReader
 
         metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-        held = {f"layers.{index}." for index in layers.indices()}
+        held = tuple(_layer_key(index, "") for index in layers.indices())
+        needed = needed_keys((key for key in metadata if key.startswith(held)), world.tensor)
         state: dict[str, Any] = {}
         for key, description in metadata.items():
-            if any(key.startswith(prefix) for prefix in held):
+            if key in needed:
                 properties: Any = description
                 state[key] = torch.empty(properties.size, dtype=properties.properties.dtype)
         _dcp_load(world, state, path)
         for layer in layers:
             prefix = _layer_key(layer.index, "")
-            layer.load({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+            stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            layer.load(assembled(stored, layer, world.tensor))
 
     def _complete(self) -> list[Path]:
         return sorted(self._path.glob(f"{_PREFIX}*"), reverse=True)
