@@ -76,6 +76,23 @@ class Job:
         )
 
 
+class _Clock:
+    """Sleeps; what it overslept comes off its next sleeps, so that seconds are right on a busy machine."""
+
+    owed = 0.0
+
+    @classmethod
+    def sleep_until(cls, end: float) -> None:
+        """Until ``time.perf_counter()`` is ``end``, less what is owed."""
+        wanted = end - time.perf_counter()
+        if wanted <= cls.owed:
+            cls.owed -= max(0.0, wanted)
+            return
+        aim = end - cls.owed
+        time.sleep(wanted - cls.owed)
+        cls.owed = max(0.0, time.perf_counter() - aim)
+
+
 class _Nap(torch.autograd.Function):
     """The value itself; its backward sleeps."""
 
@@ -86,7 +103,7 @@ class _Nap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.layer.backward_seconds / 2)
+        _Clock.sleep_until(time.perf_counter() + ctx.layer.backward_seconds / 2)
         return gradient, None
 
 
@@ -103,9 +120,7 @@ class SleepingLayer(nn.Module):
         began = time.perf_counter()
         # Once on the way to the input, once on the way to the weight.
         out: torch.Tensor = _Nap.apply(value, self) * _Nap.apply(self.weight, self)
-        rest = began + self.forward_seconds - time.perf_counter()
-        if rest > 0:
-            time.sleep(rest)
+        _Clock.sleep_until(began + self.forward_seconds)
         return out
 
 

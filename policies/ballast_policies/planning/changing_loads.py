@@ -28,9 +28,17 @@ def pruning(layers: int, progress: float, generator: np.random.Generator) -> np.
     layers meets the global sparsity. Products get faster in proportion once a layer is sparse enough
     for sparse kernels (75 %), which leaves a tenth that never shrinks.
     """
-    scales = generator.uniform(0.5, 1.5, layers)
-    sparsity = gradual_sparsity(progress)
-    low, high = 0.0, 10.0
+    return pruned_layers(generator.uniform(0.5, 1.5, layers), gradual_sparsity(progress))
+
+
+def pruned_layers(scales: np.ndarray, sparsity: float) -> np.ndarray:
+    """Relative seconds of layers after global magnitude pruning, by the scale of their weights.
+
+    Args:
+        scales: of each layer's half-normal weight magnitudes, shape (layers,).
+        sparsity: fraction of all weights that is gone, 0 to 1.
+    """
+    low, high = 0.0, 10.0 * float(scales.max())
     for _ in range(60):
         threshold = (low + high) / 2
         if _half_normal(threshold / scales).mean() < sparsity:

@@ -1,0 +1,249 @@
+"""Rebalancing against the best static split for six dynamic models: simulated and run, beside the paper.
+
+For each case a training is timed three ways:
+
+- start: the split that is best for the first step, for the whole training (what Megatron does, and
+  what the paper compares with);
+- hindsight: the one split that is best for the whole training, found by knowing all of it;
+- rebalanced: the trainer measures, decides and moves by itself.
+
+``allowed`` is the sum over the steps of the largest stage load under the static split, over that under
+the exact partition of each step: what the load ratios allow. The loads are curves whose one parameter
+makes the paper's speed-up possible on its 8 stages (``trainer_load_curves.py``), since the paper does not
+publish its loads; with fewer ranks and layers less is allowed.
+
+    python benchmarks/trainer_speedup.py [--case earlyExit] [--simulate] [--ranks 4] [--layers 24]
+
+Simulated: 1,600 steps; loads change every 10 until five eighths of the training are done; the trainer's
+decision is taken every 20, the default, and each move costs the pause of 50 ms.
+
+Run: real ranks whose layers sleep (``trainer_calibrated.py``). The training is eight stretches of equal
+loads; a stretch stands for 100 steps. Static runs do one step of each and count it 100 times. The
+rebalanced run does three of each and decides after each; since the default is to look every 20 steps, the
+step before the move counts 10 times and the mean of those after it 90 times. Its overhead is printed apart,
+in seconds a decision and a move, and as a share of the time between two decisions at the default interval.
+``with_costs`` is what the simulator says of the run, once it is told what an action and a transfer
+cost on this machine (``trainer_prediction.py`` measures them): four ranks share two cores, so each
+microbatch takes milliseconds besides its layers, which no partition saves.
+
+The target is 90 % of what is allowed, and an overhead under 3 %.
+"""
+
+import itertools
+import json
+import time
+
+import click
+import numpy as np
+import trainer_calibrated
+from ballast_policies.planning import decide_rebalance, even_partition, exact_partition
+from ballast_policies.planning.balancers import refine
+from ballast_policies.planning.step_time import simulated_step_seconds
+from ballast_trainer.runtime.profile import KEPT_STEPS, MEASURED_EVERY, Meter
+from trainer_load_curves import CURVES, PUBLISHED, strength_of, training
+
+STRETCHES = 8
+STEPS_A_STRETCH = 100
+STEPS_BEFORE_A_MOVE = 10
+DEFAULT_INTERVAL = 20
+PAUSE_SECONDS = 0.05
+STAGE_SECONDS = 0.025
+"""Of one microbatch on a stage of the settled model, evenly divided: forward and backward."""
+
+
+def stretches(loads):
+    """(loads, steps) of each stretch of equal loads."""
+    for _, group in itertools.groupby(loads, key=lambda row: row.tobytes()):
+        rows = list(group)
+        yield rows[0], len(rows)
+
+
+def hindsight(loads, ranks, microbatches):
+    """The partition with the shortest whole training (closed form), by chain moves from several starts."""
+    rows, counts = zip(*stretches(loads), strict=True)
+    seconds = np.array([row.sum(axis=1) for row in rows])
+    held = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(seconds, axis=1)], axis=1)
+
+    def total(partition):
+        bounds = np.array(partition.bounds)
+        stage = held[:, bounds[1:]] - held[:, bounds[:-1]]
+        return float(np.dot(counts, (microbatches - 1) * stage.max(axis=1) + stage.sum(axis=1)))
+
+    starts = {exact_partition(row, ranks) for row in seconds}
+    starts.add(exact_partition(np.dot(counts, seconds), ranks))
+    return min((refine(start, total, most_evaluations=4000) for start in starts), key=total)
+
+
+def largest(loads, partition):
+    """Sum over the steps of the largest stage load."""
+    return sum(count * partition.loads(row.sum(axis=1)).max() for row, count in stretches(loads))
+
+
+def simulated_step(row, partition, microbatches):
+    return simulated_step_seconds(
+        microbatches * partition.loads(row[:, 0]), microbatches * partition.loads(row[:, 1]), microbatches
+    )
+
+
+def simulate(loads, ranks, microbatches):
+    """Seconds of the training: static by partition, rebalanced, and how often it moved."""
+    start = even_partition(loads.shape[1], ranks)
+    splits = {"start": start, "hindsight": hindsight(loads, ranks, microbatches)}
+    spent = {
+        name: sum(n * simulated_step(row, split, microbatches) for row, n in stretches(loads))
+        for name, split in splits.items()
+    }
+    partition, seconds, moves, cache = start, 0.0, 0, {}
+    for step, row in enumerate(loads):
+        key = (row.tobytes(), partition.bounds)
+        if key not in cache:
+            cache[key] = simulated_step(row, partition, microbatches)
+        seconds += cache[key]
+        if step % DEFAULT_INTERVAL == DEFAULT_INTERVAL - 1:
+            decision = decide_rebalance(
+                partition,
+                microbatches * row.sum(axis=1),
+                microbatches=microbatches,
+                min_gain=0.05,
+                horizon_steps=len(loads) - step,
+                move_seconds=PAUSE_SECONDS,
+            )
+            if decision.rebalance:
+                partition, moves = decision.partition, moves + 1
+                seconds += PAUSE_SECONDS
+    return {**spent, "rebalanced": seconds}, moves, splits
+
+
+def run(loads, splits, microbatches):
+    """Measured seconds of the training by way, and the overhead of the rebalanced one."""
+    ranks = splits["start"].ranks
+    rows, counts = zip(*stretches(loads), strict=True)
+    spent = {}
+    for name, split in splits.items():
+        job = trainer_calibrated.Job(
+            # The first step warms up.
+            loads=np.stack([rows[-1], *rows]),
+            ranks=ranks,
+            bounds=split.bounds,
+            microbatches=microbatches,
+        )
+        seconds = list(trainer_calibrated.run(job).step_seconds().values())[1:]
+        spent[name] = STEPS_A_STRETCH * np.dot(counts, seconds)
+    job = trainer_calibrated.Job(
+        loads=np.concatenate([rows[:1], np.repeat(rows, 3, axis=0)]),
+        ranks=ranks,
+        bounds=splits["start"].bounds,
+        microbatches=microbatches,
+        settings={"rebalance": {"enabled": True, "everySteps": 1}},
+    )
+    ran = trainer_calibrated.run(job)
+    seconds = np.array(list(ran.step_seconds().values())[1:]).reshape(-1, 3)
+    before, after = seconds[:, 0], seconds[:, 1:].mean(axis=1)
+    later = STEPS_A_STRETCH - STEPS_BEFORE_A_MOVE
+    spent["rebalanced"] = np.dot(counts, STEPS_BEFORE_A_MOVE * before + later * after)
+    steps = STEPS_A_STRETCH * sum(counts)
+    moves = len(ran.events("rebalance"))
+    # After a change eight steps are measured by layer, then one in eight.
+    measured = KEPT_STEPS + (DEFAULT_INTERVAL - KEPT_STEPS) / MEASURED_EVERY
+    each = {
+        "profile": measured * profile_seconds(loads.shape[1], ranks, microbatches),
+        "decide": ran.overhead.deciding / (len(job.loads) - 1),
+        "move": ran.overhead.moving / max(1, moves),
+    }
+    decisions = steps / DEFAULT_INTERVAL
+    spent["rebalanced"] += decisions * each["decide"] + moves * each["move"]
+    interval = DEFAULT_INTERVAL * spent["rebalanced"] / steps
+    overhead = {
+        "moves": moves,
+        "seconds_each": {name: round(value, 5) for name, value in each.items()},
+        "percent_at_default_interval": {
+            **{name: round(100 * value / interval, 3) for name, value in each.items()},
+            "whole": round(100 * sum(each.values()) / interval, 3),
+        },
+    }
+    return spent, overhead
+
+
+def profile_seconds(layers, ranks, microbatches):
+    """What telling layers apart costs the rank of most layers a step: calls of the meter, timed alone."""
+    import torch
+
+    meter = Meter(layers, torch.device("cpu"), None)
+    meter.begin(0, meter.forward, 0)
+    began = time.perf_counter()
+    for _ in range(2000):
+        meter.enter(0)
+    call = (time.perf_counter() - began) / 2000
+    # Forward and backward, each microbatch, at most all but one layer for every other rank.
+    return call * 2 * microbatches * (layers - ranks + 1)
+
+
+def shares(spent, allowed):
+    row = {}
+    for name in ("start", "hindsight"):
+        reached = spent[name] / spent["rebalanced"]
+        row[name] = {
+            "reached": round(reached, 3),
+            "allowed": round(allowed[name], 3),
+            "percent": round(100 * reached / allowed[name], 1),
+        }
+    return row
+
+
+def allowed_ratios(loads, splits):
+    ranks = splits["start"].ranks
+    best = sum(
+        count * exact_partition(row.sum(axis=1), ranks).loads(row.sum(axis=1)).max()
+        for row, count in stretches(loads)
+    )
+    return {name: float(largest(loads, split) / best) for name, split in splits.items()}
+
+
+def measure(case, *, ranks, layers, microbatches, simulate_only):
+    settled = CURVES[case](layers, 1.0, strength_of(case)[0])
+    unit = STAGE_SECONDS * ranks / settled.sum()
+    strength, fitted = strength_of(case)
+    slow = unit * training(case, layers=layers, steps=1600, stretch=10)
+    spent, moves, slow_splits = simulate(slow, ranks, microbatches)
+    row = {
+        "benchmark": "trainer_speedup",
+        "case": case,
+        "published": PUBLISHED[case],
+        "settled_load_ratio_on_8_stages": round(fitted, 3),
+        "strength": round(strength, 2),
+        "ranks": ranks,
+        "layers": layers,
+        "microbatches": microbatches,
+        "simulated": {**shares(spent, allowed_ratios(slow, slow_splits)), "moves": moves},
+    }
+    if not simulate_only:
+        loads = unit * training(case, layers=layers, steps=STRETCHES, stretch=1)
+        splits = {
+            "start": even_partition(layers, ranks),
+            "hindsight": hindsight(loads, ranks, microbatches),
+        }
+        spent, overhead = run(loads, splits, microbatches)
+        row["run"] = {
+            "layers": trainer_calibrated.SAYS,
+            **shares(spent, allowed_ratios(loads, splits)),
+            "overhead": overhead,
+        }
+    return row
+
+
+@click.command(help=__doc__)
+@click.option("--case", "cases", multiple=True, type=click.Choice(list(CURVES)), help="Default: all six.")
+@click.option("--ranks", default=4, show_default=True)
+@click.option("--layers", default=24, show_default=True)
+@click.option("--microbatches", default=32, show_default=True)
+@click.option("--simulate", "simulate_only", is_flag=True, help="No run, only the simulator.")
+def main(cases, ranks, layers, microbatches, simulate_only):
+    for case in cases or CURVES:
+        row = measure(
+            case, ranks=ranks, layers=layers, microbatches=microbatches, simulate_only=simulate_only
+        )
+        click.echo(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
