@@ -57,6 +57,7 @@ class Observer:
             lease=self._lease(key, metadata["uid"]),
             plan=plan,
             plan_written=written,
+            created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
 
     def jobs(self) -> list[JobView]:

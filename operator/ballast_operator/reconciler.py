@@ -24,7 +24,7 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
 from ballast_operator.views.wish import Verb, Wish
 
-PROGRESS_FIELDS = frozenset({"progress", "costSoFar", "costAt"})
+PROGRESS_FIELDS = frozenset({"progress", "costSoFar", "costAt", "isolated"})
 """Fields of the status that change with every report, and may wait."""
 
 logger = logging.getLogger(__name__)

@@ -5,10 +5,13 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.gauges import set_gauges
+from ballast_operator.allocator.inputs import Inputs, complete, signature
+from ballast_operator.allocator.isolation import isolated_speeds
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.rounds import Rounds
-from ballast_operator.allocator.snapshot import Snapshot, signature, take_snapshot
+from ballast_operator.allocator.snapshot import take_snapshot
 from ballast_operator.allocator.solver import Solve, Solver
 from ballast_operator.allocator.throughput import Measurements
 from ballast_operator.allocator.wishes import wishes_of
@@ -151,7 +154,8 @@ class Allocator:
         if snapshot.overlaps:
             await self._report(item, PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy))
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {'; '.join(snapshot.overlaps)}"
-        solve = await self._solve(policy, snapshot)
+        inputs = complete(policy.spec.objective, snapshot)
+        solve = await self._solve(policy, inputs)
         round_ = self._rounds.decide(policy, snapshot, solve.allocation, moment=started.timestamp())
         self._next_round, plan_id = self._rounds.next_at, self._rounds.plan_id
         self._metrics.rounds.inc()
@@ -164,12 +168,19 @@ class Allocator:
                 reason=refusal.reason,
                 why=refusal.message,
             )
+        advice = advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs)
+        speeds = isolated_speeds(snapshot.problem, snapshot.running)
+        for name, key in snapshot.keys.items():
+            wishes[key] = dataclasses.replace(
+                wishes[key], advice=advice.get(key, ()), isolated_speed=speeds.get(name, 0.0)
+            )
         self._publish(wishes, jobs)
         set_gauges(self._metrics, snapshot, jobs)
         await self._report(
             item,
             PolicyReport(
                 snapshot=snapshot,
+                inputs=inputs,
                 jobs=jobs,
                 policy=policy,
                 solve=solve,
@@ -180,13 +191,13 @@ class Allocator:
         )
         return ""
 
-    async def _solve(self, policy: ClusterPolicy, snapshot: Snapshot) -> Solve:
-        wanted = f"{policy.metadata.generation} {signature(snapshot)}"
+    async def _solve(self, policy: ClusterPolicy, inputs: Inputs) -> Solve:
+        wanted = f"{policy.metadata.generation} {signature(policy.spec.objective.policy, inputs.problem)}"
         if self._last_solve is not None and self._last_solve[0] == wanted:
             return self._last_solve[1]
         solve = await self._solver.solve(
             policy.spec.objective.policy,
-            snapshot.problem,
+            inputs.problem,
             limit_seconds=policy.spec.solver.time_limit_seconds,
         )
         self._metrics.solve_seconds.labels(policy.spec.objective.policy).observe(solve.seconds)
@@ -195,7 +206,7 @@ class Allocator:
         else:
             self._metrics.solve_fallbacks.labels(solve.outcome).inc()
             self._last_solve = None
-        logger.info("solved jobs=%d: %s", len(snapshot.problem.jobs), solve.message)
+        logger.info("solved jobs=%d: %s", len(inputs.problem.jobs), solve.message)
         return solve
 
     def _publish(self, wishes: dict[Key, Wish], jobs: list[JobView]) -> None:
@@ -218,4 +229,9 @@ class Allocator:
 
 
 def _without_id(wish: Wish | None) -> Wish | None:
-    return None if wish is None else dataclasses.replace(wish, plan_id="", why="", next_best="")
+    """What of a wish is worth a pass."""
+    return (
+        None
+        if wish is None
+        else dataclasses.replace(wish, plan_id="", why="", next_best="", isolated_speed=0.0)
+    )

@@ -1,11 +1,13 @@
 """What a ClusterPolicy's status says after a decision."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from ballast_policies.allocation.rounds import Round
 
+from ballast_operator.allocator.inputs import Inputs
 from ballast_operator.allocator.snapshot import Snapshot, held_by_pool
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy as api
@@ -24,6 +26,7 @@ class PolicyReport:
     misconfigured: str = ""
     policy_in_force: str = ""
     snapshot: Snapshot | None = None
+    inputs: Inputs | None = None
     jobs: Sequence[JobView] = ()
     policy: api.ClusterPolicy | None = None
     solve: Solve | None = None
@@ -31,6 +34,9 @@ class PolicyReport:
     plan_id: str = ""
     time: Time | None = None
 
+
+NAMED_JOBS = 5
+"""Jobs named in the condition Informed; each of them says it of itself too."""
 
 Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
 
@@ -75,7 +81,7 @@ def policy_status(
 
 
 def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
-    """The conditions, in order: Valid, Solved (after a solve), Ready."""
+    """The conditions, in order: Valid; after a solve Solved, SolverHealthy, Informed; Ready."""
     if report.misconfigured:
         return (
             (PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
@@ -102,8 +108,11 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         found.append((PolicyCondition.SOLVED, True, PolicyReason.NOTHING_TO_ALLOCATE, "no job wants GPUs"))
     else:
         optimal = solve.outcome is PolicyReason.OPTIMAL
-        message = f"by {solve.allocation.solver}" if optimal else solve.message
-        found.append((PolicyCondition.SOLVED, optimal, solve.outcome, message))
+        how = (
+            f"by {policy.spec.objective.policy}, {solve.allocation.status}, solver {solve.allocation.solver}"
+        )
+        found.append((PolicyCondition.SOLVED, optimal, solve.outcome, how if optimal else solve.message))
+        found += [_healthy(solve), _informed(report.inputs)]
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
         found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
@@ -111,6 +120,24 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         message = f"rounds of {policy.spec.round_seconds} s by {policy.spec.objective.policy}"
         found.append((PolicyCondition.READY, True, PolicyReason.IN_FORCE, message))
     return tuple(found)
+
+
+def _healthy(solve: Solve) -> Verdict:
+    answers = solve.health is PolicyReason.SOLVER_ANSWERS
+    message = "the solver's process answers within its limit" if answers else solve.message
+    return PolicyCondition.SOLVER_HEALTHY, answers, solve.health, message
+
+
+def _informed(inputs: Inputs | None) -> Verdict:
+    words = [] if inputs is None else list(inputs.of_pools)
+    if inputs is not None and inputs.of_jobs:
+        named = [f"{job} ({'; '.join(said)})" for job, said in sorted(inputs.of_jobs.items())[:NAMED_JOBS]]
+        more = len(inputs.of_jobs) - len(named)
+        words.append(f"defaults for {', '.join(named)}{f' and {more} more jobs' if more else ''}")
+    if words:
+        message = f"{'. '.join(words)}. To fix: set the fields"
+        return PolicyCondition.INFORMED, False, PolicyReason.DEFAULTS_USED, message
+    return PolicyCondition.INFORMED, True, PolicyReason.COMPLETE, "no default is used"
 
 
 def _valid(snapshot: Snapshot, policy: api.ClusterPolicy) -> Verdict:
@@ -152,8 +179,8 @@ def _status(
             time=report.time,
             policy=solve.allocation.policy,
             solve_seconds=round(solve.seconds, 4),
-            objective_value=solve.allocation.objective,
-            gap=solve.allocation.gap,
+            objective_value=_finite(solve.allocation.objective),
+            gap=_finite(solve.allocation.gap),
         )
         if policy.spec.dry_run:
             proposed = _proposed(snapshot, round_)
@@ -166,8 +193,16 @@ def _status(
         jobs_running=running,
         jobs_waiting=len(wanting) - running,
         last_round=last,
+        shadow_prices={}
+        if solve is None
+        else {t: price for t, price in solve.allocation.shadow_prices.items() if math.isfinite(price)},
         proposed=proposed,
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """The value; None where it is infinite (a job gets nothing) or no number: JSON has neither."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:

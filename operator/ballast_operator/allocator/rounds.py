@@ -46,6 +46,7 @@ class Rounds:
         at_boundary = self.next_at is not None and moment >= self.next_at
         if at_boundary or self.next_at is None:
             self.next_at = moment + length
+        self.next_at = min(self.next_at, moment + length)  # roundSeconds may have been lowered since
         least = policy.spec.moves.min_run_seconds
         decided = decide_round(
             now=moment,

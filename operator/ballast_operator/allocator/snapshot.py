@@ -1,7 +1,6 @@
 """One look at the cluster, as the values that the policies decide on."""
 
 import dataclasses
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -39,6 +38,7 @@ class Snapshot:
         running: job name -> its placement, for gangs that hold GPUs and go on.
         running_since: job name -> epoch seconds.
         leaving: jobs whose gang is ending and that will want GPUs again.
+        unmeasured: jobs of whose speed nothing is known: any figure of theirs is a guess.
         refusals: jobs that cannot be placed by this policy.
         overlaps: nodes that match two pools, in words.
         empty_pools, dry_pools: pools without nodes; pools whose nodes offer no GPU.
@@ -52,6 +52,7 @@ class Snapshot:
     running_since: Mapping[str, float]
     launches: Mapping[str, int]
     keys: Mapping[str, Key]
+    unmeasured: frozenset[str]
     refusals: Mapping[Key, Refusal]
     overlaps: tuple[str, ...]
     empty_pools: tuple[str, ...]
@@ -94,7 +95,7 @@ def take_snapshot(
         by_pool[value.pool] += value.gpus
     gpu_types = tuple(sorted({pool.gpu_type for pool in spec.node_pools}))
     gangs, problem_jobs, keys, launches, refusals = [], [], {}, {}, {}
-    running, since = {}, {}
+    running, since, unmeasured = {}, {}, set()
     for view in jobs:
         name = job_id(view.key)
         if not wants_gpus(view, now):
@@ -107,19 +108,12 @@ def take_snapshot(
         if refusal is not None:
             refusals[view.key] = refusal
             continue
-        rates = estimate(view.spec, measurements.of(view.key), allowed, size)
+        measured = measurements.of(view.key)
+        rates = estimate(view.spec, measured, allowed, size)
+        if not measured and not any(gpu_type in view.spec.throughput for gpu_type in allowed):
+            unmeasured.add(name)
         gangs.append(Gang(job=name, gpus=size, throughput=rates))
-        done = (view.status.progress or {}).get("step", 0)
-        problem_jobs.append(
-            Job(
-                name=name,
-                throughput=rates,
-                gpus=size,
-                weight=view.spec.weight,
-                # A job that is about to end still counts: its last step is not announced yet.
-                steps_remaining=float(max(1, view.spec.total_steps - done)),
-            )
-        )
+        problem_jobs.append(as_job(view, view.spec, name=name, gpus=size, rates=rates, now=now))
         keys[name], launches[name] = view.key, view.status.launches
         if held is not None:
             running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)
@@ -132,12 +126,13 @@ def take_snapshot(
             gpu_types=gpu_types,
             capacity=dict(capacity),
             jobs=tuple(problem_jobs),
-            prices=price_by_type(spec.node_pools),
+            prices=price_by_type(spec.node_pools, by_pool),
         ),
         running=running,
         running_since=since,
         launches=launches,
         keys=keys,
+        unmeasured=frozenset(unmeasured),
         refusals=refusals,
         overlaps=tuple(overlaps),
         empty_pools=tuple(name for name, members in pools.items() if not members),
@@ -174,6 +169,27 @@ def wants_gpus(view: JobView, now: Time) -> bool:
         return False
     return (
         status.held is None or status.held.ending is None or status.held.ending.cause is not Cause.COMPLETED
+    )
+
+
+def as_job(
+    view: JobView, spec: JobSpec, *, name: str, gpus: int, rates: Mapping[str, float], now: Time
+) -> Job:
+    """The job as the policies see it; times in seconds."""
+    status = view.status
+    done = (status.progress or {}).get("step", 0)
+    elapsed = 0.0 if view.created is None else max(0.0, (now - view.created).total_seconds())
+    return Job(
+        name=name,
+        throughput=rates,
+        gpus=gpus,
+        weight=spec.weight,
+        entity=spec.entity,
+        # A job that is about to end still counts: its last step is not announced yet.
+        steps_remaining=float(max(1, spec.total_steps - done)),
+        elapsed=elapsed,
+        isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
+        deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
     )
 
 
@@ -223,30 +239,20 @@ def refuse(
     return None
 
 
-def signature(snapshot: Snapshot) -> str:
-    """Equal for snapshots with the same allocation: throughput and steps left count by two digits."""
-    jobs = [
-        (
-            job.name,
-            job.gpus,
-            job.weight,
-            {t: f"{rate:.1e}" for t, rate in sorted(job.throughput.items())},
-            f"{job.steps_remaining:.1e}",
-        )
-        for job in snapshot.problem.jobs
-    ]
-    return json.dumps(
-        [jobs, sorted(snapshot.problem.capacity.items()), sorted(snapshot.problem.prices.items())]
-    )
-
-
-def price_by_type(pools: Sequence[NodePool]) -> dict[str, float]:
-    """GPU type -> mean price of its pools; without the types of which no pool has a price."""
-    found: dict[str, list[float]] = {}
+def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[str, float]:
+    """GPU type -> mean price of its pools by their ``gpus``; without types of which no pool has a price."""
+    found: dict[str, list[tuple[float, int]]] = {}
     for pool in pools:
         if pool.price_per_gpu_hour > 0:
-            found.setdefault(pool.gpu_type, []).append(pool.price_per_gpu_hour)
-    return {gpu_type: sum(prices) / len(prices) for gpu_type, prices in found.items()}
+            found.setdefault(pool.gpu_type, []).append((pool.price_per_gpu_hour, gpus.get(pool.name, 0)))
+    prices = {}
+    for gpu_type, entries in found.items():
+        total = sum(count for _, count in entries)
+        if total > 0:
+            prices[gpu_type] = sum(price * count for price, count in entries) / total
+        else:
+            prices[gpu_type] = sum(price for price, _ in entries) / len(entries)
+    return prices
 
 
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:

@@ -29,12 +29,18 @@ COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solver_process")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Solve:
-    """An allocation, and how it came about: ``outcome`` is a reason of the policy's condition Solved."""
+    """An allocation, and how it came about.
+
+    Attributes:
+        outcome: a reason of the policy's condition Solved.
+        health: a reason of the policy's condition SolverHealthy.
+    """
 
     allocation: Allocation
     outcome: PolicyReason
     message: str
     seconds: float
+    health: PolicyReason = PolicyReason.SOLVER_ANSWERS
 
 
 class _ProcessDied(Exception):  # noqa: N818
@@ -76,6 +82,7 @@ class Solver:
                     problem,
                     started,
                     PolicyReason.FALLBACK_AFTER_TIMEOUT,
+                    PolicyReason.SOLVER_TIMED_OUT,
                     f"the solver was killed after {time.monotonic() - started:.1f} s "
                     f"({len(problem.jobs)} jobs, limit {limit:g} s); greedy allocation used",
                 )
@@ -85,6 +92,7 @@ class Solver:
                     problem,
                     started,
                     PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
+                    PolicyReason.SOLVER_DIED,
                     f"the solver's process died ({error}); greedy allocation used",
                 )
             kind, value = answer
@@ -93,6 +101,7 @@ class Solver:
                     problem,
                     started,
                     PolicyReason.FALLBACK_AFTER_SOLVER_ERROR,
+                    PolicyReason.SOLVER_ANSWERS,
                     f"{value}; greedy allocation used",
                 )
             seconds = time.monotonic() - started
@@ -130,14 +139,21 @@ class Solver:
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         await _receive(self._process)
+        logger.info("solver process started pid=%d", self._process.pid)
         return self._process
 
     @staticmethod
-    def _fall_back(problem: Problem, started: float, outcome: PolicyReason, message: str) -> Solve:
+    def _fall_back(
+        problem: Problem, started: float, outcome: PolicyReason, health: PolicyReason, message: str
+    ) -> Solve:
         logger.warning("solver fallback reason=%s: %s", outcome, message)
         allocation = greedy(problem)
         return Solve(
-            allocation=allocation, outcome=outcome, message=message, seconds=time.monotonic() - started
+            allocation=allocation,
+            outcome=outcome,
+            health=health,
+            message=message,
+            seconds=time.monotonic() - started,
         )
 
 

@@ -25,7 +25,8 @@ class Rule:
     """One entry of ``x-kubernetes-validations``.
 
     Attributes:
-        expression: CEL over ``self`` (and ``oldSelf``: then it is checked on updates only).
+        expression: CEL over ``self`` (and ``oldSelf``: then it is checked on updates only); empty: CEL cannot
+            say it, and the operator's condition does.
         message: what is wrong, and what to change.
         field: path below ``self`` that the refusal names, e.g. ``.maxStages``; empty: ``self``.
         holds: the same in Python; None for rules that compare with the old object.
@@ -128,7 +129,7 @@ class ApiModel(BaseModel):
             *(Rule(f"!has(self.{r.name})", f"{r.name}: {r.message}", f".{r.name}") for r in cls.REFUSED),
         ]
         if rules:
-            own["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
+            own["x-kubernetes-validations"] = [rule.to_schema() for rule in rules if rule.expression]
         return generated
 
 

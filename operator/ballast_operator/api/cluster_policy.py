@@ -6,6 +6,7 @@ The one source of its CRD, of its documentation and of what the operator reads.
 import enum
 from typing import Annotated, Literal
 
+from ballast_policies.allocation.problem import ENTITY_POLICIES
 from ballast_policies.allocation.registry import POLICY_NAMES
 from pydantic import Field, field_validator
 
@@ -28,16 +29,6 @@ _Name = Annotated[str, Field(max_length=253)]
 _LabelValue = Annotated[str, Field(max_length=63)]
 
 
-NEEDS_MORE = frozenset(
-    {"hierarchical", "finish-time-fairness", "min-cost", "min-cost-slo", "allox", "gandiva"}
-)
-"""Policies of `ballast allocate` that need what this version's jobs do not say (teams, deadlines, time in
-isolation, pairs); refused here."""
-
-USABLE_POLICIES = tuple(name for name in POLICY_NAMES if name not in NEEDS_MORE)
-"""Policies that the operator can feed."""
-
-
 class CapacityType(enum.StrEnum):
     """How sure the nodes of a pool are to stay."""
 
@@ -47,29 +38,89 @@ class CapacityType(enum.StrEnum):
     """They may be taken away at any time; jobs then go on from their checkpoint."""
 
 
-class Objective(ApiModel):
-    """What the allocation aims at."""
+class EntityShare(ApiModel):
+    """A team: jobs name it in ``spec.entity``."""
 
-    REFUSED = (
-        Refused("entities", "array", "this version has no policy that shares by team. To fix: leave it out"),
-    )
-
-    policy: Annotated[str, Field(json_schema_extra={"enum": list(USABLE_POLICIES)})] = USABLE_POLICIES[0]
-    """Name of the policy."""
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Share relative to the teams and jobs beside it."""
+    policy: Annotated[str, Field(json_schema_extra={"enum": list(ENTITY_POLICIES)})] = ENTITY_POLICIES[0]
+    """How its share is divided inside: ``fairness`` by weight, ``fifo`` first come, first served."""
+    parent: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The team that it is a part of; absent: none."""
 
     @field_validator("policy")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in USABLE_POLICIES:
-            raise ValueError(f"{value!r} is not one of {', '.join(USABLE_POLICIES)}")
+        if value not in ENTITY_POLICIES:
+            raise ValueError(f"{value!r} is not one of {', '.join(ENTITY_POLICIES)}")
         return value
+
+
+class Objective(ApiModel):
+    """What the allocation aims at. Any policy may follow any other, live: by changing one line."""
+
+    RULES = (
+        Rule(
+            "!has(self.entities) || self.entities.all(name, size(name) > 0 && size(name) <= 253)",
+            "an entity's name has 1 to 253 characters. To fix: rename it",
+            field=".entities",
+            holds=lambda objective: all(0 < len(name) <= 253 for name in objective.entities),
+        ),
+        Rule(
+            "!has(self.entities) || self.entities.all(name, !has(self.entities[name].parent) || "
+            "(self.entities[name].parent != name && self.entities[name].parent in self.entities))",
+            "an entity's parent is not another of the entities. To fix: name one of them, or leave it out",
+            field=".entities",
+            holds=lambda objective: all(
+                entity.parent is None or (entity.parent != name and entity.parent in objective.entities)
+                for name, entity in objective.entities.items()
+            ),
+        ),
+        # CEL has no loops: only the operator sees a circle, and says so in the condition Valid.
+        Rule(
+            "",
+            "the entities' parents lead in a circle. To fix: let one of them have no parent",
+            field=".entities",
+            holds=lambda objective: all(_ends(name, objective.entities) for name in objective.entities),
+        ),
+    )
+
+    policy: Annotated[str, Field(json_schema_extra={"enum": list(POLICY_NAMES)})] = POLICY_NAMES[0]
+    """Name of the policy."""
+    entities: Annotated[dict[str, EntityShare], Field(max_length=64)] = Field(default_factory=dict)
+    """Teams by name, for ``hierarchical``; other policies do not read them. Empty: each team that jobs name
+    has weight 1."""
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in POLICY_NAMES:
+            raise ValueError(f"{value!r} is not one of {', '.join(POLICY_NAMES)}")
+        return value
+
+
+def _ends(name: str, entities: "dict[str, EntityShare]") -> bool:
+    """Whether the parents of ``name`` come to an end; an unknown parent is another rule's matter."""
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        entity = entities.get(name)
+        if entity is None or entity.parent is None:
+            return True
+        name = entity.parent
+    return False
 
 
 class NodePool(ApiModel):
     """Nodes whose GPUs are alike."""
 
     REFUSED = (
-        Refused("sharing", "string", "this version gives whole GPUs only. To fix: leave it out"),
+        Refused(
+            "sharing",
+            "string",
+            "pods of two jobs never share a GPU here: one pod asks Kubernetes for one whole GPU. "
+            "To fix: leave it out; `ballast simulate --space-sharing` shows what sharing would bring",
+        ),
         Refused("minNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
         Refused("maxNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
         Refused("priceFeed", "object", "this version reads no price feed. To fix: use pricePerGpuHour"),
@@ -93,7 +144,7 @@ class NodePool(ApiModel):
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     """How sure its nodes are to stay. For people: lost nodes are dealt with alike in both."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Price of one GPU for one hour, in a currency of your choice; 0: not accounted for."""
+    """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for."""
 
 
 class Moves(ApiModel):
@@ -204,7 +255,7 @@ class ClusterPolicyStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
-    """Valid, Solved, Ready."""
+    """Valid, Solved, SolverHealthy, Informed, Ready."""
     capacity: Annotated[
         tuple[PoolCapacity, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),

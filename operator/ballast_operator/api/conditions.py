@@ -41,6 +41,10 @@ class JobCondition(enum.StrEnum):
     """The job has handed pods back while training."""
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
+    INFORMED = "Informed"
+    """The policy knows of the job what it needs; False: it goes on with defaults. Absent: never asked for."""
+    ON_TIME = "OnTime"
+    """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
     SUCCEEDED = "Succeeded"
     """All steps are done. Excludes Failed."""
     FAILED = "Failed"
@@ -128,6 +132,22 @@ class JobReason(enum.StrEnum):
     RESUMED = "Resumed"
     """No longer preempted: it goes on from its checkpoint."""
 
+    # Informed
+    COMPLETE = "Complete"
+    """Informed: no default is used."""
+    DEFAULTS_USED = "DefaultsUsed"
+    """Not informed: the message names each field that the policy needs, and what counts in its place."""
+
+    # OnTime
+    DEADLINE_WITHIN_REACH = "DeadlineWithinReach"
+    """On time: the job's share is enough for its deadline."""
+    DEADLINE_PASSED = "DeadlinePassed"
+    """Not on time: the deadline is over; the job goes on without it."""
+    DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
+    """Not on time: alone on its fastest GPUs it would be late; the job goes on without its deadline."""
+    DEADLINE_CROWDED_OUT = "DeadlineCrowdedOut"
+    """Not on time: earlier deadlines need the GPUs; the job goes on without its deadline."""
+
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"
     """Succeeded: the last step is saved."""
@@ -142,6 +162,10 @@ class PolicyCondition(enum.StrEnum):
     """The policy can be used."""
     SOLVED = "Solved"
     """The last allocation came from the solver of the chosen policy."""
+    SOLVER_HEALTHY = "SolverHealthy"
+    """The solver's process answers in time."""
+    INFORMED = "Informed"
+    """The policy knows all that it needs; False: it goes on with defaults, which the message names."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
 
@@ -163,7 +187,7 @@ class PolicyReason(enum.StrEnum):
 
     # Solved
     OPTIMAL = "Optimal"
-    """Solved: to optimality, or the policy needs no solver."""
+    """Solved by the chosen policy; the message says how: optimal, in closed form, or by its heuristic."""
     NOTHING_TO_ALLOCATE = "NothingToAllocate"
     """Solved: no job wants GPUs."""
     FALLBACK_AFTER_TIMEOUT = "FallbackAfterTimeout"
@@ -172,6 +196,20 @@ class PolicyReason(enum.StrEnum):
     """Not solved: the solver failed or died; the greedy fallback decided."""
     NO_CAPACITY = "NoCapacity"
     """Not solved: no pool has a GPU."""
+
+    # SolverHealthy
+    SOLVER_ANSWERS = "SolverAnswers"
+    """Healthy: the last question was answered in time."""
+    SOLVER_TIMED_OUT = "SolverTimedOut"
+    """Not healthy: no answer within the time limit; the process was ended, the greedy fallback decided."""
+    SOLVER_DIED = "SolverDied"
+    """Not healthy: the process ended over the last question; the greedy fallback decided."""
+
+    # Informed
+    COMPLETE = "Complete"
+    """Informed: no default is used."""
+    DEFAULTS_USED = "DefaultsUsed"
+    """Not informed: the message names pools and jobs, the fields, and what counts in their place."""
 
     # Ready
     IN_FORCE = "InForce"

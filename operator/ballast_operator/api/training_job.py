@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, immutable, schema
+from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, Time, immutable, schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.api.training_recipe import (
@@ -53,8 +53,6 @@ class TrainingJobSpec(ApiModel):
         ),
     )
     REFUSED = (
-        Refused("entity", "string", "this version has no policy that shares by team. To fix: use weight"),
-        Refused("deadline", "string", "this version has no policy that heeds deadlines. To fix: use weight"),
         Refused("budget", "number", "this version does not stop a job by its cost. To fix: leave it out"),
     )
 
@@ -88,6 +86,10 @@ class TrainingJobSpec(ApiModel):
     """Speeds that are known before the job has run."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share relative to other jobs."""
+    entity: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
+    deadline: Time | None = None
+    """When it should be done, as 2030-01-31T12:00:00Z; kept, where it can be, by ``min-cost-slo``."""
     checkpoint: Checkpoint
     """Where and how often the state is saved."""
     suspend: bool = False

@@ -140,6 +140,15 @@ class Decision(StatusModel):
     """GPU type chosen; empty: none."""
 
 
+class Isolated(StatusModel):
+    """How long the job's progress would have taken on an equal, isolated part of the cluster."""
+
+    seconds: Annotated[float, Field(ge=0)]
+    """Seconds, summed up with the equal part of each moment: 1/n of every GPU type, n being the jobs then."""
+    step: Step
+    """The step up to which they count."""
+
+
 class TrainingJobStatus(StatusModel):
     """What has become of a job."""
 
@@ -148,7 +157,7 @@ class TrainingJobStatus(StatusModel):
     state: JobState | None = None
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
-    """Admitted, Running, Rebalanced, Repacked, Preempted, Succeeded, Failed."""
+    """Admitted, Running, Rebalanced, Repacked, Preempted, Informed, OnTime, Succeeded, Failed."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None
@@ -171,6 +180,8 @@ class TrainingJobStatus(StatusModel):
     """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``."""
     cost_at: Time | None = None
     """When the cost was summed up last."""
+    isolated: Isolated | None = None
+    """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
     next_launch_at: Time | None = None
     """Not launched before, after a failure of its own doing."""
     finished_at: Time | None = None

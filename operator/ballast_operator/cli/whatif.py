@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
     from ballast_policies.simulator.whatif import Comparison
 
+    from ballast_operator.allocator.snapshot import Snapshot
+    from ballast_operator.api.cluster_policy import Objective
     from ballast_operator.kube.client import Cluster
 
 
@@ -43,32 +46,33 @@ def whatif(
     added = {} if more is None else read_amounts(more, "--add", int)
     priced = {} if prices is None else read_amounts(prices, "--prices", float)
     try:
-        problem, in_force = asyncio.run(_read(kubeconfig, cluster_policy))
-        after = Setup(policy=policy or in_force, agnostic=agnostic, more=added, prices=priced)
-        found = compare(problem, Setup(policy=in_force), after)
+        snapshot, objective = asyncio.run(_read(kubeconfig, cluster_policy))
+        problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
+        after = Setup(policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced)
+        found = compare(problem, Setup(policy=objective.policy), after)
     except (OperatorError, ConfigException) as error:
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or mend the connection") from error
     except ProblemError as error:
         raise click.UsageError(str(error)) from error
-    click.echo(json.dumps(found.to_json(), indent=2) if output == "json" else as_text(found))
+    if output == "json":
+        click.echo(json.dumps({**found.to_json(), "notes": list(notes)}, indent=2))
+    else:
+        click.echo("\n".join([as_text(found), *(f"note: {note}" for note in notes)]))
 
 
-async def _read(kubeconfig: str | None, cluster_policy: str) -> tuple["Problem", str]:
+async def _read(kubeconfig: str | None, cluster_policy: str) -> tuple["Snapshot", "Objective"]:
     from ballast_operator.kube.client import connect
 
     async with await connect(kubeconfig) as cluster:
-        return await read_problem(cluster, cluster_policy)
+        return await read_snapshot(cluster, cluster_policy)
 
 
-async def read_problem(cluster: "Cluster", cluster_policy: str = "") -> tuple["Problem", str]:
-    """The allocation problem that the operator would solve now, with prices, and the policy in force.
+async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["Snapshot", "Objective"]:
+    """What the operator would decide on now, and the objective in force.
 
     Raises:
         ProblemError: there is no such ClusterPolicy, or several and none was named, or it is not usable.
     """
-    import dataclasses
-    from collections import Counter
-
     from ballast_policies.allocation.problem import ProblemError
 
     from ballast_operator.allocator.snapshot import take_snapshot
@@ -103,15 +107,43 @@ async def read_problem(cluster: "Cluster", cluster_policy: str = "") -> tuple["P
         measurements=measurements,
         now=datetime.datetime.now(datetime.UTC),
     )
-    # A type's price is the mean over its pools, by their GPUs.
-    gpus: Counter[str] = Counter()
-    worth: dict[str, float] = {}
-    price_of = {pool.name: pool.price_per_gpu_hour for pool in policy.spec.node_pools}
-    for node in snapshot.nodes:
-        gpus[node.gpu_type] += node.gpus
-        worth[node.gpu_type] = worth.get(node.gpu_type, 0.0) + node.gpus * price_of[node.pool]
-    prices = {t: worth[t] / gpus[t] for t in gpus if gpus[t]}
-    return dataclasses.replace(snapshot.problem, prices=prices), policy.spec.objective.policy
+    return snapshot, policy.spec.objective
+
+
+def pose(
+    snapshot: "Snapshot", objective: "Objective", other: str, *, prices: Mapping[str, float] | None = None
+) -> tuple["Problem", tuple[str, ...]]:
+    """(the problem with all that both policies need, the defaults that are in it).
+
+    Args:
+        snapshot: the cluster.
+        objective: the one in force.
+        other: name of the policy it is compared with.
+        prices: a price that no pool has and that is given here counts on both sides.
+
+    Raises:
+        ProblemError: there is no such policy.
+    """
+    import dataclasses
+
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.allocation.registry import POLICY_NAMES
+
+    from ballast_operator.allocator.inputs import complete
+
+    if other not in POLICY_NAMES:
+        raise ProblemError(f"--policy: {other!r} is not one of {', '.join(POLICY_NAMES)}")
+    problem = snapshot.problem
+    given = {t: price for t, price in (prices or {}).items() if t in problem.gpu_types}
+    problem = dataclasses.replace(problem, prices={**given, **problem.prices})
+    notes: dict[str, None] = {}
+    for policy in (objective.policy, other):
+        posed = dataclasses.replace(snapshot, problem=problem)
+        inputs = complete(objective.model_copy(update={"policy": policy}), posed)
+        problem = inputs.problem
+        notes |= dict.fromkeys(inputs.of_pools)
+        notes |= dict.fromkeys(f"{job}: {words}" for job, said in inputs.of_jobs.items() for words in said)
+    return problem, tuple(notes)
 
 
 def as_text(found: "Comparison") -> str:

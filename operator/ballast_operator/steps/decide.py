@@ -6,6 +6,7 @@ from ballast_policies.contract import Directive
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.settings import JobSettings
+from ballast_operator.steps.advised import advised
 from ballast_operator.steps.finished import tidy
 from ballast_operator.steps.gang import start_gang
 from ballast_operator.steps.outcome import Outcome, Situation, set_condition
@@ -57,9 +58,15 @@ def decide(
         price_per_hour=price_per_hour,
         gpu_resource=gpu_resource,
     )
-    held = view.status.held
     if view.status.finished:
         return tidy(situation)
+    status = advised(situation)
+    return _next_step(dataclasses.replace(situation, view=dataclasses.replace(view, status=status)))
+
+
+def _next_step(situation: Situation) -> Outcome:
+    """What to do about a job that is not at its end."""
+    view, spec, wish, held = situation.view, situation.spec, situation.wish, situation.view.status.held
     if held is None:
         return wait_or_launch(situation)
     if held.ending is not None:
@@ -67,9 +74,9 @@ def decide(
     if view.finished_step is not None and view.shrinking and view.acknowledged:
         return carry_on_shrink(situation)  # it was done before the job was: release and say so first
     if view.finished_step is not None:
-        done = f"{view.finished_step} of {view.spec.total_steps} steps are done and saved"
+        done = f"{view.finished_step} of {spec.total_steps} steps are done and saved"
         return end(situation, Cause.COMPLETED, done)
-    if situation.spec.suspend:
+    if spec.suspend:
         return end(situation, Cause.SUSPENDED, "spec.suspend is set")
     unwanted = wish is not None and wish.launches == held.launch and wish.verb is not Verb.KEEP
     if unwanted and not _committed(view):

@@ -14,7 +14,7 @@ from ballast_operator.steps.outcome import Outcome, Situation, say, seconds_sinc
 from ballast_operator.steps.shrinking import answer, carry_on_shrink, open_proposal
 from ballast_operator.steps.stopping import end
 from ballast_operator.views.clock import show
-from ballast_operator.views.status import Cause, JobStatus
+from ballast_operator.views.status import Cause, Isolated, JobStatus
 
 N = TypeVar("N", int, float)
 
@@ -62,7 +62,29 @@ def follow(situation: Situation) -> JobStatus:
     if report is None or plan is None or report.epoch > plan.epoch or not view.acknowledged:
         return status
     status = _rebalanced(situation, status, report)
-    return accrue(situation, dataclasses.replace(status, progress=progress(situation, report)))
+    speed = situation.wish.isolated_speed if situation.wish is not None else 0.0
+    status = dataclasses.replace(
+        status, progress=progress(situation, report), isolated=isolated(status.isolated, report, speed)
+    )
+    return accrue(situation, status)
+
+
+def isolated(known: Isolated | None, report: Report, speed: float) -> Isolated | None:
+    """How long the progress so far would have taken on isolated equal shares (Themis's t_isolated).
+
+    Args:
+        known: what was summed up so far.
+        report: the newest; its steps since are booked at its own speed.
+        speed: steps/s on an isolated equal share / steps/s on the present GPUs; 0: not known yet.
+    """
+    before = known if known is not None else Isolated(seconds=0.0, step=0)
+    step = max(0, report.step)
+    if step < before.step:  # back to a checkpoint: what is lost counts no longer
+        return Isolated(seconds=before.seconds * step / before.step, step=step)
+    rate = _within(report.steps_per_second, 0.0, math.inf) or 0.0
+    if step == before.step or rate * speed <= 0:
+        return known
+    return Isolated(seconds=before.seconds + (step - before.step) / (rate * speed), step=step)
 
 
 def progress(situation: Situation, report: Report) -> dict[str, Any]:

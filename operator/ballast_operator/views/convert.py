@@ -11,7 +11,7 @@ from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Cause, Condition, Ending, Held, JobStatus, Slot
+from ballast_operator.views.status import Cause, Condition, Ending, Held, Isolated, JobStatus, Slot
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:
@@ -44,6 +44,8 @@ def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
         ttl_seconds=spec.ttl_seconds_after_finished,
         checkpoint_path=spec.checkpoint.path,
         template=spec.template.as_object(),
+        entity=spec.entity,
+        deadline=spec.deadline,
     )
 
 
@@ -81,6 +83,9 @@ def _read_status(text: str) -> JobStatus:
         last_decision=status.last_decision.to_dict() if status.last_decision is not None else None,
         cost=status.cost_so_far or 0.0,
         cost_at=status.cost_at,
+        isolated=None
+        if status.isolated is None
+        else Isolated(seconds=status.isolated.seconds, step=status.isolated.step),
         next_launch_at=status.next_launch_at,
         finished_at=status.finished_at,
     )
@@ -153,6 +158,9 @@ def write_status(status: JobStatus) -> dict[str, Any]:
         last_decision=_parsed(api.Decision, last),
         cost_so_far=status.cost,
         cost_at=status.cost_at,
+        isolated=None
+        if status.isolated is None
+        else api.Isolated(seconds=status.isolated.seconds, step=status.isolated.step),
         next_launch_at=status.next_launch_at,
         finished_at=status.finished_at,
     )

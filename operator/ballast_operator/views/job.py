@@ -22,6 +22,7 @@ class JobView:
         lease: None before it exists.
         plan: the newest plan; None before the first launch.
         plan_written: when it was written.
+        created: when the job was made.
     """
 
     key: Key
@@ -35,6 +36,7 @@ class JobView:
     lease: LeaseView | None = None
     plan: Plan | None = None
     plan_written: Time | None = None
+    created: Time | None = None
 
     @property
     def name(self) -> str:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_operator.views.clock import Time
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
@@ -17,6 +19,8 @@ class JobSpec:
         repack_enabled, repack_min_stages, repack_max_slowdown: which shrinks are accepted.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of stages.
+        entity: the team; None: none.
+        deadline: when it should be done; None: no deadline.
         checkpoint_path: where checkpoints go, as the pods see it.
         template: PodTemplateSpec.
     """
@@ -37,3 +41,5 @@ class JobSpec:
     ttl_seconds: int | None
     checkpoint_path: str
     template: Mapping[str, Any]
+    entity: str | None = None
+    deadline: Time | None = None

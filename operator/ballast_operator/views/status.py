@@ -119,6 +119,14 @@ class Condition:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Isolated:
+    """Seconds that the progress up to ``step`` would have taken on isolated equal shares."""
+
+    seconds: float
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """``TrainingJob.status``.
 
@@ -127,6 +135,7 @@ class JobStatus:
         restarts: how often a launch ended early, by cause.
         progress, rebalances, repacks, last_decision: JSON as the CRD has them.
         cost: currency units spent, up to ``cost_at``.
+        isolated: how long the progress would have taken on isolated equal shares; None: no progress yet.
         next_launch_at: not before, after a failure of its own making.
         finished_at: when it succeeded or failed for good.
     """
@@ -142,6 +151,7 @@ class JobStatus:
     last_decision: Mapping[str, Any] | None = None
     cost: float = 0.0
     cost_at: Time | None = None
+    isolated: Isolated | None = None
     next_launch_at: Time | None = None
     finished_at: Time | None = None
 

@@ -16,6 +16,16 @@ class Verb(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A condition of the job that only the allocator can know."""
+
+    type: str
+    value: bool
+    reason: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """The allocator's answer for one job.
 
@@ -28,6 +38,8 @@ class Wish:
         reason: a reason of the condition ``Admitted``, for NONE.
         why: in a sentence.
         chosen, next_best: what was chosen and what would have been second.
+        advice: what the policy has to say about the job's own fields.
+        isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
     """
 
     verb: Verb
@@ -40,3 +52,5 @@ class Wish:
     why: str = ""
     chosen: str = ""
     next_best: str = ""
+    advice: tuple[Advice, ...] = ()
+    isolated_speed: float = 0.0

@@ -1,5 +1,6 @@
 """The solver's process: an answer in time, or the greedy fallback, whatever happens to it."""
 
+import signal
 import sys
 
 import pytest
@@ -39,17 +40,74 @@ async def test_a_solver_that_is_late_is_killed_and_the_greedy_allocation_is_used
         late = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.2)
         assert solver._process is None
     assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
+    assert late.health is PolicyReason.SOLVER_TIMED_OUT
     assert late.allocation.status == "greedy"
     assert "limit 0.2 s" in late.message
 
 
-async def test_a_solver_whose_process_dies_is_replaced_by_the_fallback():
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("import os; os._exit(3)", "3"), ("import os; os.kill(os.getpid(), 9)", "-9")],
+    ids=["os._exit", "SIGKILL"],
+)
+async def test_a_solver_whose_process_dies_over_a_question_is_replaced_by_the_fallback(end, code):
     """An out-of-memory kill of the solver costs optimality, not the round."""
-    command = (sys.executable, "-c", READY + "sys.exit(3)")
+    command = (sys.executable, "-c", READY + "sys.stdin.buffer.read(8); " + end)
     async with Solver(SolverSettings(), command=command) as solver:
         died = await solver.solve("max-min-fairness", PROBLEM)
+        assert solver._process is None
     assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
-    assert "exit code 3" in died.message
+    assert died.health is PolicyReason.SOLVER_DIED
+    assert f"exit code {code}" in died.message
+    assert died.allocation.status == "greedy"
+
+
+async def test_a_solver_that_never_becomes_ready_is_replaced_by_the_fallback():
+    """A process that hangs over its imports has its own limit."""
+    command = (sys.executable, "-c", "import time; time.sleep(3600)")
+    async with Solver(SolverSettings(start_seconds=0.2), command=command) as solver:
+        late = await solver.solve("max-min-fairness", PROBLEM)
+        assert solver._process is None
+    assert late.health is PolicyReason.SOLVER_TIMED_OUT
+
+
+FIRST_ONLY = """import pathlib, runpy
+met = pathlib.Path({met!r})
+if met.exists():
+    runpy.run_module("ballast_operator.allocator.solver_process", run_name="__main__")
+    raise SystemExit
+met.touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "health"),
+    [
+        ("time.sleep(3600)", PolicyReason.SOLVER_TIMED_OUT),
+        ("import os; os._exit(3)", PolicyReason.SOLVER_DIED),
+    ],
+    ids=["hang", "death"],
+)
+async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, health):
+    """One bad process costs one answer."""
+    met = str(tmp_path / "met")
+    script = FIRST_ONLY.format(met=met) + READY + "sys.stdin.buffer.read(8); " + end
+    async with Solver(SolverSettings(), command=(sys.executable, "-c", script)) as solver:
+        bad = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.5)
+        good = await solver.solve("max-min-fairness", PROBLEM)
+    assert (bad.health, bad.allocation.status) == (health, "greedy")
+    assert (good.health, good.outcome) == (PolicyReason.SOLVER_ANSWERS, PolicyReason.OPTIMAL)
+
+
+async def test_a_solver_that_is_stopped_in_its_tracks_counts_as_hung():
+    """SIGSTOP: the process lives and says nothing."""
+    async with Solver(SolverSettings()) as solver:
+        await solver.solve("max-min-fairness", PROBLEM)
+        solver._process.send_signal(signal.SIGSTOP)
+        late = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.2)
+        good = await solver.solve("max-min-fairness", PROBLEM)
+    assert late.health is PolicyReason.SOLVER_TIMED_OUT
+    assert good.health is PolicyReason.SOLVER_ANSWERS
 
 
 async def test_an_unknown_policy_is_a_solver_error_with_its_name():
@@ -58,5 +116,6 @@ async def test_an_unknown_policy_is_a_solver_error_with_its_name():
         refused = await solver.solve("max-max-unfairness", PROBLEM)
         good = await solver.solve("max-min-fairness", PROBLEM)
     assert refused.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+    assert refused.health is PolicyReason.SOLVER_ANSWERS
     assert "max-max-unfairness" in refused.message
     assert good.outcome is PolicyReason.OPTIMAL

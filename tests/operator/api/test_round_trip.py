@@ -3,6 +3,7 @@
 from typing import Any
 
 from ballast_operator.api import read_cluster_policy, read_training_job
+from ballast_policies.allocation.registry import POLICY_NAMES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,8 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             for name in draw(st.lists(NAMES, unique=True, max_size=3))
         ],
         "weight": draw(st.floats(1e-3, 1e6)),
+        "entity": draw(NAMES),
+        "deadline": f"20{draw(st.integers(30, 99))}-01-31T12:00:00Z",
         "checkpoint": {"path": "/" + draw(NAMES), "everySteps": 5, "keep": 1},
         "suspend": draw(st.booleans()),
         "backoffLimit": draw(st.integers(0, 1000)),
@@ -96,6 +99,20 @@ def test_a_training_job_with_every_field(item: dict[str, Any]) -> None:
 
 
 @st.composite
+def objectives(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.lists(NAMES, unique=True, max_size=4))
+    entities = {}
+    for i, name in enumerate(names):
+        entities[name] = {
+            "weight": draw(st.floats(1e-3, 1e6)),
+            "policy": draw(st.sampled_from(["fairness", "fifo"])),
+        }
+        if i and draw(st.booleans()):
+            entities[name]["parent"] = draw(st.sampled_from(names[:i]))
+    return {"policy": draw(st.sampled_from(POLICY_NAMES)), "entities": entities}
+
+
+@st.composite
 def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
     pools = [
         {
@@ -110,7 +127,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
     ]
     seconds = draw(st.integers(1, 86_400))
     spec = {
-        "objective": {"policy": "max-min-fairness"},
+        "objective": draw(objectives()),
         "roundSeconds": seconds,
         "nodePools": pools,
         "moves": {

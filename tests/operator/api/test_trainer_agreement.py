@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 from ballast_operator.api import read_cluster_policy, read_training_job
-from ballast_operator.api.cluster_policy import USABLE_POLICIES
 from ballast_operator.api.training_recipe import DynamicKind, Schedule
+from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_trainer.config import TrainerConfig
 
 from tests.operator.api.objects import JOB, POLICY, changed
@@ -44,7 +44,7 @@ def test_the_defaults() -> None:
     assert TrainerConfig.from_mapping(config) == TrainerConfig.from_mapping(given)
 
 
-@pytest.mark.parametrize("policy", USABLE_POLICIES)
+@pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_the_policies(policy: str) -> None:
     """Each that can be solved can be chosen."""
     item = changed(POLICY, "spec.objective", {"policy": policy})

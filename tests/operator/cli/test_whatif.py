@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.cli.whatif import as_text, read_problem
+from ballast_operator.cli.whatif import as_text, pose, read_snapshot
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
@@ -59,10 +59,14 @@ def cluster(policies=1):
     return ListsOnly(objects)
 
 
+def read(found, other="max-min-fairness", name="", **how):
+    snapshot, objective = asyncio.run(read_snapshot(found, name))
+    return pose(snapshot, objective, other, **how)
+
+
 def test_the_problem_is_the_operators_with_the_pools_prices():
     """The demo's jobs and GPUs; a type's price is the mean over its pools."""
-    problem, policy = asyncio.run(read_problem(cluster()))
-    assert policy == "max-min-fairness"
+    problem, notes = read(cluster())
     assert problem.capacity == {"k80": 4, "p100": 4, "v100": 4}
     assert {job.name for job in problem.jobs} == {
         "default/transformer",
@@ -70,11 +74,13 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
         "default/recurrent",
     }
     assert problem.prices["p100"] == pytest.approx((2 * 1.46 + 2 * 0.43) / 4)
+    assert notes == ()
 
 
 def test_two_more_v100_help_the_job_that_has_to_share_them():
     """The transformer no longer spends half of its time on P100s; nobody loses."""
-    problem, policy = asyncio.run(read_problem(cluster()))
+    problem, _ = read(cluster())
+    policy = "max-min-fairness"
     found = compare(problem, Setup(policy=policy), Setup(policy=policy, more={"v100": 2}))
     assert {job.job: job.verdict for job in found.jobs} == {
         "default/transformer": "gains",
@@ -84,10 +90,30 @@ def test_two_more_v100_help_the_job_that_has_to_share_them():
     assert "1 gain, 0 lose, 2 the same" in as_text(found)
 
 
+def test_a_policy_of_prices_on_a_cluster_that_has_none_says_what_it_took():
+    """A price given on the command line takes the default's place, on both sides."""
+    unpriced = cluster()
+    for item in unpriced._objects[POLICY]:
+        for pool in item["spec"]["nodePools"]:
+            pool["pricePerGpuHour"] = 0
+    problem, (note,) = read(unpriced, "min-cost")
+    assert set(problem.prices.values()) == {1.0}
+    assert "none for k80, p100, v100; 1 counts" in note
+    prices = {"v100": 3.0, "p100": 1.0, "k80": 0.5}
+    problem, notes = read(unpriced, "min-cost", prices=prices)
+    assert problem.prices == prices
+    assert notes == ()
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do():
+    """The option is named."""
+    with pytest.raises(ProblemError, match="--policy: 'luck' is not one of max-min-fairness"):
+        read(cluster(), "luck")
+
+
 def test_which_of_two_policies_is_meant_must_be_said():
     """Named ones are taken; unknown ones are refused with those there are."""
-    _, policy = asyncio.run(read_problem(cluster(policies=2), "demo-1"))
-    assert policy == "max-min-fairness"
+    assert len(read(cluster(policies=2), name="demo-1")[0].jobs) == 3
     for name in ("", "gone"):
         with pytest.raises(ProblemError, match="the cluster has demo, demo-1"):
-            asyncio.run(read_problem(cluster(policies=2), name))
+            read(cluster(policies=2), name=name)

@@ -1,0 +1,48 @@
+"""Which deadlines a policy keeps, and why it does not keep the others."""
+
+from ballast_policies.allocation.problem import Allocation, Job
+
+from ballast_operator.allocator.inputs import READS_DEADLINES
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.views.wish import Advice
+
+
+def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advice, ...]:
+    """The job's condition ``OnTime``; nothing where it has no deadline or the policy reads none.
+
+    A policy that was replaced by the fallback has not looked at deadlines: nothing is said then either.
+    """
+    if policy not in READS_DEADLINES or allocation.policy != policy or job.deadline is None:
+        return ()
+    if job.name not in allocation.unmet_deadlines:
+        message = f"{policy} gives it what its deadline needs"
+        return (_advice(True, JobReason.DEADLINE_WITHIN_REACH, message),)
+    if job.deadline <= 0:
+        message = "spec.deadline is over; the job goes on without it. To fix: set a later one"
+        return (_advice(False, JobReason.DEADLINE_PASSED, message),)
+    fastest = max(job.throughput.values(), default=0.0)
+    steps = job.steps_remaining or 0.0
+    if fastest <= 0 or steps / fastest > job.deadline:
+        needed = f"{_words(steps / fastest)} on its fastest GPUs" if fastest > 0 else "GPUs that can run it"
+        message = (
+            f"the steps that are left need {needed}, spec.deadline is in {_words(job.deadline)}; "
+            "the job goes on without it. To fix: set a later one, or lower totalSteps"
+        )
+        return (_advice(False, JobReason.DEADLINE_OUT_OF_REACH, message),)
+    message = (
+        "jobs with earlier deadlines need the GPUs that it would need; it goes on without its deadline. "
+        "To fix: set a later spec.deadline, or add nodes"
+    )
+    return (_advice(False, JobReason.DEADLINE_CROWDED_OUT, message),)
+
+
+def _advice(value: bool, reason: JobReason, message: str) -> Advice:
+    return Advice(type=JobCondition.ON_TIME, value=value, reason=reason, message=message)
+
+
+def _words(seconds: float) -> str:
+    """A duration by two digits: it changes as time passes, and each change is a write."""
+    for unit, length in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}"
+    return f"{seconds:.2g} s"

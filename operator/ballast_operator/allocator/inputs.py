@@ -1,0 +1,170 @@
+"""What a policy needs beyond a snapshot, and what counts where the cluster does not say it.
+
+A missing value never stops the allocator: it is replaced by a default that conditions name
+(``Informed`` of the job or of the ClusterPolicy), and everybody else goes on.
+
+| missing | policies | what counts |
+|---|---|---|
+| price of a GPU type | those that minimise cost | the mean of the other types; 1 where no pool has a price |
+| speed of a job | those that compare speeds | the other jobs' mean speed a GPU; 1 step/s without any |
+| team of a job | ``hierarchical`` | the job stands beside the teams, with its own weight |
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from ballast_policies.allocation.problem import Entity, Job, Problem
+
+from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.api.cluster_policy import EntityShare, Objective
+
+READS_PRICES = frozenset({"max-throughput-per-dollar", "min-cost", "min-cost-slo"})
+"""Policies that need the price of each GPU type."""
+
+COMPARES_SPEEDS = READS_PRICES | {
+    "allox",
+    "finish-time-fairness",
+    "makespan",
+    "max-throughput",
+    "shortest-job-first",
+}
+"""Policies to which a job's steps/s matter, not only how GPU types compare for it."""
+
+READS_TEAMS = frozenset({"hierarchical"})
+"""Policies that need ``spec.entity``."""
+
+READS_DEADLINES = frozenset({"min-cost-slo"})
+"""Policies that heed ``spec.deadline``."""
+
+READS_CLOCK: Mapping[str, tuple[str, ...]] = {
+    "allox": ("elapsed",),
+    "finish-time-fairness": ("elapsed", "isolated_elapsed"),
+    "min-cost-slo": ("deadline",),
+}
+"""Policies whose answer changes as time passes: the fields of a job that it reads."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """A problem that the policy can be asked, and the defaults in it.
+
+    Attributes:
+        problem: the snapshot's, completed.
+        asked: the policy asks jobs for something that not every job has.
+        of_jobs: job -> its defaults, in words.
+        of_pools: defaults in place of prices, in words.
+    """
+
+    problem: Problem
+    asked: bool = False
+    of_jobs: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    of_pools: tuple[str, ...] = ()
+
+
+def complete(objective: Objective, snapshot: Snapshot) -> Inputs:
+    """The snapshot's problem with all that ``objective.policy`` needs."""
+    policy, problem = objective.policy, snapshot.problem
+    of_jobs: dict[str, list[str]] = {}
+    of_pools: tuple[str, ...] = ()
+    if policy in READS_TEAMS:
+        problem = _with_teams(objective.entities, problem, of_jobs)
+    if policy in READS_PRICES:
+        problem, of_pools = _with_prices(problem)
+    if policy in COMPARES_SPEEDS and snapshot.unmeasured:
+        problem = _with_speeds(problem, snapshot.unmeasured, of_jobs)
+    return Inputs(
+        problem=problem,
+        asked=policy in READS_TEAMS | COMPARES_SPEEDS,
+        of_jobs={name: tuple(words) for name, words in of_jobs.items()},
+        of_pools=of_pools,
+    )
+
+
+def _with_teams(
+    entities: Mapping[str, EntityShare], problem: Problem, of_jobs: dict[str, list[str]]
+) -> Problem:
+    teams = {
+        name: Entity(weight=entity.weight, policy=entity.policy, parent=entity.parent)
+        for name, entity in entities.items()
+    }
+    strangers = set()
+    for job in problem.jobs:
+        if job.entity is None:
+            lack = "not set"
+        elif entities and job.entity not in entities:
+            known = ", ".join(sorted(entities)[:5])
+            lack = f"{job.entity} is not one of the ClusterPolicy's entities ({known})"
+            strangers.add(job.name)
+        else:
+            continue
+        of_jobs.setdefault(job.name, []).append(
+            f"spec.entity: {lack}; the job counts as a team of its own, by spec.weight"
+        )
+    jobs = (dataclasses.replace(job, entity=None) if job.name in strangers else job for job in problem.jobs)
+    return dataclasses.replace(problem, jobs=tuple(jobs), entities=teams)
+
+
+def _with_prices(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+    missing = [gpu_type for gpu_type in problem.gpu_types if gpu_type not in problem.prices]
+    if not missing:
+        return problem, ()
+    known = problem.prices.values()
+    price = sum(known) / len(known) if known else 1.0
+    why = "the mean of the others" if known else "as no pool has a price"
+    words = f"nodePools[].pricePerGpuHour: none for {', '.join(missing)}; {price:.4g} counts, {why}"
+    return dataclasses.replace(problem, prices={**problem.prices, **dict.fromkeys(missing, price)}), (words,)
+
+
+def _with_speeds(problem: Problem, unmeasured: frozenset[str], of_jobs: dict[str, list[str]]) -> Problem:
+    measured = tuple(job for job in problem.jobs if job.name not in unmeasured)
+    speed_a_gpu = _speed_a_gpu(measured, problem.gpu_types)
+    what = "the other jobs' mean speed a GPU" if speed_a_gpu else "1 step/s on every GPU type"
+    for name in unmeasured:
+        of_jobs.setdefault(name, []).append(
+            f"spec.throughput: nothing given and nothing measured yet; {what} counts"
+        )
+
+    def known(job: Job) -> Job:
+        if job.name not in unmeasured:
+            return job
+        rates = {t: speed_a_gpu[t] * job.gpus if speed_a_gpu else 1.0 for t in job.throughput}
+        return dataclasses.replace(job, throughput=rates)
+
+    return dataclasses.replace(problem, jobs=tuple(known(job) for job in problem.jobs))
+
+
+def _speed_a_gpu(jobs: tuple[Job, ...], gpu_types: tuple[str, ...]) -> dict[str, float]:
+    """GPU type -> mean steps/s a GPU of the jobs that run there, or over all types; empty: none runs."""
+    means = {}
+    for gpu_type in gpu_types:
+        rates = [job.throughput[gpu_type] / job.gpus for job in jobs if job.throughput.get(gpu_type, 0.0) > 0]
+        if rates:
+            means[gpu_type] = sum(rates) / len(rates)
+    if not means:
+        return {}
+    overall = sum(means.values()) / len(means)
+    return {gpu_type: means.get(gpu_type, overall) for gpu_type in gpu_types}
+
+
+def signature(policy: str, problem: Problem) -> str:
+    """Equal for questions with the same answer: speeds and steps count by two digits, times by three.
+
+    Only what the policy reads is in it, so that the passing of time alone asks nothing anew.
+    """
+    clock = READS_CLOCK.get(policy, ())
+    jobs = []
+    for job in problem.jobs:
+        entry: list[object] = [
+            job.name,
+            job.gpus,
+            job.weight,
+            {gpu_type: f"{rate:.1e}" for gpu_type, rate in sorted(job.throughput.items())},
+            f"{job.steps_remaining:.1e}",
+            job.entity,
+        ]
+        for field in clock:
+            value = getattr(job, field)
+            entry.append(None if value is None else f"{value:.2e}")
+        jobs.append(entry)
+    return json.dumps([policy, jobs, sorted(problem.capacity.items()), sorted(problem.prices.items())])

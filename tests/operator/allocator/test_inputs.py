@@ -1,0 +1,142 @@
+"""What a policy needs and the cluster does not say is replaced by a default that is named."""
+
+import pytest
+from ballast_operator.allocator.inputs import complete, signature
+from ballast_operator.allocator.snapshot import Snapshot, price_by_type
+from ballast_operator.api.cluster_policy import NodePool, Objective
+from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.registry import POLICY_NAMES, allocate
+
+POOLS = tuple(
+    NodePool.model_validate(
+        {"name": name, "nodeSelector": {"pool": name}, "gpuType": gpu_type, "pricePerGpuHour": price}
+    )
+    for name, gpu_type, price in (
+        ("a", "v100", 2.0),
+        ("b", "k80", 0.5),
+        ("b-spot", "k80", 0.1),
+        ("b-own", "k80", 0.0),
+    )
+)
+ENTITIES = {"vision": {"weight": 2}, "speech": {"policy": "fifo"}, "interns": {"parent": "vision"}}
+
+
+def snapshot(
+    *jobs: Job, unmeasured: tuple[str, ...] = (), prices: dict[str, float] | None = None
+) -> Snapshot:
+    problem = Problem(
+        gpu_types=("k80", "v100"),
+        capacity={"v100": 2, "k80": 2},
+        jobs=jobs,
+        prices={"v100": 2.0, "k80": 0.5} if prices is None else prices,
+    )
+    return Snapshot(
+        nodes=(),
+        members={},
+        gangs=(),
+        problem=problem,
+        running={},
+        running_since={},
+        launches={},
+        keys={},
+        unmeasured=frozenset(unmeasured),
+        refusals={},
+        overlaps=(),
+        empty_pools=(),
+        dry_pools=(),
+    )
+
+
+def job(name: str, **fields: object) -> Job:
+    values = {"throughput": {"v100": 4.0, "k80": 1.0}, "steps_remaining": 100.0}
+    return Job(name=name, **{**values, **fields})
+
+
+def objective(policy: str, **entities: object) -> Objective:
+    return Objective.model_validate({"policy": policy, "entities": entities})
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_every_policy_solves_what_the_operator_passes(policy):
+    """Also with a job of which nothing is known, an unknown team, no prices and a deadline that is over."""
+    jobs = (
+        job("a", entity="vision", deadline=1000.0, gpus=2),
+        job("b", entity="cooking", elapsed=50.0, isolated_elapsed=40.0),
+        job("c", throughput={"v100": 1.0, "k80": 1.0}, deadline=-5.0),
+    )
+    inputs = complete(objective(policy, **ENTITIES), snapshot(*jobs, unmeasured=("c",), prices={}))
+    answer = allocate(policy, inputs.problem)
+    assert set(answer.allocation) == {"a", "b", "c"}
+    assert sum(answer.throughput.values()) > 0
+
+
+def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
+    """So does a job without a team; both are named, the member of a known team is not."""
+    jobs = (job("a", entity="vision"), job("b", entity="cooking"), job("c"), job("d", entity="interns"))
+    inputs = complete(objective("hierarchical", **ENTITIES), snapshot(*jobs))
+    assert [found.entity for found in inputs.problem.jobs] == ["vision", None, None, "interns"]
+    assert inputs.problem.entities["interns"].parent == "vision"
+    assert inputs.problem.entities["speech"].policy == "fifo"
+    assert set(inputs.of_jobs) == {"b", "c"}
+    assert "spec.entity: cooking is not one of" in inputs.of_jobs["b"][0]
+    assert "spec.entity: not set" in inputs.of_jobs["c"][0]
+
+
+def test_without_entities_the_teams_that_jobs_name_are_equal():
+    """A share for each team, whatever the number of its jobs."""
+    jobs = (job("a", entity="x", gpus=1), job("b", entity="y"), job("c", entity="y"))
+    inputs = complete(objective("hierarchical"), snapshot(*jobs))
+    levels = allocate("hierarchical", inputs.problem).levels
+    assert inputs.of_jobs == {}
+    assert levels["a"] > 1.2 * levels["b"]
+
+
+def test_a_price_that_is_missing_is_the_mean_of_the_others_and_is_named():
+    """One default for the types without a price; 1 where there is none at all."""
+    some = complete(objective("min-cost"), snapshot(job("a"), prices={"v100": 3.0}))
+    assert some.problem.prices == {"v100": 3.0, "k80": 3.0}
+    assert "none for k80; 3 counts" in some.of_pools[0]
+    none = complete(objective("min-cost"), snapshot(job("a"), prices={}))
+    assert none.problem.prices == {"v100": 1.0, "k80": 1.0}
+    assert "as no pool has a price" in none.of_pools[0]
+    assert complete(objective("makespan"), snapshot(job("a"), prices={})).of_pools == ()
+
+
+def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
+    """By GPU: a gang of two is twice as fast; only policies that compare speeds need it."""
+    jobs = (job("a", gpus=2), job("b"), job("new", gpus=2, throughput={"v100": 1.0, "k80": 1.0}))
+    taken = snapshot(*jobs, unmeasured=("new",))
+    inputs = complete(objective("makespan"), taken)
+    assert inputs.problem.jobs[2].throughput == pytest.approx({"v100": 6.0, "k80": 1.5})
+    assert "spec.throughput: nothing given and nothing measured yet" in inputs.of_jobs["new"][0]
+    assert complete(objective("max-min-fairness"), taken).of_jobs == {}
+    alone = complete(objective("makespan"), snapshot(jobs[2], unmeasured=("new",)))
+    assert alone.problem.jobs[0].throughput == {"v100": 1.0, "k80": 1.0}
+    assert "1 step/s on every GPU type" in alone.of_jobs["new"][0]
+
+
+def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
+    """A pool without a price does not count; without GPUs all pools count alike."""
+    gpus = {"a": 4, "b": 1, "b-spot": 3, "b-own": 100}
+    assert price_by_type(POOLS, gpus) == pytest.approx({"v100": 2.0, "k80": 0.2})
+    assert price_by_type(POOLS, {}) == pytest.approx({"v100": 2.0, "k80": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("policy", "field", "asked_anew"),
+    [
+        ("max-min-fairness", "elapsed", False),
+        ("fifo", "deadline", False),
+        ("finish-time-fairness", "elapsed", True),
+        ("finish-time-fairness", "isolated_elapsed", True),
+        ("allox", "elapsed", True),
+        ("min-cost-slo", "deadline", True),
+        ("max-min-fairness", "steps_remaining", True),
+    ],
+)
+def test_a_question_is_asked_anew_only_where_the_policy_reads_what_has_changed(policy, field, asked_anew):
+    """Time alone makes no work for policies that do not read the clock."""
+    before = snapshot(job("a", elapsed=10.0, isolated_elapsed=10.0, deadline=10.0))
+    values = {"elapsed": 10.0, "isolated_elapsed": 10.0, "deadline": 10.0, field: 500.0}
+    after = snapshot(job("a", **values))
+    assert (signature(policy, before.problem) != signature(policy, after.problem)) is asked_anew

@@ -1,0 +1,153 @@
+"""Every policy, chosen by one line of the ClusterPolicy while jobs run."""
+
+import datetime
+
+import pytest
+from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_policies.allocation.registry import POLICY_NAMES
+
+from tests.operator.loops.simulation import NAMESPACE, START, Simulation
+
+LONG = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
+
+
+def known(fast: float, slow: float, stages: int = 1) -> list[dict]:
+    return [
+        {"gpuType": gpu_type, "stages": stages, "stepsPerSecond": rate}
+        for gpu_type, rate in (("fast", fast), ("slow", slow))
+    ]
+
+
+def cluster(**policy_spec) -> Simulation:
+    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy_spec)
+
+
+def choose(simulation: Simulation, policy: str) -> None:
+    """The change of one line."""
+    simulation.world.patch(POLICY, "", "default", {"spec": {"objective": {"policy": policy}}})
+
+
+def policy_status(simulation: Simulation) -> dict:
+    return simulation.world.get(POLICY, "", "default")["status"]
+
+
+def policy_condition(simulation: Simulation, kind: str) -> dict:
+    return next(c for c in policy_status(simulation)["conditions"] if c["type"] == kind)
+
+
+async def test_all_policies_one_after_the_other_under_running_jobs():
+    """Each decides at once, says what it has reached, and moves nobody within the round."""
+    simulation = cluster(roundSeconds=3600)
+    simulation.add_job("one", stages=(2, 2), throughput=known(4, 1, 2), **LONG)
+    simulation.add_job("two", stages=(1, 1), throughput=known(2, 1), entity="vision", **LONG)
+    simulation.add_job("three", stages=(1, 1), deadline="2026-01-02T00:00:00Z", **LONG)
+    await simulation.until(lambda: all(simulation.state(n) == "Running" for n in ("one", "two", "three")))
+    for policy in POLICY_NAMES:
+        choose(simulation, policy)
+        await simulation.tick()
+        status = policy_status(simulation)
+        assert status["lastRound"]["policy"] == policy
+        assert "solveSeconds" in status["lastRound"]
+        assert policy_condition(simulation, "Solved")["reason"] == PolicyReason.OPTIMAL
+        assert policy_condition(simulation, "Ready")["message"].endswith(f"by {policy}")
+    assert [simulation.status(name).launches for name in ("one", "two", "three")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+async def test_a_policy_sees_its_jobs_through(policy):
+    """Three jobs on four GPUs, one more than fits at a time, all succeed; no round falls back."""
+    simulation = cluster(roundSeconds=5, objective={"policy": policy})
+    for name in ("one", "two", "three"):
+        simulation.add_job(name, throughput=known(4, 1, 2))
+    await simulation.until(
+        lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two", "three")), ticks=120
+    )
+
+
+async def test_what_a_policy_lacks_is_said_and_the_others_go_on():
+    """A condition names job and field; with the field or another policy it is taken back."""
+    simulation = cluster(
+        roundSeconds=3600,
+        objective={"policy": "hierarchical", "entities": {"vision": {"weight": 2}, "speech": {}}},
+    )
+    simulation.add_job("good", stages=(1, 1), entity="vision", **LONG)
+    simulation.add_job("stray", stages=(1, 1), entity="cooking", **LONG)
+    await simulation.until(lambda: simulation.state("stray") == "Running")
+    informed = simulation.status("stray").condition("Informed")
+    assert (informed.status, informed.reason) == (False, JobReason.DEFAULTS_USED)
+    assert (
+        "spec.entity: cooking is not one of the ClusterPolicy's entities (speech, vision)" in informed.message
+    )
+    assert simulation.status("good").condition("Informed") is None
+    overall = policy_condition(simulation, "Informed")
+    assert (overall["status"], overall["reason"]) == ("False", PolicyReason.DEFAULTS_USED)
+    assert f"{NAMESPACE}/stray" in overall["message"]
+    simulation.world.patch(JOB, NAMESPACE, "stray", {"spec": {"entity": "speech"}})
+    await simulation.tick()
+    informed = simulation.status("stray").condition("Informed")
+    assert (informed.status, informed.reason) == (True, JobReason.COMPLETE)
+    assert policy_condition(simulation, "Informed")["status"] == "True"
+
+
+async def test_pools_without_prices_do_not_stop_a_policy_of_costs():
+    """The default is named on the ClusterPolicy; the jobs run."""
+    simulation = cluster(objective={"policy": "min-cost"})
+    simulation.add_job("one", throughput=known(4, 1, 2))
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert policy_condition(simulation, "Solved")["reason"] != PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+
+
+async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept():
+    """Over, out of reach, crowded out: each has its own word; another policy says nothing of deadlines."""
+    simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=3600, objective={"policy": "min-cost-slo"})
+
+    def deadline(minutes: float) -> str:
+        return (START + datetime.timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    # 10 steps/s: a thousand steps take 100 s.
+    rate = [{"gpuType": "fast", "stages": 1, "stepsPerSecond": 10.0}]
+    for name, minutes, steps in (
+        ("over", 0.0, 1000),
+        ("far", 1.0, 6000),
+        ("kept", 10.0, 5000),
+        ("late", 11.0, 5000),
+    ):
+        simulation.add_job(
+            name,
+            stages=(1, 1),
+            throughput=rate,
+            deadline=deadline(minutes),
+            totalSteps=steps,
+            trainer={"total": steps, "silent": True},
+        )
+    await simulation.tick()
+    reasons = {name: simulation.status(name).condition("OnTime") for name in ("over", "far", "kept", "late")}
+    assert {name: (c.status, c.reason) for name, c in reasons.items()} == {
+        "over": (False, JobReason.DEADLINE_PASSED),
+        "far": (False, JobReason.DEADLINE_OUT_OF_REACH),
+        "kept": (True, JobReason.DEADLINE_WITHIN_REACH),
+        "late": (False, JobReason.DEADLINE_CROWDED_OUT),
+    }
+    choose(simulation, "max-min-fairness")
+    await simulation.tick()
+    assert simulation.status("late").condition("OnTime") is None
+
+
+async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator():
+    """It is summed up in the job's status; a fresh operator goes on from there."""
+    simulation = cluster(roundSeconds=3600, objective={"policy": "finish-time-fairness"})
+    for name in ("one", "two"):
+        simulation.add_job(name, stages=(2, 2), throughput=known(5, 5, 2), **LONG)
+    await simulation.until(lambda: simulation.state("two") == "Running")
+    for _ in range(20):
+        await simulation.tick()
+    before = simulation.status("one").isolated
+    # Each of two jobs has half of each type: for a gang of two 0.5 of the time on both types, so always one.
+    assert before.seconds == pytest.approx(before.step / 5.0)
+    simulation.start_operator()
+    for _ in range(20):
+        await simulation.tick()
+    after = simulation.status("one").isolated
+    assert after.step > before.step
+    assert after.seconds == pytest.approx(after.step / 5.0)
