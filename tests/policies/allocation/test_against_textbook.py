@@ -1,0 +1,254 @@
+"""Every policy with an optimum reaches that of an independent formulation on random instances."""
+
+import dataclasses
+
+import cvxpy as cp
+import numpy as np
+import pytest
+from ballast_policies.allocation.problem import Entity
+from ballast_policies.allocation.registry import allocate
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from tests.policies.allocation.problems import pair, problem, problems
+from tests.policies.allocation.textbook import (
+    Book,
+    filling_by_stages,
+    least_total_completion_time,
+    team_weights,
+)
+
+EXACT = {"rel": 1e-6, "abs": 1e-9}
+
+
+@st.composite
+def where_all_run(draw, *, max_jobs):
+    """Random problems, less the jobs that fit nowhere."""
+    p = draw(problems(max_jobs=max_jobs))
+    kept = tuple(job for job, runs in zip(p.jobs, Book(p).runs, strict=True) if runs)
+    assume(kept)
+    return dataclasses.replace(p, jobs=kept)
+
+
+def levels_of(answer, p):
+    """Levels without weights, as the filling procedure counts them."""
+    return np.array([answer.levels[job.name] * job.weight for job in p.jobs])
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=problems(max_jobs=5))
+def test_section_5_4_3_water_filling_reaches_the_levels_of_the_staged_procedure(p):
+    """Job by job, not only the least level."""
+    book = Book(p)
+    weights = book.weights
+
+    def weights_of(rising):
+        return np.where([m in rising for m in range(book.n)], weights, 0.0)
+
+    want = filling_by_stages(book, weights_of)
+    assert levels_of(allocate("water-filling", p), p) == pytest.approx(want, rel=1e-6, abs=1e-7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    p=problems(max_jobs=6),
+    teams=st.lists(st.sampled_from(["a", "b", None]), min_size=6, max_size=6),
+    policies=st.tuples(st.sampled_from(["fairness", "fifo"]), st.sampled_from(["fairness", "fifo"])),
+    weight=st.floats(0.3, 4.0),
+)
+def test_section_5_4_3_hierarchical_reaches_the_levels_of_the_staged_procedure(p, teams, policies, weight):
+    """Two teams, fair or first come first served inside, and jobs that stand beside them."""
+    p = dataclasses.replace(
+        p,
+        entities={
+            "a": Entity(weight=1.0, policy=policies[0]),
+            "b": Entity(weight=weight, policy=policies[1]),
+        },
+        jobs=tuple(dataclasses.replace(job, entity=team) for job, team in zip(p.jobs, teams, strict=False)),
+    )
+    book = Book(p)
+    want = filling_by_stages(book, team_weights(book))
+    assert levels_of(allocate("hierarchical", p), p) == pytest.approx(want, rel=1e-6, abs=1e-7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=where_all_run(max_jobs=6))
+def test_section_5_4_2_makespan_is_one_over_the_largest_common_rate(p):
+    """min max num_steps / throughput: with throughput >= t num_steps for all, 1 / t."""
+    book = Book(p)
+    want = 1.0 / book.furthest(np.zeros(book.n), book.steps)
+    assert allocate("makespan", p).objective == pytest.approx(want, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=where_all_run(max_jobs=6))
+def test_section_5_4_2_finish_time_fairness_is_that_of_the_convex_program(p):
+    """min max rho, solved as it is written, with the time that has passed on both sides."""
+    book = Book(p)
+    isolated = book.capacity / (book.n * book.gpus[:, None])
+    isolated = isolated / np.maximum(1.0, isolated.sum(axis=1, keepdims=True))
+    alone = np.array([job.isolated_elapsed for job in p.jobs]) + book.steps / (book.T * isolated).sum(axis=1)
+    elapsed = np.array([job.elapsed for job in p.jobs])
+    least, _ = book.convex(
+        lambda speed: cp.max(elapsed / alone + cp.multiply(book.steps / book.full / alone, cp.inv_pos(speed)))
+    )
+    assert allocate("finish-time-fairness", p).objective == pytest.approx(least, rel=2e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=problems())
+def test_the_linear_policies_reach_the_optimum_of_their_linear_programs(p):
+    """Sections 5.3.1 (total throughput), 5.4.2 (FIFO) and 6.4.2 (throughput per dollar)."""
+    book = Book(p)
+    per_dollar = book.T / (book.gpus[:, None] * book.prices)
+    order = sorted(range(book.n), key=lambda m: (-p.jobs[m].elapsed, m))
+    place = np.array([book.n - order.index(m) for m in range(book.n)])
+    relative = book.T / np.where(book.full > 0, book.full, 1.0)[:, None]
+    fifo = (book.gpus * place)[:, None] * relative
+    for policy, value in (
+        ("max-throughput", book.T),
+        ("max-throughput-per-dollar", per_dollar),
+        ("fifo", fifo),
+    ):
+        assert allocate(policy, p).objective == pytest.approx(book.best(value.ravel()), **EXACT)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=problems())
+def test_section_5_4_2_shortest_job_first_finishes_the_shortest_job_at_full_speed(p):
+    """The least time to the first completion is that of one job alone on its fastest type."""
+    book = Book(p)
+    assume(book.runs.any())
+    want = (book.steps[book.runs] / book.full[book.runs]).min()
+    assert allocate("shortest-job-first", p).objective == pytest.approx(want, rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=where_all_run(max_jobs=5), slack=st.floats(1.0, 4.0))
+def test_section_6_4_3_min_cost_under_deadlines_is_the_linear_program(p, slack):
+    """Deadlines that isolated shares keep; all are kept, at the least cost of any shares that keep them."""
+    book = Book(p)
+    isolated = book.capacity / (book.n * book.gpus[:, None])
+    isolated = isolated / np.maximum(1.0, isolated.sum(axis=1, keepdims=True))
+    deadline = slack * book.steps / (book.T * isolated).sum(axis=1)
+    p = dataclasses.replace(
+        p,
+        jobs=tuple(
+            dataclasses.replace(job, deadline=float(d)) for job, d in zip(p.jobs, deadline, strict=True)
+        ),
+    )
+    cost = (deadline * book.gpus)[:, None] * book.prices / 3600.0
+    least = -book.best(-cost.ravel(), at_least=book.steps / deadline)
+    answer = allocate("min-cost-slo", p)
+    assert answer.unmet_deadlines == ()
+    assert answer.objective == pytest.approx(least, rel=1e-6)
+    for job, d in zip(p.jobs, deadline, strict=True):
+        assert answer.throughput[job.name] * d >= job.steps_remaining * (1 - 1e-8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=problems(max_jobs=5), seed=st.integers(0, 2**32 - 1))
+def test_section_6_4_2_no_shares_have_a_better_sum_of_throughput_per_cost_than_min_cost(p, seed):
+    """Against random shares: each job's ratio is at most that of its cheapest type."""
+    book = Book(p)
+    answer = allocate("min-cost", p)
+    X = np.random.default_rng(seed).random(book.T.shape) * (book.T > 0)
+    for m, job in enumerate(p.jobs):
+        mine = np.array([answer.allocation[job.name][g] for g in p.gpu_types])
+        spent, other = book.gpus[m] * book.prices @ mine, book.gpus[m] * book.prices @ X[m]
+        if spent > 0:
+            assert book.T[m] @ mine / spent >= (book.T[m] @ X[m] / other if other > 0 else 0.0) * (1 - 1e-8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(p=where_all_run(max_jobs=4))
+def test_strategy_proof_shares_are_those_of_the_partial_allocation_mechanism(p):
+    """Nash welfare by cvxpy with everybody and without each; each keeps what it leaves to the others."""
+    book = Book(p)
+
+    def nash(rows):
+        weight = np.zeros(book.n)
+        weight[rows] = book.weights[rows]
+        chosen = [int(m) for m in rows]
+        _, speed = book.convex(lambda speed: -cp.sum(cp.multiply(weight[chosen], cp.log(speed[chosen]))))
+        return speed
+
+    answer = allocate("strategy-proof", p)
+    rows = np.arange(book.n)
+    best = nash(rows)
+    for m in rows:
+        others = rows[rows != m]
+        kept = 1.0
+        if len(others):
+            ratio = best[others] / nash(others)[others]
+            kept = min(1.0, float(np.prod(ratio ** (book.weights[others] / book.weights[m]))))
+        have = answer.throughput[p.jobs[m].name]
+        assert have == pytest.approx(kept * best[m], rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(st.floats(10, 1e4), min_size=1, max_size=4),
+    rates=st.lists(st.floats(0.1, 20.0), min_size=8, max_size=8),
+    waited=st.lists(st.floats(0, 100), min_size=4, max_size=4),
+)
+def test_allox_is_the_least_average_completion_time_of_all_assignments(steps, rates, waited):
+    """By enumeration: up to four jobs on two GPUs of one type and one of another."""
+    n = len(steps)
+    p = problem([rates[2 * m : 2 * m + 2] for m in range(n)], [2, 1], steps=steps, elapsed=waited[:n])
+    # AlloX takes only the first max(GPUs, 0.3 n) jobs; here that is three.
+    first = sorted(range(n), key=lambda m: (-waited[m], m))[:3]
+    part = dataclasses.replace(p, jobs=tuple(p.jobs[m] for m in first))
+    want = (least_total_completion_time(Book(part)) + sum(waited[m] for m in first)) / len(first)
+    assert allocate("allox", p).objective == pytest.approx(want, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_space_sharing_reaches_the_linear_program_over_all_pairs(seed):
+    """Max-min fairness with every pair as a column of its own, none left out."""
+    draw = np.random.default_rng(seed)
+    n, k = 4, 2
+    T, capacity = draw.uniform(1, 10, (n, k)), draw.integers(1, 3, k)
+    rates = {(a, b): draw.uniform(0.2, 1.0, (k, 2)) * T[[a, b]].T for a in range(n) for b in range(a + 1, n)}
+    p = dataclasses.replace(
+        problem(T.tolist(), capacity.tolist()),
+        pairs=tuple(pair(a, b, *together.tolist()) for (a, b), together in rates.items()),
+    )
+    book = Book(p)
+    ways = [({m: T[m, j]}, j) for m in range(n) for j in range(k)]
+    ways += [({a: r[j, 0], b: r[j, 1]}, j) for (a, b), r in rates.items() for j in range(k)]
+    A = np.zeros((n + k + n, len(ways) + 1))
+    for column, (members, j) in enumerate(ways):
+        A[n + j, column] = 1.0
+        for m, rate in members.items():
+            A[m, column] = 1.0
+            A[n + k + m, column] = -rate * book.scale[m]
+    A[n + k :, -1] = 1.0
+    b = np.concatenate([np.ones(n), capacity, np.zeros(n)])
+    want = -linprog(-np.eye(len(ways) + 1)[-1], A_ub=A, b_ub=b, method="highs").fun
+    answer = allocate("max-min-fairness", p, space_sharing=True)
+    assert answer.objective == pytest.approx(want, **EXACT)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=problems())
+def test_isolated_and_proportional_shares_are_their_closed_forms(p):
+    """1/n of every type, or time divided as the cluster is made up."""
+    book = Book(p)
+    isolated = book.capacity / (book.n * book.gpus[:, None])
+    isolated = isolated / np.maximum(1.0, isolated.sum(axis=1, keepdims=True)) * (book.T > 0)
+    answer = allocate("isolated", p)
+    for m, job in enumerate(p.jobs):
+        got = [answer.allocation[job.name][g] for g in p.gpu_types]
+        assert got == pytest.approx(isolated[m], abs=1e-9)
+    rows = allocate("proportional", p).allocation
+    parts = book.capacity / max(1.0, book.capacity.sum())
+    ratio = [
+        rows[job.name][g] / part
+        for m, job in enumerate(p.jobs)
+        for g, part, rate in zip(p.gpu_types, parts, book.T[m], strict=True)
+        if rate > 0
+    ]
+    assert ratio == pytest.approx([ratio[0]] * len(ratio)) if ratio else True

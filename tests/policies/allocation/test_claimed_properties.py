@@ -1,0 +1,99 @@
+"""Properties that the dissertation claims for its policies (section 5.4.4), on random instances."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.registry import allocate
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.policies.allocation.problems import pair, problem, problems, random_problem
+from tests.policies.allocation.textbook import Book
+
+
+def speeds(answer, p):
+    return np.array([answer.throughput[job.name] for job in p.jobs])
+
+
+@pytest.mark.parametrize("policy", ["water-filling", "hierarchical"])
+@settings(max_examples=40, deadline=None)
+@given(p=problems(max_jobs=6))
+def test_pareto_efficiency_nobody_can_get_more_unless_another_gets_less(policy, p):
+    """The most relative speed that any shares add, with nobody slower, is nothing."""
+    book = Book(p)
+    have = speeds(allocate(policy, p), p)
+    relative = book.T / np.where(book.full > 0, book.full, 1.0)[:, None]
+    most = book.best(relative.ravel(), at_least=have * (1 - 1e-9))
+    assert most <= (have / np.where(book.full > 0, book.full, 1.0)).sum() + 1e-5
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=problems(max_jobs=6, all_run=True, single=True))
+def test_sharing_incentive_nobody_is_slower_than_on_its_isolated_share(p):
+    """With equal weights, max-min fairness gives every job at least 1/n of every type's worth."""
+    p = dataclasses.replace(p, jobs=tuple(dataclasses.replace(job, weight=1.0) for job in p.jobs))
+    fair, isolated = (speeds(allocate(policy, p), p) for policy in ("max-min-fairness", "isolated"))
+    assert (fair >= isolated * (1 - 1e-7)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), policy=st.sampled_from(["max-min-fairness", "makespan", "max-throughput"])
+)
+def test_colocation_sharing_gpus_never_makes_the_objective_worse(seed, policy):
+    """What can be done alone can still be done where pairs may share."""
+    p = random_problem(seed, 8, 3, gangs=(1, 2), pairs=0.5, zero=0.0)
+    alone, together = (allocate(policy, p, space_sharing=sharing).objective for sharing in (False, True))
+    if policy == "makespan":
+        alone, together = -alone, -together
+    assert together >= alone - 1e-7 * abs(alone)
+
+
+def test_colocation_two_jobs_that_hardly_slow_each_other_down_share_one_gpu():
+    """Each at 90 % of its speed beside the other beats taking turns, and the shares say so."""
+    p = dataclasses.replace(problem([[10.0], [4.0]], [1]), pairs=(pair(0, 1, (9.0, 3.6)),))
+    answer = allocate("max-min-fairness", p, space_sharing=True)
+    assert answer.pair_allocation == {"job-0+job-1": {"type-0": pytest.approx(1.0)}}
+    assert answer.objective == pytest.approx(0.9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    p=problems(max_jobs=4, all_run=True, single=True),
+    liar=st.integers(0, 3),
+    factors=st.lists(st.floats(0.2, 5.0), min_size=4, max_size=4),
+)
+def test_strategy_proofness_a_job_that_reports_wrong_speeds_is_no_faster(p, liar, factors):
+    """Under the partial allocation mechanism, whatever a job says of its speeds, the truth serves it best."""
+    assume(liar < len(p.jobs))
+    job = p.jobs[liar]
+    told = {g: rate * f for (g, rate), f in zip(job.throughput.items(), factors, strict=False)}
+    lying = dataclasses.replace(
+        p, jobs=(*p.jobs[:liar], dataclasses.replace(job, throughput=told), *p.jobs[liar + 1 :])
+    )
+    shares = allocate("strategy-proof", lying).allocation[job.name]
+    gained = sum(share * job.throughput[g] for g, share in shares.items())
+    assert gained <= allocate("strategy-proof", p).throughput[job.name] * (1 + 1e-5)
+
+
+def test_max_min_fairness_is_not_strategy_proof_and_does_not_claim_to_be():
+    """A job that hides how well it runs on the scarce type gains; that is what strategy-proof is for."""
+    truth = problem([[10.0, 1.0], [10.0, 1.0], [1.0, 1.0]], [1, 1])
+    honest = allocate("max-min-fairness", truth).throughput["job-2"]
+    best = honest
+    for told in ([1.0, 5.0], [5.0, 1.0], [0.2, 1.0], [1.0, 0.2]):
+        lie = problem([[10.0, 1.0], [10.0, 1.0], told], [1, 1])
+        shares = allocate("max-min-fairness", lie).allocation["job-2"]
+        best = max(best, sum(shares.values()))
+    assert best > honest * 1.01
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=problems(max_jobs=6), factor=st.floats(1.5, 4.0))
+def test_more_weight_never_means_less_speed_under_water_filling(p, factor):
+    """Raising one job's weight and nothing else."""
+    heavier = dataclasses.replace(p.jobs[0], weight=p.jobs[0].weight * factor)
+    before = allocate("water-filling", p).throughput[heavier.name]
+    after = allocate("water-filling", dataclasses.replace(p, jobs=(heavier, *p.jobs[1:])))
+    assert after.throughput[heavier.name] >= before * (1 - 1e-6)
