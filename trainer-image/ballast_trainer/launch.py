@@ -18,6 +18,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
+from ballast_trainer.runtime.executor.check import check_execution
 from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import check_schedule, placement_of
@@ -58,6 +59,7 @@ class Job:
         """
         config = TrainerConfig.from_mapping(value)
         check_schedule(config.pipeline.schedule)
+        check_execution(config)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
         check_tensor_parallel(model, config)
@@ -86,6 +88,7 @@ class Job:
             pipeline.schedule,
             ranks=self.mesh.positions(ranks),
             microbatches=pipeline.microbatches // parallelism.data,
+            replicas=pipeline.replicas,
         )
 
     @property
@@ -168,7 +171,7 @@ def train(
 
     placement = job.placement(ranks)
     stages = usable_stages(plan.stages, placement, model.layer_count) or initial_stages(
-        None, placement, model.layer_count
+        None, placement, model.layer_count, config.pipeline.replicas
     )
     training = Training(
         config=config,

@@ -33,9 +33,12 @@ def usable_stages(
 
 
 def initial_stages(
-    costs: LayerCosts | None, placement: tuple[int, ...], layer_count: int
+    costs: LayerCosts | None, placement: tuple[int, ...], layer_count: int, replicas: Sequence[int] = ()
 ) -> tuple[Stage, ...]:
-    """The best partition by measured costs, or the same number of layers in each stage before any."""
+    """The best partition by measured costs, or the same number of layers on each rank before any."""
+    if costs is None and len(replicas) == len(placement):
+        alike = [1.0] * layer_count
+        return stages_over(exact_partition(alike, len(placement), speeds=replicas), placement)
     if costs is None:
         return stages_over(even_partition(layer_count, len(placement)), placement)
     return stages_over(exact_partition(costs.total, len(placement)), placement)
@@ -63,7 +66,14 @@ def rebalance_decision(training: Training, *, move_seconds: float | None) -> Reb
         min_gain=training.config.rebalance.min_gain,
         horizon_steps=training.config.total_steps - training.step,
         move_seconds=move_seconds,
+        speeds=_stage_speeds(training),
     )
+
+
+def _stage_speeds(training: Training) -> list[float] | None:
+    """A stage with replicas gets through a step's microbatches so many times as fast."""
+    replicas = [float(len(holders)) for holders in training.holders]
+    return replicas if max(replicas) > 1 else None
 
 
 def repack_proposal(training: Training, *, reference_step_seconds: float | None) -> Proposal | None:

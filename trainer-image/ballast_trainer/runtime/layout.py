@@ -1,8 +1,16 @@
-"""Which rank holds which stage, by schedule: one stage a rank, or several that loop or fold back."""
+"""Which rank holds which stage, by schedule: one stage a rank, several that loop or fold back, replicas."""
+
+from collections.abc import Sequence
+from math import gcd
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning import Partition
-from ballast_policies.planning.schedules import Schedule, ScheduleError, build_schedule
+from ballast_policies.planning.schedules import (
+    Schedule,
+    ScheduleError,
+    build_schedule,
+    double_buffered,
+)
 
 from ballast_trainer.errors import ConfigurationError
 
@@ -20,39 +28,106 @@ FLUSHING = (
 )
 """Schedules that this runtime carries out: some of those in planning that keep the weights in a step."""
 
+FLOWING = ("PipeDream", "PipeDreamVerticalSync", "PipeDream2BW")
+"""Schedules without a flush: steps flow into one another, and a stage learns while others compute."""
+
+
+def flows(name: str) -> bool:
+    """Whether the schedule has no flush."""
+    return name in FLOWING
+
 
 def check_schedule(name: str) -> None:
     """Refuse a schedule that is not carried out.
 
     Raises:
-        ConfigurationError: the name is unknown, or of a schedule without a flush.
+        ConfigurationError: the name is unknown.
     """
-    if name not in FLUSHING:
-        raise ConfigurationError.unknown("pipeline.schedule", name, FLUSHING)
+    if name not in FLUSHING and name not in FLOWING:
+        raise ConfigurationError.unknown("pipeline.schedule", name, FLUSHING + FLOWING)
 
 
-def schedule_of(name: str, *, ranks: int, microbatches: int) -> Schedule:
-    """The order of actions of every rank.
+def schedule_of(name: str, *, ranks: int, microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
+    """The order of actions of every rank in one step; of a run of one step, where there is no flush.
+
+    Raises:
+        ConfigurationError: the counts do not suit the schedule.
+    """
+    if flows(name):
+        return schedule_of_run(name, ranks=ranks, microbatches=microbatches, steps=1, replicas=replicas)
+    try:
+        return build_schedule(
+            name,
+            ranks=ranks,
+            microbatches=microbatches,
+            chunks=CHUNKS,
+            replicas=used_replicas(replicas, ranks),
+        )
+    except ScheduleError as error:
+        raise _unsuitable(name, ranks, replicas, error) from error
+
+
+def schedule_of_run(
+    name: str, *, ranks: int, microbatches: int, steps: int, replicas: Sequence[int] = ()
+) -> Schedule:
+    """The order of actions of a run of steps through which the pipeline never drains.
+
+    PipeDream updates a stage after each microbatch (of each of its replicas), 2BW after each step.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
     try:
-        return build_schedule(name, ranks=ranks, microbatches=microbatches, chunks=CHUNKS)
+        if name == "PipeDream2BW":
+            if used_replicas(replicas, ranks):
+                build_schedule(name, ranks=ranks, microbatches=microbatches, replicas=replicas)
+            schedule = double_buffered(ranks, steps * microbatches, update_every=microbatches)
+        else:
+            schedule = build_schedule(
+                name, ranks=ranks, microbatches=steps * microbatches, replicas=used_replicas(replicas, ranks)
+            )
     except ScheduleError as error:
-        raise ConfigurationError("pipeline.schedule", f"{name} over {ranks} ranks: {error}") from error
+        raise _unsuitable(name, ranks, replicas, error) from error
+    uneven = [held for held in map(len, schedule.stage_ranks) if microbatches % held]
+    if uneven:
+        reason = (
+            f"{microbatches} do not divide over {uneven[0]} replicas of a stage. "
+            f"To fix: use {microbatches * uneven[0] // gcd(microbatches, uneven[0])}"
+        )
+        raise ConfigurationError("pipeline.microbatches", reason)
+    return schedule
 
 
-def placement_of(name: str, *, ranks: int, microbatches: int) -> tuple[int, ...]:
-    """The rank of each stage; one stage where there is one rank.
+def _unsuitable(name: str, ranks: int, replicas: Sequence[int], error: ScheduleError) -> ConfigurationError:
+    field = "pipeline.replicas" if used_replicas(replicas) else "pipeline.schedule"
+    return ConfigurationError(field, f"{name} over {ranks} ranks: {error}")
+
+
+def used_replicas(replicas: Sequence[int], ranks: int = 0) -> Sequence[int]:
+    """The replicas of each stage; empty where every stage has one, or one rank trains alone."""
+    return replicas if ranks != 1 and any(count != 1 for count in replicas) else ()
+
+
+def placement_of(
+    name: str, *, ranks: int, microbatches: int, replicas: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The rank of each stage, the first of its replicas; one stage where there is one rank.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
     if ranks == 1:
         return (0,)
+    schedule = schedule_of(name, ranks=ranks, microbatches=microbatches, replicas=replicas)
+    return tuple(holders[0] for holders in schedule.stage_ranks)
+
+
+def holders_of(stages: Sequence[Stage], replicas: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """All ranks that hold each stage: a stage's own, and those after it that are its replicas."""
+    if not used_replicas(replicas, ranks):
+        return tuple((stage.rank,) for stage in stages)
     return tuple(
-        holders[0] for holders in schedule_of(name, ranks=ranks, microbatches=microbatches).stage_ranks
+        tuple(range(stage.rank, stage.rank + count)) for stage, count in zip(stages, replicas, strict=True)
     )
 
 

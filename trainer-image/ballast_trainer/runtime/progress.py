@@ -43,7 +43,7 @@ class Progress:
         """Learn the bytes of all layers; collective."""
         mine = [0.0] * self._training.model.layer_count
         for layer in self._training.layers:
-            mine[layer.index] = float(layer.byte_count())
+            mine[layer.index] = float(layer.byte_count()) / self._training.copies
         # Of one rank of a column: all of them hold as much.
         share = 1 / self._training.world.mesh.column
         self._bytes = tuple(round(share * count) for count in self._training.world.sum(mine))

@@ -70,10 +70,14 @@ class Reactions:
             return self._training.plan.epoch
         return plan.epoch
 
+    def is_news(self, epoch: int) -> bool:
+        """Whether the plan of ``epoch`` has yet to be followed."""
+        return epoch > max(self._training.plan.epoch, self._refused_epoch)
+
     def follow_plan(self, epoch: int) -> Outcome | None:
         """Do what the plan of ``epoch`` wants, if it is new; the outcome where this rank's part ends."""
         training, liaison = self._training, self._voice.liaison
-        if epoch <= max(training.plan.epoch, self._refused_epoch):
+        if not self.is_news(epoch):
             return None
         plan: Plan = training.world.from_rank_0(liaison.plan() if liaison is not None else None)
         self._proposal = None

@@ -13,8 +13,10 @@ from ballast_policies.contract import ExitReason
 from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.reporting.console import Reporter
 from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.runtime.executor.flow import Flow, StepDone
 from ballast_trainer.runtime.gradients import average_over_replicas, squared_norm_once
 from ballast_trainer.runtime.heartbeat import Heartbeat
+from ballast_trainer.runtime.layout import flows
 from ballast_trainer.runtime.optimize import drop_gradients, optimizer_step
 from ballast_trainer.runtime.process_group import peer_failures
 from ballast_trainer.runtime.progress import Progress
@@ -62,6 +64,15 @@ class Session:
             peer_timeout_seconds=peer_timeout_seconds,
         )
         config = training.config
+        self._flow = None
+        if flows(config.pipeline.schedule):
+            self._flow = Flow(
+                training,
+                figures=self._figures,
+                agree=self._agree_late,
+                must_drain=lambda agreed: agreed.stop or self._reactions.is_news(agreed.epoch),
+                event=self._voice.event,
+            )
         self._checkpoints = None
         if config.checkpoint.path is not None:
             self._checkpoints = Checkpoints(
@@ -97,12 +108,7 @@ class Session:
             training.step = manifest.step
             training.loss_scale.restore(manifest.loss_scale)
             self._progress.checkpoint_step = self._progress.resumed_from_step = manifest.step
-        training.layers.hold(
-            training.layers.make(index)
-            for stage in training.stages
-            if stage.rank == training.world.position
-            for index in range(stage.first_layer, stage.end_layer)
-        )
+        training.layers.hold(training.layers.make(index) for index in training.held_layers())
         if manifest is not None and self._checkpoints is not None:
             self._checkpoints.load(training.world, training.layers, manifest)
         training.conform()
@@ -121,7 +127,7 @@ class Session:
         training = self._training
         total = training.config.total_steps
         while training.step < total:
-            agreed = self._train_step()
+            agreed = self._advance()
             if agreed.stop:
                 return self._voice.ended(ExitReason.STOPPED, f"told to stop; {self._save()}")
             outcome = self._reactions.follow_plan(agreed.epoch)
@@ -134,9 +140,17 @@ class Session:
             self._voice.liaison.close(finished_step=training.step)
         return self._voice.ended(ExitReason.FINISHED, f"all {total} steps are done")
 
-    def _train_step(self) -> _Agreed:
+    def _advance(self) -> _Agreed:
+        """Train a step; of a schedule without a flush, all steps until the pipeline is drained."""
+        if self._flow is None:
+            return self._train_step()
+        self._apply_changes()
+        agreed = self._flow.until_drained()
+        stop, epoch = any(one.stop for one in agreed), max(one.epoch for one in agreed)
+        return dataclasses.replace(agreed[-1], stop=stop, epoch=epoch)
+
+    def _apply_changes(self) -> None:
         training = self._training
-        began = time.perf_counter()
         changes = [
             dynamic.apply(training.step, training.layers, training.world) for dynamic in training.dynamics
         ]
@@ -146,6 +160,11 @@ class Session:
             ):
                 training.rebuild()
             training.profile.forget()
+
+    def _train_step(self) -> _Agreed:
+        training = self._training
+        began = time.perf_counter()
+        self._apply_changes()
         measured = training.profile.wants(training.step)
         training.meter.start_step(training.step, by_layer=measured)
         assert training.pipeline is not None
@@ -169,29 +188,39 @@ class Session:
             drop_gradients(training.layers)
         for dynamic in training.dynamics:
             dynamic.after_optimizer(training.layers)
-        training.step += 1
-        if measured:
-            # The optimizer's seconds among them are the last step's: it runs after the sum.
-            training.profile.add(agreed.seconds)
-        fields = self._progress.step_done(agreed.loss, time.perf_counter() - began)
-        self._voice.reporter.step(**fields)
-        self._voice.report()
+        self._count_step(agreed, StepDone(measured=measured, seconds=time.perf_counter() - began))
         return agreed
 
+    def _count_step(self, agreed: _Agreed, done: StepDone) -> None:
+        training = self._training
+        training.step += 1
+        if done.measured:
+            # The optimizer's seconds among them are the last step's where it runs after the sum.
+            training.profile.add(agreed.seconds)
+        fields = self._progress.step_done(agreed.loss, done.seconds)
+        self._voice.reporter.step(**fields)
+        self._voice.report()
+
     def _agree(self, loss: float | None) -> _Agreed:
+        return self._agreed(self._training.world.sum(self._figures(loss)))
+
+    def _figures(self, loss: float | None) -> list[float]:
+        """What this rank adds to the sum."""
         training = self._training
         newest = self._reactions.newest_epoch()
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
         share = 1 / training.world.mesh.column
         seconds = training.world.tensor.largest(training.meter.seconds(), training.device)
-        mine = [
+        return [
             float(self._stop.received),
             float(newest),
             share * loss if loss is not None else 0.0,
-            squared_norm_once(training.world, training.layers),
+            squared_norm_once(training.world, training.layers) / training.copies,
             *(share * second for second in seconds),
         ]
-        summed = training.world.sum(mine)
+
+    def _agreed(self, summed: list[float]) -> _Agreed:
+        training = self._training
         return _Agreed(
             stop=summed[0] > 0,
             epoch=round(summed[1]),
@@ -199,6 +228,12 @@ class Session:
             squared_norm=summed[3],
             seconds=summed[4:],
         )
+
+    def _agree_late(self, summed: list[float], done: StepDone) -> _Agreed:
+        """Count a step that all ranks have gone on from."""
+        agreed = self._agreed(summed)
+        self._count_step(agreed, done)
+        return agreed
 
     def _between_steps(self) -> None:
         training, config = self._training, self._training.config

@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 import torch
 from ballast_policies.contract import Stage
+from ballast_policies.planning.schedules import Schedule
 
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.runtime.executor.pipelines import ExecutedPipeline, FlowingPipeline
 from ballast_trainer.runtime.layers import Layer, LayerSet, LayerStack
-from ballast_trainer.runtime.layout import schedule_of
+from ballast_trainer.runtime.layout import flows, holders_of, schedule_of, schedule_of_run
 from ballast_trainer.runtime.profile import Meter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -188,15 +190,43 @@ def build_pipeline(
     schedule: str,
     device: torch.device,
     group: Any = None,
+    replicas: Sequence[int] = (),
 ) -> Pipeline:
     """The pipeline of one rank; every rank must build it at the same step.
 
     ``rank`` and ``world_size`` count pipeline positions; ``group`` are the ranks of this pipeline,
-    None for all.
+    None for all.  Replicas of stages, and schedules without a flush, are carried out by our own
+    executor, all else by torch.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
+    metered = _MeteredLoss(loss, meter, stages[-1].end_layer - 1)
+    holders = holders_of(stages, replicas, world_size)
+    if flows(schedule) or any(len(ranks) > 1 for ranks in holders):
+        stacks = {
+            number: _stack(layers, stage, meter, seed, device)
+            for number, stage in enumerate(stages)
+            if rank in holders[number]
+        }
+
+        def one_step(name: str) -> Schedule:
+            return schedule_of(name, ranks=world_size, microbatches=microbatches, replicas=replicas)
+
+        if not flows(schedule):
+            return ExecutedPipeline(
+                one_step(schedule), rank=rank, stacks=stacks, meter=meter, loss=metered, device=device
+            )
+        counts = {"ranks": world_size, "microbatches": microbatches}
+        return FlowingPipeline(
+            one_step("1F1B"),
+            lambda steps: schedule_of_run(schedule, **counts, steps=steps, replicas=replicas),
+            rank=rank,
+            stacks=stacks,
+            meter=meter,
+            loss=metered,
+            device=device,
+        )
     if world_size == 1:
         stack = LayerStack([layers[index] for index in layers.indices()], meter, seed, device)
         stack.train()
@@ -206,14 +236,12 @@ def build_pipeline(
     for number, stage in enumerate(stages):
         if stage.rank == rank:
             held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
-            stack = LayerStack(held, meter, seed, device)
-            stack.train()
+            stack = _stack(layers, stage, meter, seed, device)
             made = _stage_class(stack, number, len(stages), device, group=group)
             made.meter, made.last_layer = meter, stack.indices[-1]
             made.weight_shares = _weight_shares(held)
             made.stack = stack
             mine.append(made)
-    metered = _MeteredLoss(loss, meter, stages[-1].end_layer - 1)
     if schedule in _SINGLE_STAGE:
         from torch.distributed import pipelining
 
@@ -228,6 +256,13 @@ def build_pipeline(
             {rank: [_Action.from_str(str(action)) for action in row] for rank, row in enumerate(plan.actions)}
         )
     return TorchPipeline(built, mine, microbatches)
+
+
+def _stack(layers: LayerSet, stage: Stage, meter: Meter, seed: int, device: torch.device) -> LayerStack:
+    held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
+    stack = LayerStack(held, meter, seed, device)
+    stack.train()
+    return stack
 
 
 def _weight_shares(held: list[Layer]) -> dict[int, float]:

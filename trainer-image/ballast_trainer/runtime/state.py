@@ -11,7 +11,7 @@ from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.layout import placement_of
+from ballast_trainer.runtime.layout import holders_of, placement_of
 from ballast_trainer.runtime.precision import LossScale
 from ballast_trainer.runtime.process_group import World
 from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
@@ -81,6 +81,7 @@ class Training:
             seed=self.config.training.seed,
             microbatches=self.microbatches,
             schedule=self.config.pipeline.schedule,
+            replicas=self.config.pipeline.replicas,
             device=self.device,
         )
         self.meter.start_step(self.step)
@@ -94,8 +95,12 @@ class Training:
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of the next step: this replica's microbatches of them."""
+        return self.batch_of(self.step)
+
+    def batch_of(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of ``step``: this replica's microbatches of them."""
         size = self.config.pipeline.global_batch_size
-        inputs, targets = self.model.batch(self.config.training.seed, self.step, size)
+        inputs, targets = self.model.batch(self.config.training.seed, step, size)
         share = size // self.world.data.size
         mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
         return inputs[mine].to(self.device), targets[mine].to(self.device)
@@ -103,14 +108,35 @@ class Training:
     def placement(self, ranks: int) -> tuple[int, ...]:
         """The pipeline position of each stage, were there ``ranks`` ranks over all axes of the mesh."""
         schedule, positions = self.config.pipeline.schedule, self.world.mesh.positions(ranks)
-        return placement_of(schedule, ranks=positions, microbatches=self.microbatches)
+        replicas = self.config.pipeline.replicas
+        return placement_of(schedule, ranks=positions, microbatches=self.microbatches, replicas=replicas)
+
+    @property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """By stage, the pipeline positions that hold it: several where it has replicas of its own."""
+        return holders_of(self.stages, self.config.pipeline.replicas, self.world.positions)
+
+    @property
+    def copies(self) -> int:
+        """How many positions hold the layers that this one holds."""
+        return max(len(holders) for holders in self.holders if self.world.position in holders)
+
+    def held_layers(self) -> list[int]:
+        """The layers that this rank is to hold."""
+        return [
+            layer
+            for stage, holders in zip(self.stages, self.holders, strict=True)
+            if self.world.position in holders
+            for layer in range(stage.first_layer, stage.end_layer)
+        ]
 
     def rank_loads(self, costs: LayerCosts) -> list[float]:
         """Seconds per step of each pipeline position under the partition in force."""
         total = costs.total
         loads = [0.0] * self.world.positions
-        for stage in self.stages:
-            loads[stage.rank] += sum(total[stage.first_layer : stage.end_layer])
+        for stage, holders in zip(self.stages, self.holders, strict=True):
+            for position in holders:
+                loads[position] += sum(total[stage.first_layer : stage.end_layer]) / len(holders)
         return loads
 
 

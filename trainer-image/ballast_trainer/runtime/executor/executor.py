@@ -98,7 +98,6 @@ class Executor:
         if order.schedule.weights is not WeightRule.FLUSH:
             for stage, stack in self._stacks.items():
                 self._versions[stage] = WeightVersions(stack.stack, self._uses(stage, 0))
-        self._admit()
 
     def _uses(self, stage: int, first_microbatch: int) -> list[int]:
         return [
@@ -134,6 +133,7 @@ class Executor:
         Returns:
             That step's mean loss on the rank of the last stage (its replica's part of it); else None.
         """
+        self._admit()
         end = self._order.ends[self._step]
         while self._place < end:
             action = self._order.actions[self._place]
@@ -143,8 +143,6 @@ class Executor:
         self._chunks.pop(self._step, None)
         losses = self._losses.pop(self._step, None)
         self._step += 1
-        if not self.ended:
-            self._admit()
         if losses is None:
             return None
         return float(torch.stack(losses).sum()) / self._order.microbatches

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ballast_policies.planning.schedules import Schedule
+from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
 from ballast_trainer.models.protocol import Batch
 from ballast_trainer.runtime.executor.boundaries import Boundary, agree_on_boundaries
@@ -129,7 +129,7 @@ class FlowingPipeline(ExecutedPipeline):
         """
         super().__init__(flush, rank=rank, stacks=stacks, meter=meter, loss=loss, device=device)
         self._schedule_of_run, self._rank = schedule_of_run, rank
-        self._orders: dict[int, RankOrder] = {}
+        self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
 
     def begin(self, first_step: int, steps: int, *, batch: Callable[[int], Batch], learn: Learn) -> Executor:
         """Start a run of ``steps`` steps; the caller advances it to its end and finishes it.
@@ -139,12 +139,33 @@ class FlowingPipeline(ExecutedPipeline):
             steps: how many.
             batch: inputs and targets of a step.
             learn: called for each update, with the sum of this rank's gradients in the parameters.
+
+        Raises:
+            ConfigurationError: the counts do not suit the schedule.
         """
         if steps not in self._orders:
-            self._orders[steps] = RankOrder(self._schedule_of_run(steps), self._rank, steps)
+            order = RankOrder(self._schedule_of_run(steps), self._rank, steps)
+            self._orders[steps] = order, validate(order.schedule)
         executor = self._executor(batch, learn)
-        executor.begin(self._orders[steps], first_step)
+        executor.begin(self._orders[steps][0], first_step)
         return executor
+
+    def check(self, counted: Counted, steps: int) -> None:
+        """Hold what was counted in a run of ``steps`` against what its schedule says.
+
+        Raises:
+            ScheduleError: more versions or microbatches were held than planned for.
+        """
+        facts = self._orders[steps][1]
+        for name, found, planned in (
+            ("microbatches in flight", counted.in_flight, facts.stage_in_flight),
+            ("versions of its weights", counted.versions, facts.versions_held),
+        ):
+            for stage, count in found.items():
+                if count > planned[stage]:
+                    raise ScheduleError(
+                        f"stage {stage} held {count} {name}, the schedule says {planned[stage]}"
+                    )
 
     def sum_over_replicas(self, stage: int) -> None:
         """Sum the gradients of a stage over its replicas; collective over them."""
@@ -153,7 +174,4 @@ class FlowingPipeline(ExecutedPipeline):
 
     def lead(self, steps: int) -> int:
         """How many steps past the one that it finishes a rank may have begun, in a run of ``steps``."""
-        return self._orders[steps].lead
-
-
-__all__ = ["Counted", "ExecutedPipeline", "FlowingPipeline"]
+        return self._orders[steps][0].lead

@@ -1,0 +1,60 @@
+"""What a configuration cannot ask for with replicas of stages, or of a schedule without a flush."""
+
+from ballast_policies.planning.schedules import REPLICATED
+
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.runtime.layout import flows, used_replicas
+
+
+def check_execution(config: TrainerConfig) -> None:
+    """Refuse what would not be what it says.
+
+    Raises:
+        ConfigurationError: naming the field, the reason and what to change.
+    """
+    schedule = config.pipeline.schedule
+    if flows(schedule):
+        _check_flow(config, f"{schedule} lets stages learn on their own, without a flush")
+    if used_replicas(config.pipeline.replicas):
+        _check_replicas(config)
+
+
+def _check_flow(config: TrainerConfig, why: str) -> None:
+    if config.training.clip_norm is not None:
+        raise ConfigurationError(
+            "training.clipNorm",
+            f"{config.training.clip_norm}: {why}, and none of them ever knows the norm over all. "
+            "To fix: clipNorm: null, or a schedule with a flush, e.g. 1F1B",
+        )
+    if config.training.precision == "fp16":
+        raise ConfigurationError(
+            "training.precision",
+            f"'fp16': {why}, and no step can be taken back on all of them when one overflows. "
+            "To fix: bf16 or fp32",
+        )
+    _one_column(config, f"{config.pipeline.schedule} runs on one line of ranks")
+
+
+def _check_replicas(config: TrainerConfig) -> None:
+    replicas, schedule = list(config.pipeline.replicas), config.pipeline.schedule
+    if schedule not in REPLICATED:
+        raise ConfigurationError(
+            "pipeline.replicas",
+            f"{schedule} knows no replicas of a stage. To fix: schedule: one of {', '.join(REPLICATED)}",
+        )
+    if config.repack.enabled:
+        raise ConfigurationError(
+            "repack.enabled",
+            f"replicas {replicas} fix the ranks at {sum(replicas)}. To fix: repack.enabled: false",
+        )
+    _one_column(config, f"replicas {replicas} are chosen stage by stage")
+
+
+def _one_column(config: TrainerConfig, why: str) -> None:
+    parallelism = config.parallelism
+    if parallelism.data * parallelism.tensor > 1:
+        raise ConfigurationError(
+            "parallelism",
+            f"data {parallelism.data} x tensor {parallelism.tensor}: {why}. To fix: data: 1, tensor: 1",
+        )

@@ -1,0 +1,187 @@
+"""Trains with a schedule without a flush: steps flow into one another until the pipeline is drained.
+
+A step is the microbatches of a batch, as elsewhere, but a rank goes on to the next one while the
+others still compute.  After its part of a step a rank adds its figures to a sum over all ranks that
+it looks at one step later, so nobody waits for anybody.  The pipeline drains where all ranks must
+stand at one step: before layers move or change, for a checkpoint, when told to stop.  Those known
+from the configuration drain whether anything happens there or not, so that the weights do not
+depend on what was measured.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.runtime.executor.executor import Counted
+from ballast_trainer.runtime.executor.pipelines import FlowingPipeline
+from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.runtime.state import Training
+
+LONGEST_RUN = 128
+"""Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""
+
+Agreed = TypeVar("Agreed")
+
+
+def next_drain(config: TrainerConfig, step: int) -> int:
+    """The step before which the pipeline that starts at ``step`` must be empty."""
+    ends = [config.total_steps, step + LONGEST_RUN]
+    intervals = []
+    if config.rebalance.enabled:
+        intervals.append(config.rebalance.every_steps)
+    if config.repack.enabled:
+        intervals.append(config.repack.every_steps)
+    if config.checkpoint.path is not None:
+        intervals.append(config.checkpoint.every_steps)
+    ends += [(step // interval + 1) * interval for interval in intervals]
+    for change in map(ChangeSteps.of, config.dynamics):
+        ends += [later for later in range(step + 1, min(ends)) if change.acts_at(later)][:1]
+    return min(ends)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """A rank's own end of a step.
+
+    Attributes:
+        measured: whether its seconds were told apart by layer.
+        seconds: since the end of the one before.
+    """
+
+    measured: bool
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum over all ranks on its way."""
+
+    tensor: torch.Tensor
+    work: Any
+    done: StepDone
+
+    def wait(self) -> list[float]:
+        if self.work is not None:
+            self.work.wait()
+        values: list[float] = self.tensor.tolist()
+        return values
+
+
+class Flow(Generic[Agreed]):
+    """Runs of steps between two drains."""
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        figures: Callable[[float | None], list[float]],
+        agree: Callable[[list[float], StepDone], Agreed],
+        must_drain: Callable[[Agreed], bool],
+        event: Callable[..., None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            training: the job.
+            figures: what this rank tells the others after its part of a step, given its loss.
+            agree: counts a step as done, given the sum of all ranks' figures.
+            must_drain: whether what was agreed on needs all ranks at one step.
+            event: prints that the pipeline has drained.
+        """
+        self._training = training
+        self._figures, self._agree = figures, agree
+        self._must_drain, self._event = must_drain, event
+
+    def until_drained(self) -> list[Agreed]:
+        """Train from the step in force to the next drain; what was agreed on after each step.
+
+        Raises:
+            TrainerError: a stage's gradients are not finite.
+            ScheduleError: more was held than the schedule says.
+        """
+        training, pipeline = self._training, self._pipeline
+        first = training.step
+        steps = next_drain(training.config, first) - first
+        executor = pipeline.begin(first, steps, batch=training.batch_of, learn=self._learn)
+        lead = pipeline.lead(steps)
+        agreed: list[Agreed] = []
+        sums: deque[_Sum] = deque()
+        began = time.perf_counter()
+        for step in range(steps):
+            if executor.ended:
+                break
+            measured = training.profile.wants(first + step)
+            training.meter.start_step(first + step, by_layer=measured)
+            training.meter.optimizer = [0.0] * training.meter.layer_count
+            loss = executor.advance()
+            now = time.perf_counter()
+            sums.append(self._begin_sum(loss, StepDone(measured=measured, seconds=now - began)))
+            began = now
+            if len(sums) > 1:
+                agreed.append(self._settle(sums.popleft()))
+                if self._must_drain(agreed[-1]):
+                    executor.end_after(step + lead)
+        while sums:
+            agreed.append(self._settle(sums.popleft()))
+        counted = executor.finish()
+        pipeline.check(counted, steps)
+        self._say(counted)
+        return agreed
+
+    @property
+    def _pipeline(self) -> FlowingPipeline:
+        pipeline = self._training.pipeline
+        assert isinstance(pipeline, FlowingPipeline)
+        return pipeline
+
+    def _begin_sum(self, loss: float | None, done: StepDone) -> _Sum:
+        training = self._training
+        tensor = torch.tensor(self._figures(loss), dtype=torch.float64, device=training.device)
+        work = dist.all_reduce(tensor, async_op=True) if training.world.size > 1 else None
+        return _Sum(tensor, work, done)
+
+    def _settle(self, summed: _Sum) -> Agreed:
+        return self._agree(summed.wait(), summed.done)
+
+    def _learn(self, stage: int, *, step: int, microbatches: int) -> None:
+        training, meter = self._training, self._training.meter
+        self._pipeline.sum_over_replicas(stage)
+        gradients = [p.grad for p in training.layers.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_div_(gradients, float(microbatches))
+        for dynamic in training.dynamics:
+            dynamic.after_backward(training.layers)
+        norm = squared_gradient_norm(training.layers)
+        # Of this stage alone: what is not finite must not reach its weights.
+        training.loss_scale.step_is_sound(norm, step=step)
+        so_far = meter.optimizer
+        optimizer_step(
+            training.layers,
+            training.config.training,
+            meter,
+            step=step,
+            total_steps=training.config.total_steps,
+            squared_norm=norm,
+        )
+        meter.optimizer = [a + b for a, b in zip(so_far, meter.optimizer, strict=True)]
+        for dynamic in training.dynamics:
+            dynamic.after_optimizer(training.layers)
+
+    def _say(self, counted: Counted) -> None:
+        in_flight: dict[int, int] = {}
+        versions: dict[int, int] = {}
+        for part in self._training.world.gather(counted):
+            in_flight.update(part.in_flight)
+            versions.update(part.versions)
+        self._event(
+            "drain",
+            versions_held=[versions[stage] for stage in sorted(versions)],
+            in_flight=[in_flight[stage] for stage in sorted(in_flight)],
+        )
