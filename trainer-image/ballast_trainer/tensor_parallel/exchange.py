@@ -4,41 +4,58 @@ The input is whole on every rank, and so is the sum of what the ranks make of it
 works on its part alone.  So a pair costs one all-reduce forward and one backward.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ballast_trainer.runtime.axis import Axis
 
 
+class Rider(Protocol):
+    """Numbers that travel on the backward's all-reduce."""
+
+    def load(self) -> torch.Tensor | None:
+        """What this rank puts in, flat; None where there is nothing yet, on all ranks alike."""
+
+    def unload(self, summed: torch.Tensor) -> None:
+        """The sum over the ranks."""
+
+
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
+    def forward(ctx: Any, value: torch.Tensor, axis: Axis, rider: Rider | None) -> torch.Tensor:
+        ctx.axis, ctx.rider = axis, rider
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        summed = gradient.contiguous().clone()
-        return ctx.axis.all_reduce(summed), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        extra = ctx.rider.load() if ctx.rider is not None else None
+        if extra is None:
+            return ctx.axis.all_reduce(gradient.contiguous().clone()), None, None
+        both = torch.cat([gradient.reshape(-1).to(extra.dtype), extra])
+        ctx.axis.all_reduce(both)
+        ctx.rider.unload(both[gradient.numel() :])
+        return both[: gradient.numel()].view_as(gradient).to(gradient.dtype), None, None
 
 
 class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, axis: Axis) -> torch.Tensor:
-        summed = partial.contiguous().clone()
-        return axis.all_reduce(summed)
+        return axis.all_reduce(partial.contiguous().clone())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
 
 
-def spread(value: torch.Tensor, axis: Axis) -> torch.Tensor:
+def spread(value: torch.Tensor, axis: Axis, rider: Rider | None = None) -> torch.Tensor:
     """The input of a pair, whole on every rank; its gradient is the sum over the ranks (f)."""
     if axis.size == 1:
         return value
-    out: torch.Tensor = _Spread.apply(value, axis)
+    if rider is not None and torch.is_grad_enabled() and not value.requires_grad:
+        # Above frozen layers nobody asks for the input's gradient, and nothing would travel back.
+        value = value.detach().requires_grad_()
+    out: torch.Tensor = _Spread.apply(value, axis, rider)
     return out
 
 

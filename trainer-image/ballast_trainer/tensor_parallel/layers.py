@@ -6,6 +6,7 @@ saves nothing.
 """
 
 import functools
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,63 +14,106 @@ from torch.nn import functional
 
 from ballast_trainer.models.gpt import Attention, Block, Mlp
 from ballast_trainer.runtime.axis import Axis
-from ballast_trainer.tensor_parallel.exchange import collect, spread
 from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear
+from ballast_trainer.tensor_parallel.pair import ParallelPair, Units
 
 
-class ParallelMlp(nn.Module):
-    """This rank's inner units of two linear maps with a non-linearity between."""
+class ParallelMlp(ParallelPair):
+    """This rank's inner units of two linear maps with a GELU between."""
 
-    def __init__(self, up: nn.Linear, down: nn.Linear, axis: Axis) -> None:
-        super().__init__()
-        self.axis = axis
-        self.up = ColumnLinear(up, axis)
-        self.down = RowLinear(down, axis)
+    def __init__(self, whole: Mlp, axis: Axis) -> None:
+        up, down = ColumnLinear(whole.up, axis), RowLinear(whole.down, axis)
+        super().__init__(axis, units=up.weight.shape[0])
+        self.up, self.down = up, down
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D], whole on every rank."""
-        value = spread(value, self.axis)
-        partial = self.down(functional.gelu(self.up(value)))
-        summed = collect(partial, self.axis)
-        return summed if self.down.bias is None else summed + self.down.bias
+    @property
+    def inner(self) -> ColumnLinear:
+        """The widening layer."""
+        return self.up
+
+    @property
+    def outer(self) -> RowLinear:
+        """The narrowing layer."""
+        return self.down
+
+    def units_at(self, first: int, count: int) -> Units:
+        """Views of the weights of some units."""
+        rows = slice(first, first + count)
+        return Units(
+            first=self.axis.index * self.units + first,
+            count=count,
+            inner=self.up.weight[rows],
+            inner_bias=None if self.up.bias is None else self.up.bias[rows],
+            outer=self.down.weight[:, rows],
+        )
+
+    def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
+        """GELU."""
+        return functional.gelu(between)
 
 
-class ParallelAttention(nn.Module):
+class ParallelAttention(ParallelPair):
     """This rank's heads of causal self-attention."""
 
     def __init__(self, whole: Attention, axis: Axis) -> None:
-        super().__init__()
         if whole.heads % axis.size:
             raise ValueError(f"{whole.heads} heads do not divide over {axis.size} tensor ranks")
-        self.axis = axis
-        self.all_heads = whole.heads
-        self.heads = whole.heads // axis.size
+        super().__init__(axis, units=whole.heads // axis.size)
+        self.heads = whole.heads
         self.dropout = whole.dropout
-        self.qkv = ColumnLinear(whole.qkv, axis, blocks=3)
-        self.out = RowLinear(whole.out, axis)
+        self.qkv, self.out = ColumnLinear(whole.qkv, axis, blocks=3), RowLinear(whole.out, axis)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, S, D] -> [B, S, D], whole on every rank."""
-        hidden = spread(hidden, self.axis)
-        size, length, _ = hidden.shape
-        q, k, v = self.qkv(hidden).view(size, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        first = self.axis.index * self.heads
-        mixed = self._attend(q, k, v, range(first, first + self.heads))
-        partial = self.out(mixed.transpose(1, 2).reshape(size, length, -1))
-        summed = collect(partial, self.axis)
-        return summed if self.out.bias is None else summed + self.out.bias
+    @property
+    def inner(self) -> ColumnLinear:
+        """Query, key and value in one."""
+        return self.qkv
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: range) -> torch.Tensor:
+    @property
+    def outer(self) -> RowLinear:
+        """The output projection."""
+        return self.out
+
+    def units_at(self, first: int, count: int) -> Units:
+        """The weights of some heads, query, key and value of them one after the other."""
+        weight: torch.Tensor = self.qkv.weight
+        bias: torch.Tensor | None = self.qkv.bias
+        if count < self.units:
+            blocks = (3, self.units, -1)
+            weight = weight.view(*blocks, weight.shape[1])[:, first : first + count].flatten(0, 2)
+            bias = None if bias is None else bias.view(*blocks)[:, first : first + count].flatten()
+        width = self.out.weight.shape[1] // self.units
+        return Units(
+            first=self.axis.index * self.units + first,
+            count=count,
+            inner=weight,
+            inner_bias=bias,
+            outer=self.out.weight[:, first * width : (first + count) * width],
+        )
+
+    def draw(self, value: torch.Tensor) -> torch.Tensor | None:
+        """Dropout of the attention of all heads, [B, H, S, S]: 0 or 1 / (1 - p).
+
+        Each rank draws for all heads and uses its own.  So the masks, and every later draw of the
+        layer, are those of the whole model in one process on the CPU.
+        """
         if not (self.training and self.dropout > 0):
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        # Dropout draws for all heads and uses its own: then masks, and every later draw of the layer,
-        # are those of the whole model in one process on the CPU.
-        size, _, length, width = q.shape
-        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        scores = (q @ k.transpose(-1, -2) * width**-0.5).masked_fill(later, -torch.inf)
-        kept = torch.empty(size, self.all_heads, length, length, device=q.device, dtype=q.dtype)
-        kept = kept.bernoulli_(1 - self.dropout)[:, heads.start : heads.stop] / (1 - self.dropout)
-        return (scores.softmax(-1) * kept) @ v
+            return None
+        size, length, _ = value.shape
+        kept = torch.empty(size, self.heads, length, length, device=value.device)
+        return kept.bernoulli_(1 - self.dropout).div_(1 - self.dropout)
+
+    def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
+        """Attention of the heads: [B, S, 3 x heads x width] -> [B, S, heads x width]."""
+        size, length, _ = between.shape
+        q, k, v = between.view(size, length, 3, units.count, -1).permute(2, 0, 3, 1, 4)
+        if drawn is None:
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
+            kept = drawn[:, units.first : units.first + units.count].to(q.dtype)
+            mixed = (scores.softmax(-1) * kept) @ v
+        return mixed.transpose(1, 2).reshape(size, length, -1)
 
 
 @functools.singledispatch
@@ -82,7 +126,7 @@ def split_layer_type(module: nn.Module, axis: Axis) -> nn.Module:
 def _split_block(module: Block, axis: Axis) -> nn.Module:
     assert isinstance(module.attention, Attention) and isinstance(module.mlp, Mlp)
     module.attention = ParallelAttention(module.attention, axis)
-    module.mlp = ParallelMlp(module.mlp.up, module.mlp.down, axis)
+    module.mlp = ParallelMlp(module.mlp, axis)
     return module
 
 

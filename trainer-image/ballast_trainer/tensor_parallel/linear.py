@@ -1,4 +1,4 @@
-"""Linear layers cut over the ranks of a tensor group: by output columns, and by input rows.
+"""Linear layers cut over the ranks of a tensor group: by output features, and by input features.
 
 Both take over a whole ``nn.Linear`` and keep this rank's part, so that any number of ranks starts
 with the same model.
@@ -6,14 +6,16 @@ with the same model.
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.tensor_parallel.slicing import SlicedModule, Slicing
 
 
 class SlicedLinear(SlicedModule):
-    """A part of a linear layer; the product alone, communication is the pair's."""
+    """A part of a linear layer; the products and the communication are the pair's."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(self, whole: nn.Linear, axis: Axis, slicings: dict[str, Slicing]) -> None:
         super().__init__()
@@ -23,8 +25,6 @@ class SlicedLinear(SlicedModule):
             if name in slicings:
                 held = slicings[name].part(held, axis.index, axis.size)
             setattr(self, name, nn.Parameter(held.clone(), requires_grad=parameter.requires_grad))
-        self.weight: nn.Parameter
-        self.bias: nn.Parameter | None
         if whole.bias is None:
             self.bias = None
 
@@ -46,10 +46,6 @@ class ColumnLinear(SlicedLinear):
         slicing = Slicing(dim=0, blocks=blocks)
         super().__init__(whole, axis, {"weight": slicing, "bias": slicing})
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out / t]."""
-        return functional.linear(value, self.weight, self.bias)
-
 
 class RowLinear(SlicedLinear):
     """Each rank takes some of the input features: weight [out, in / t]; the bias is whole, added once."""
@@ -62,6 +58,7 @@ class RowLinear(SlicedLinear):
         """
         super().__init__(whole, axis, {"weight": Slicing(dim=1)})
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """[..., in / t] -> partial sums [..., out], without the bias."""
-        return functional.linear(value, self.weight)
+
+def add_bias(summed: torch.Tensor, linear: RowLinear) -> torch.Tensor:
+    """The bias of a row-cut layer, after the ranks' parts are summed."""
+    return summed if linear.bias is None else summed + linear.bias

@@ -1,0 +1,53 @@
+"""Seconds that a rank spends in the matrix products of its tensor-parallel layers: M of equation 1."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+from ballast_trainer.emulation import EmulatedSpeed
+
+
+class ProductClock:
+    """Adds up the seconds of products, forward and backward.
+
+    Attributes:
+        running: whether products are timed; off where nobody asks.
+        seconds: of the step so far, multiplied by the emulated slow-down.
+    """
+
+    def __init__(self, device: torch.device, speed: EmulatedSpeed | None = None) -> None:
+        """Prepare.
+
+        Args:
+            device: where products run; a GPU is synchronised around each while the clock runs.
+            speed: the slower device that is emulated: each product is padded to its time there, so that
+                the other ranks wait for it where they would.
+        """
+        self.running = speed is not None
+        self.seconds = 0.0
+        self._device = device
+        self._speed = speed
+        one_thread = device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if one_thread else time.perf_counter
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock()
+
+    @contextlib.contextmanager
+    def product(self) -> Iterator[None]:
+        """Around a product."""
+        if not self.running:
+            yield
+            return
+        wall, began = time.perf_counter(), self._now()
+        yield
+        spent = self._now() - began
+        if self._speed is None:
+            self.seconds += spent
+        else:
+            self.seconds += self._speed.factor * spent
+            self._speed.pad(wall, spent)

@@ -1,0 +1,112 @@
+"""A pair of products over a tensor group: one all-reduce forward, one backward, whatever each rank computes.
+
+Between the two products lie independent units (the inner units of an MLP, the heads of an attention),
+an equal number on each rank.  For a while a rank may leave out contraction columns of its products
+(:mod:`~ballast_trainer.tensor_parallel.product`) or hand its last units to other ranks
+(:mod:`~ballast_trainer.tensor_parallel.migration`): what helpers compute is added to their own partial
+sums, and reaches everybody by the all-reduce that happens anyway.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.clock import ProductClock
+from ballast_trainer.tensor_parallel.exchange import Rider, collect, spread
+from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear, add_bias
+from ballast_trainer.tensor_parallel.product import Lineage, product
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """Weights of some units of a pair, as one rank computes with them.
+
+    Attributes:
+        first: global number of the first unit.
+        count: how many.
+        inner, inner_bias: [rows, D] and [rows] or None, of the first product.
+        outer: [D, rows], of the second.
+    """
+
+    first: int
+    count: int
+    inner: torch.Tensor
+    inner_bias: torch.Tensor | None
+    outer: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The weights there are."""
+        return [tensor for tensor in (self.inner, self.inner_bias, self.outer) if tensor is not None]
+
+
+class ParallelPair(nn.Module):
+    """Two sliced linear layers with independent units between.
+
+    Attributes:
+        units: of this rank.
+        handed_over: how many of its last units others compute, this step.
+        helped: units of other ranks that this rank computes, this step.
+        rider: carries the gradients of units handed over, on the backward all-reduce.
+        lineages: contraction columns left out this step, by ``inner`` and ``outer``.
+        clock: times the products.
+    """
+
+    def __init__(self, axis: Axis, *, units: int) -> None:
+        super().__init__()
+        self.axis = axis
+        self.units = units
+        self.handed_over = 0
+        self.helped: tuple[Units, ...] = ()
+        self.rider: Rider | None = None
+        self.lineages: dict[str, Lineage] = {}
+        self.clock = ProductClock(torch.device("cpu"))
+
+    @property
+    def inner(self) -> ColumnLinear:
+        """The first layer."""
+        raise NotImplementedError
+
+    @property
+    def outer(self) -> RowLinear:
+        """The second layer."""
+        raise NotImplementedError
+
+    def units_at(self, first: int, count: int) -> Units:
+        """Views of the weights of this rank's units ``first`` to ``first + count``."""
+        raise NotImplementedError
+
+    def draw(self, value: torch.Tensor) -> Any:
+        """Random numbers of a forward, the same on every rank whoever computes which unit."""
+        return None
+
+    def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:
+        """From the first product's output to the second's input: [..., rows] of the units."""
+        raise NotImplementedError
+
+    def _partial(
+        self, value: torch.Tensor, units: Units, drawn: Any, lineages: dict[str, Lineage]
+    ) -> torch.Tensor:
+        between = product(
+            value, units.inner, units.inner_bias, lineage=lineages.get("inner"), clock=self.clock
+        )
+        mixed = self.mix(between, units, drawn)
+        return product(mixed, units.outer, None, lineage=lineages.get("outer"), clock=self.clock)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D], whole on every rank."""
+        value = spread(value, self.axis, self.rider)
+        drawn = self.draw(value)
+        own = self.units_at(0, self.units - self.handed_over)
+        partial = self._partial(value, own, drawn, self.lineages)
+        for units in self.helped:
+            partial = partial + self._partial(value, units, drawn, {})
+        return add_bias(collect(partial, self.axis), self.outer)
+
+
+def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:
+    """The pairs inside of layers, in the order of their definition: the same on every rank of the group."""
+    return [child for module in modules for child in module.modules() if isinstance(child, ParallelPair)]

@@ -1,0 +1,125 @@
+"""A matrix product that can be made smaller for a while: ZERO-resizing (section III-A).
+
+Columns of the contraction are left out of input and weight; the output keeps its shape.  Backward, the
+gradients of the columns left out are imputed, so that the input's and the weight's gradient keep theirs:
+
+    Y = X[:, K] W[:, K]^T      dX[:, K] = dY W[:, K]      dW[:, K] = dY^T X[:, K]
+
+with K the kept columns.  Each of the three products takes |K| / L of its arithmetic.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ballast_trainer.tensor_parallel.clock import ProductClock
+
+IMPUTATIONS = ("zero", "average", "same")
+"""What stands for a gradient that was not computed: zero, the mean of those that were in the same row,
+or the last one that was (the most memory)."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Lineage:
+    """Which columns of a layer's matrix are computed, kept from the forward to the backward.
+
+    Attributes:
+        layer, matrix: names, for messages.
+        columns: L, length of the contraction.
+        kept: ascending indices of the columns computed, int64.
+        imputation: one of :data:`IMPUTATIONS`.
+        last: the gradients imputed last, by ``input`` and ``weight``; filled for ``same`` alone.
+    """
+
+    layer: str
+    matrix: str
+    columns: int
+    kept: torch.Tensor
+    imputation: str = "zero"
+    last: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def select(self, matrix: torch.Tensor) -> torch.Tensor:
+        """[..., L] -> [..., |K|]: the kept columns."""
+        return matrix.index_select(-1, self.kept)
+
+    def restore(self, pruned: torch.Tensor, of: str) -> torch.Tensor:
+        """[..., |K|] -> [..., L]: the columns back in their places, the others imputed.
+
+        Args:
+            pruned: the gradient that was computed.
+            of: ``input`` or ``weight``.
+        """
+        shape = (*pruned.shape[:-1], self.columns)
+        if self.imputation == "average":
+            full = pruned.mean(-1, keepdim=True).expand(shape).contiguous()
+        elif self.imputation == "same" and of in self.last and self.last[of].shape == shape:
+            full = self.last[of].to(pruned.dtype, copy=True)
+        else:
+            full = pruned.new_zeros(shape)
+        full.index_copy_(-1, self.kept, pruned)
+        if self.imputation == "same":
+            self.last[of] = full.detach().clone()
+        return full
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        lineage: Lineage | None,
+        clock: ProductClock,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(value, weight)
+        ctx.lineage, ctx.clock, ctx.has_bias = lineage, clock, bias is not None
+        kind = value.device.type
+        ctx.autocast = torch.autocast(
+            kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
+        )
+        with clock.product():
+            if lineage is None:
+                return functional.linear(value, weight, bias)
+            return functional.linear(lineage.select(value), lineage.select(weight), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        value, weight = ctx.saved_tensors
+        lineage: Lineage | None = ctx.lineage
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        of_input = of_weight = of_bias = None
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        with ctx.autocast, ctx.clock.product():
+            if needs_input:
+                of_input = gradient.matmul(weight if lineage is None else lineage.select(weight))
+                if lineage is not None:
+                    of_input = lineage.restore(of_input, "input")
+            if needs_weight:
+                inputs = value if lineage is None else lineage.select(value)
+                of_weight = rows.t().mm(inputs.reshape(-1, inputs.shape[-1]))
+                if lineage is not None:
+                    of_weight = lineage.restore(of_weight, "weight")
+            if ctx.has_bias and needs_bias:
+                of_bias = rows.sum(0)
+        return of_input, of_weight, of_bias, None, None
+
+
+def product(
+    value: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    lineage: Lineage | None,
+    clock: ProductClock,
+) -> torch.Tensor:
+    """``value`` [..., L] times ``weight`` [out, L] transposed, plus ``bias``; smaller with a lineage.
+
+    Without one the result and the gradients are those of ``functional.linear``, bit for bit.
+    """
+    if lineage is None and not clock.running:
+        return functional.linear(value, weight, bias)
+    out: torch.Tensor = _Product.apply(value, weight, bias, lineage, clock)
+    return out
