@@ -10,12 +10,13 @@ from ballast_trainer.testing import Gang
 
 @pytest.fixture
 def gang(tmp_path):
-    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``."""
+    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``; ``folder`` is where the file lies."""
     started = []
     numbers = itertools.count()
 
-    def start(config, *, ranks, options=()):
-        made = Gang.run(tmp_path / f"gang-{next(numbers)}", config, ranks=ranks, options=options)
+    def start(config, *, ranks, options=(), folder=None):
+        folder = folder or tmp_path / f"gang-{next(numbers)}"
+        made = Gang.run(folder, config, ranks=ranks, options=options)
         started.append(made)
         return made
 

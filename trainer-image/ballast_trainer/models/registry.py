@@ -65,6 +65,9 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             model = builder(**arguments)
+    except ImportError as error:
+        reason = f"{config.name!r} needs what is not installed: {error}"
+        raise ConfigurationError("model.name", reason) from error
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             "model.args", f"{dict(config.args)} do not fit {config.name!r}: {error}"

@@ -14,6 +14,12 @@ from torch.utils.checkpoint import checkpoint
 from ballast_trainer.config import TrainingConfig
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
+from ballast_trainer.runtime.optimizer_state import (
+    as_tensors,
+    from_tensor,
+    group_settings,
+    refuse_state_in_groups,
+)
 from ballast_trainer.runtime.precision import computing_in
 from ballast_trainer.runtime.profile import Meter
 from ballast_trainer.runtime.seeding import mixed_key, seed_build, seed_layer
@@ -45,16 +51,24 @@ class Layer:
 
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
         parameters = list(self.module.parameters())
-        return _make_optimizer(parameters, self.config) if parameters else None
+        if not parameters:
+            return None
+        optimizer = _make_optimizer(parameters, self.config)
+        self._group_settings = group_settings(optimizer)
+        return optimizer
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All tensors of the layer; module tensors are the live ones, not copies."""
+        """All tensors of the layer; module tensors are the live ones, not copies.
+
+        Raises:
+            TrainerError: the optimizer keeps state that cannot travel.
+        """
         tensors = {MODULE + name: value for name, value in self.module.state_dict().items()}
         if self.optimizer is not None:
+            refuse_state_in_groups(self.optimizer, self._group_settings)
             for name, parameter in self.module.named_parameters():
-                for key, value in self.optimizer.state.get(parameter, {}).items():
-                    if isinstance(value, torch.Tensor):
-                        tensors[f"{OPTIMIZER}{name}.{key}"] = value
+                kept = as_tensors(self.optimizer, self.optimizer.state.get(parameter, {}))
+                tensors |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
         return tensors
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -73,9 +87,9 @@ class Layer:
         for name, value in tensors.items():
             if name.startswith(OPTIMIZER):
                 parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
-                # AdamW counts its steps on the CPU; moments live with their parameter.
-                device = value.device if value.dim() == 0 else parameters[parameter].device
-                self.optimizer.state[parameters[parameter]][key] = value.to(device, copy=True)
+                held = parameters[parameter]
+                plain, restored = from_tensor(key, value, held.device)
+                self.optimizer.state[held][plain] = restored
 
     def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:
         """Let the optimizer go on with ``new`` in place of ``old``, which may be the same.

@@ -1,0 +1,410 @@
+"""Models, optimizers and data that users bring: one curve and one data order, whatever the ranks do."""
+
+import dataclasses
+import itertools
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from ballast_policies.contract import Ack, Stage
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.config import DataConfig, ModelConfig, TrainingConfig
+from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from
+from ballast_trainer.errors import ConfigurationError, TrainerError
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.testing import eventually
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+EXAMPLE = Path(__file__).parents[2] / "examples/trainer/hugging_face_decoder"
+CPU = torch.device("cpu")
+
+USERS_MODULE = '''
+import json, os, zlib
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ballast_trainer.models.protocol import Model
+
+
+def regression(*, layers=6, width=16, dropout=0.1):
+    hidden = [
+        nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout)) for _ in range(layers - 1)
+    ]
+    return Model.from_layers([*hidden, nn.Linear(width, 1)], loss=nn.functional.mse_loss)
+
+
+class Recorded:
+    """A dataset that notes which samples this process has asked for, and when."""
+
+    def __init__(self, folder, width=16):
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(40, width, generator=generator)
+        self.log = Path(folder) / f"{os.getpid()}.log"
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        with self.log.open("a") as log:
+            log.write(f"{index}\\n")
+        return self.inputs[index], self.inputs[index].sum().reshape(1)
+
+
+def loader(size):
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(40, 16, generator=generator)
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    return DataLoader(data, batch_size=size, shuffle=True, drop_last=True)
+
+
+class CountingMomentum(torch.optim.Optimizer):
+    """Momentum that grows with a step count kept as a plain number."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+                momentum.mul_(1 - 1 / (1 + state["count"])).add_(parameter.grad)
+                parameter.sub_(momentum, alpha=group["lr"])
+
+
+class CountingInGroups(CountingMomentum):
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            group["rounds"] = group.get("rounds", 0) + 1
+'''
+
+
+@pytest.fixture
+def users_module(tmp_path, monkeypatch):
+    """A module of the user's beside the configurations of all gangs of the test."""
+    (tmp_path / "users_module.py").write_text(textwrap.dedent(USERS_MODULE))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def config(**fields):
+        return {
+            "totalSteps": 16,
+            "model": {"name": "users_module:regression"},
+            "data": {"name": "users_module:loader", "args": {"size": 8}},
+            "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+            "training": {"optimizer": "users_module:CountingMomentum", "learningRate": 0.05},
+            "rebalance": {"enabled": False},
+            **fields,
+        }
+
+    return config
+
+
+@pytest.fixture
+def run(gang, tmp_path):
+    """Start a gang whose configuration lies beside the user's module."""
+    numbers = iter(range(100))
+
+    def start(config, *, ranks, options=()):
+        folder = tmp_path / f"gang-{next(numbers)}"
+        folder.mkdir()
+        shutil.copy(tmp_path / "users_module.py", folder)
+        return gang(config, ranks=ranks, options=options, folder=folder)
+
+    return start
+
+
+def lopsided(channel, folder, running, cuts):
+    """Publish partitions of six layers over the ranks, each when the last is in force."""
+    eventually((folder / "ack.json").exists, "the ranks train", running.errors)
+    for epoch, bounds in enumerate(cuts, start=2):
+        stages = tuple(
+            Stage(rank=rank, first_layer=first, end_layer=end)
+            for rank, (first, end) in enumerate(itertools.pairwise(bounds))
+        )
+        channel.publish(dataclasses.replace(channel.read_plan(), epoch=epoch, stages=stages))
+        eventually(
+            lambda epoch=epoch: (
+                Ack.from_json((folder / "ack.json").read_text()).epoch >= epoch
+                or running.processes["rank-0"].exitcode is not None
+            ),
+            f"epoch {epoch} is in force",
+            running.errors,
+        )
+
+
+def assert_same(losses, reference):
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+@pytest.mark.processes
+def test_a_users_model_optimizer_and_loader_keep_the_curve_under_replans(run, users_module, tmp_path):
+    """Own layers, own optimizer with a plain number in its state, a shuffling DataLoader; layers move."""
+    config = users_module(totalSteps=60)
+    single = run(config, ranks=1, options=["--single-process"])
+    folder = tmp_path / "channel"
+    channel = DirectoryChannel(folder)
+    running = run(config, ranks=3, options=["--channel", str(folder)])
+    lopsided(channel, folder, running, [(0, 4, 5, 6), (0, 1, 2, 6), (0, 2, 5, 6)])
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    assert single.exit_codes() == {"rank-0": 0}, single.errors()
+    assert_same(running.losses(), single.losses())
+    assert single.losses()[60] < single.losses()[1]
+
+
+@pytest.mark.processes
+def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run, users_module, tmp_path):
+    """What every process asked for, in order, is what the step calls for: one rank, three ranks, resumed."""
+    width = 8
+
+    def config(name, **fields):
+        (tmp_path / name).mkdir(exist_ok=True)
+        args = {"folder": str(tmp_path / name)}
+        return users_module(data={"name": "users_module:Recorded", "args": args}, **fields)
+
+    def orders(name):
+        return [
+            [int(line) for line in log.read_text().split()] for log in sorted((tmp_path / name).glob("*.log"))
+        ]
+
+    saved = {"path": str(tmp_path / "saved"), "everySteps": 7}
+    folder = tmp_path / "channel"
+    running = run(config("three", totalSteps=40), ranks=3, options=["--channel", str(folder)])
+    lopsided(DirectoryChannel(folder), folder, running, [(0, 3, 4, 6)])
+    single = run(config("one", totalSteps=40), ranks=1)
+    first = run(config("first", totalSteps=7, checkpoint=saved), ranks=3)
+    for one in (running, single, first):
+        assert set(one.exit_codes().values()) == {0}, one.errors()
+    resumed = run(config("resumed", totalSteps=40, checkpoint=saved), ranks=2)
+    assert set(resumed.exit_codes().values()) == {0}, resumed.errors()
+
+    from users_module import Recorded
+
+    dataset = ShuffledDataset(Recorded(tmp_path))
+    expected = [dataset.indices(0, step, width) for step in range(40)]
+    for name, ranks, start in (("three", 3, 0), ("one", 1, 0), ("first", 3, 0), ("resumed", 2, 7)):
+        read = orders(name)
+        assert len(read) == ranks
+        end = 7 if name == "first" else 40
+        for order in read:
+            batches = [order[at : at + width] for at in range(0, len(order), width)]
+            # A pipeline that is built or rebuilt looks at its next batch once more.
+            seen = [
+                batch for batch, before in zip(batches, [None, *batches], strict=False) if batch != before
+            ]
+            assert seen == expected[start:end]
+    assert_same(running.losses(), single.losses())
+    assert_same({**first.losses(), **resumed.losses()}, single.losses())
+
+
+@pytest.mark.processes
+def test_state_that_cannot_travel_is_refused_in_words(run, users_module, tmp_path):
+    """An optimizer that counts in its parameter groups would lose the count with the layer."""
+    config = users_module(checkpoint={"path": str(tmp_path / "saved"), "everySteps": 2})
+    config["training"]["optimizer"] = "users_module:CountingInGroups"
+    running = run(config, ranks=1)
+    assert running.exit_codes() == {"rank-0": 1}
+    assert "keeps rounds in its parameter groups" in running.errors()
+
+
+@pytest.mark.processes
+def test_the_hugging_face_example_partitioned_learns_as_in_one_process(gang, tmp_path):
+    """The decoder's layers over three ranks: the losses of the whole model in one process."""
+    config = read_config(EXAMPLE / "decoder.yaml", ("totalSteps=8", "training.precision=fp32"))
+    config["model"]["args"]["num_hidden_layers"] = 4
+    runs = []
+    for ranks, options in ((3, ()), (1, ("--single-process",))):
+        folder = tmp_path / f"ranks-{ranks}"
+        shutil.copytree(EXAMPLE, folder)
+        runs.append(gang(config, ranks=ranks, options=options, folder=folder))
+    for one in runs:
+        assert set(one.exit_codes().values()) == {0}, one.errors()
+    assert_same(runs[0].losses(), runs[1].losses())
+    assert runs[1].losses()[8] < runs[1].losses()[1] - 0.5
+
+
+def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
+    """The layers one after the other give the logits of the whole module."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    from decoder import adapt
+    from small_decoder import SmallForCausalLM
+
+    whole = SmallForCausalLM(num_hidden_layers=3)
+    model = adapt(whole)
+    tokens = torch.randint(0, 256, (2, 12))
+    value = tokens
+    for index in range(model.layer_count):
+        value = model.build_layer(index)(value)
+    torch.testing.assert_close(value, whole(tokens))
+    whole.lm_head.weight = whole.model.embed_tokens.weight
+    with pytest.raises(ValueError, match="tie_word_embeddings=False"):
+        adapt(whole)
+
+
+def test_two_functions_make_a_model(users_module):
+    """``build_layer`` and ``loss``; data may come from elsewhere."""
+    model = Model(layer_count=2, build_layer=lambda index: nn.Linear(3, 3), loss=nn.functional.mse_loss)
+    layers = LayerSet(model, TrainingConfig(), CPU, lambda index, module: module)
+    assert layers.make(1).module.weight.shape == (3, 3)
+
+
+def test_modules_given_as_a_list_can_be_built_again_as_they_were():
+    """A layer that has been trained and left comes back from its first weights, not from the trained ones."""
+    first = nn.Linear(2, 2)
+    model = Model.from_layers([first, lambda: nn.Linear(2, 1)], loss=nn.functional.mse_loss)
+    built = model.build_layer(0)
+    with torch.no_grad():
+        built.weight.add_(1)
+    assert torch.equal(model.build_layer(0).weight, first.weight)
+    assert model.build_layer(1).out_features == 1
+
+
+def test_a_builder_starts_every_rank_with_the_same_weights(users_module):
+    """Torch is seeded before the builder runs; its generator is left as it was."""
+    built = []
+    for draws in (0, 5):
+        torch.rand(draws)
+        state = torch.get_rng_state()
+        model = build_model(
+            ModelConfig(name="users_module:regression"),
+            DataConfig(name="users_module:loader", args={"size": 8}),
+            seed=4,
+        )
+        assert torch.equal(state, torch.get_rng_state())
+        built.append(model.build_layer(0)[0].weight)
+    assert torch.equal(*built)
+
+
+@settings(deadline=None)
+@given(length=st.integers(1, 50), size=st.integers(1, 20), seed=st.integers(0, 9), epochs=st.integers(1, 4))
+def test_a_dataset_is_seen_whole_in_every_epoch(length, size, seed, epochs):
+    """Epochs laid end to end: each sample once in each, in another order; any step can be asked first."""
+    dataset = ShuffledDataset(list(zip(torch.arange(length), torch.arange(length), strict=True)))
+    steps = -(-epochs * length // size)
+    order = [index for step in range(steps) for index in dataset.indices(seed, step, size)]
+    for epoch in range(epochs):
+        assert sorted(order[epoch * length : (epoch + 1) * length]) == list(range(length))
+    again = ShuffledDataset(list(zip(torch.arange(length), torch.arange(length), strict=True)))
+    inputs, targets = again(seed, steps - 1, size)
+    assert inputs.tolist() == targets.tolist() == order[(steps - 1) * size : steps * size]
+
+
+def shuffled_loader(size=4, length=10):
+    numbers = torch.arange(length)
+    return DataLoader(TensorDataset(numbers, numbers), batch_size=size, shuffle=True, drop_last=True)
+
+
+def test_a_loader_is_replayed_to_any_step():
+    """A shuffling loader gives a step the same batch, read in order, again, or from the middle."""
+    reader = ReplayedLoader(shuffled_loader())
+    order = [reader(7, step, 4)[0].tolist() for step in range(9)]
+    assert len({tuple(batch) for batch in order}) > 2
+    assert [reader(7, step, 4)[0].tolist() for step in (3, 3, 0, 8)] == [order[i] for i in (3, 3, 0, 8)]
+    assert ReplayedLoader(shuffled_loader())(7, 5, 4)[0].tolist() == order[5]
+    assert ReplayedLoader(shuffled_loader())(8, 5, 4)[0].tolist() != order[5]
+
+
+def test_a_batch_function_is_used_as_it_is():
+    """Its order is its own."""
+    batches = batches_from(lambda seed, step, size: (torch.full((size,), step), torch.full((size,), seed)))
+    inputs, targets = batches(3, 9, 2)
+    assert (inputs.tolist(), targets.tolist()) == ([9, 9], [3, 3])
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Endless(), "yields samples"),
+        (iter([1, 2]), "can be read twice"),
+        ({"inputs": 1}, "is no batch function"),
+        ([], "is empty"),
+        (DataLoader(TensorDataset(torch.arange(3), torch.arange(3)), batch_size=2), "drop_last=True"),
+        (DataLoader(TensorDataset(torch.arange(0), torch.arange(0)), batch_size=1), "yields no batch"),
+        (DataLoader(TensorDataset(torch.arange(8)), batch_size=4), "pair of inputs and targets"),
+        (lambda seed, step, size: (1, 2), "not a tensor"),
+        (lambda seed, step, size: torch.zeros(3), "not a pair"),
+    ],
+)
+def test_data_that_cannot_work_is_refused_in_words(source, words):
+    """With the field, what it gave and what to do."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        batches_from(source)(0, 0, 4)
+    assert caught.value.field == "data.name"
+
+
+def test_a_model_without_data_asks_for_some(users_module):
+    """The configuration's ``data`` is the place."""
+    with pytest.raises(ConfigurationError, match="brings no data of its own") as caught:
+        build_model(ModelConfig(name="users_module:regression"))
+    assert caught.value.field == "data.name"
+    with pytest.raises(ConfigurationError, match="do not fit") as caught:
+        build_model(
+            ModelConfig(name="users_module:regression"), DataConfig(name="users_module:loader", args={"s": 1})
+        )
+    assert caught.value.field == "data.args"
+
+
+def test_an_optimizers_numbers_travel_with_the_layer(users_module):
+    """A step count kept as a plain number, and one that is true or false."""
+    from users_module import CountingMomentum
+
+    model = Model.from_layers([nn.Linear(2, 2)], loss=nn.functional.mse_loss)
+    config = TrainingConfig(optimizer="users_module:CountingMomentum")
+    layers = LayerSet(model, config, CPU, lambda index, module: module)
+    layer, other = layers.make(0), layers.make(0)
+    assert isinstance(layer.optimizer, CountingMomentum)
+    for parameter in layer.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    layer.optimizer.step()
+    state = layer.optimizer.state[layer.module.weight]
+    state.update({"warm": True, "beta": 0.1, "nothing": None})
+    other.load(layer.state())
+    arrived = other.optimizer.state[other.module.weight]
+    assert (arrived["count"], arrived["warm"], arrived["beta"]) == (1, True, 0.1)
+    assert isinstance(arrived["warm"], bool)
+    assert torch.equal(arrived["momentum"], state["momentum"])
+    state["history"] = [1, 2]
+    with pytest.raises(TrainerError, match="keeps 'history' as list"):
+        layer.state()
+
+
+@pytest.mark.processes
+def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
+    """Both files of the page, copied: three ranks learn what one process learns."""
+    page = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
+    module = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL).group(1))
+    runs = []
+    for ranks, options in ((3, ()), (1, ("--single-process",))):
+        folder = tmp_path / f"ranks-{ranks}"
+        folder.mkdir()
+        (folder / "my_model.py").write_text(module)
+        runs.append(gang(config, ranks=ranks, options=options, folder=folder))
+    for one in runs:
+        assert set(one.exit_codes().values()) == {0}, one.errors()
+    assert_same(runs[0].losses(), runs[1].losses())
+    assert runs[1].losses()[20] < runs[1].losses()[1]

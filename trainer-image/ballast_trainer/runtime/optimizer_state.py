@@ -1,0 +1,77 @@
+"""What an optimizer remembers of each parameter, as tensors that travel with the layer.
+
+Any ``torch.optim.Optimizer`` will do that keeps tensors and numbers per parameter.  What it keeps
+elsewhere would be lost when a layer moves, and the loss curve with it, so that is refused in words.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ballast_trainer.errors import TrainerError
+
+_NUMBER = ":number"
+"""Ends the key of what was a Python number."""
+
+_MANAGED = frozenset({"params", "lr", "initial_lr"})
+"""Entries of a parameter group that the trainer sets itself."""
+
+Groups = list[dict[str, Any]]
+
+
+def as_tensors(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """One parameter's state.
+
+    Raises:
+        TrainerError: some of it is neither a tensor nor a number.
+    """
+    tensors = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            tensors[key] = value
+        elif isinstance(value, bool | int):
+            tensors[key + _NUMBER] = torch.tensor(value)
+        elif isinstance(value, float):
+            tensors[key + _NUMBER] = torch.tensor(value, dtype=torch.float64)
+        elif value is not None:
+            raise TrainerError(
+                f"{type(optimizer).__name__} keeps {key!r} as {type(value).__name__}, which cannot travel "
+                "with a layer. To fix: keep tensors and numbers in the state of each parameter"
+            )
+    return tensors
+
+
+def from_tensor(key: str, value: torch.Tensor, device: torch.device) -> tuple[str, Any]:
+    """Key and value as the optimizer had them; its tensors on ``device``."""
+    if key.endswith(_NUMBER):
+        return key.removesuffix(_NUMBER), value.item()
+    # AdamW counts its steps on the CPU; moments live with their parameter.
+    return key, value.to(value.device if value.dim() == 0 else device, copy=True)
+
+
+def group_settings(optimizer: torch.optim.Optimizer) -> Groups:
+    """Numbers in the parameter groups besides those that the trainer sets."""
+    return [
+        {
+            key: value
+            for key, value in group.items()
+            if key not in _MANAGED and isinstance(value, bool | int | float)
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def refuse_state_in_groups(optimizer: torch.optim.Optimizer, first: Groups) -> None:
+    """Refuse an optimizer whose parameter groups are no longer what they were ``first``.
+
+    Raises:
+        TrainerError: it keeps state there.
+    """
+    pairs = zip(group_settings(optimizer), first, strict=False)
+    changed = sorted({key for now, then in pairs for key in now if now[key] != then.get(key)})
+    if changed:
+        raise TrainerError(
+            f"{type(optimizer).__name__} keeps {', '.join(changed)} in its parameter groups, which does not "
+            "travel with a layer. To fix: keep it in the state of each parameter"
+        )
