@@ -1,0 +1,267 @@
+"""Schedules without a flush, on real ranks: they learn by their recurrences, and drain where they must."""
+
+import dataclasses
+import itertools
+import json
+import signal
+
+import pytest
+import torch
+from ballast_policies.contract import Stage
+from ballast_policies.planning import even_partition
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.launch import Job
+from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.runtime.layers import LayerSet, LayerStack
+from ballast_trainer.runtime.process_group import World
+from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.testing import eventually, local_plan
+
+pytestmark = pytest.mark.processes
+
+CPU = torch.device("cpu")
+ALONE = World(epoch=1, rank=0, size=1, pods=("rank-0",), device=CPU)
+LAYERS = 8
+
+
+@pytest.fixture
+def flowing(small_config):
+    """Makes a configuration of a schedule without a flush."""
+
+    def make(schedule, *, optimizer="torch.optim:SGD", rate=0.1, **fields):
+        fields.setdefault("totalSteps", 6)
+        config = small_config(**fields)
+        config["pipeline"]["schedule"] = schedule
+        config["training"] = {"clipNorm": None, "optimizer": optimizer, "learningRate": rate}
+        return config
+
+    return make
+
+
+def layers_of(config):
+    job = Job.from_mapping(config)
+    return LayerSet(job.model, job.config.training, CPU, lambda index, module: module), job
+
+
+def saved_weights(config, step):
+    """All parameters, from the job's checkpoint after ``step`` steps."""
+    layers, _ = layers_of(config)
+    layers.hold(layers.make(index) for index in range(LAYERS))
+    checkpoints = Checkpoints(config["checkpoint"]["path"], keep=2, layer_count=LAYERS, seed=0)
+    manifest = checkpoints.newest(ALONE)
+    assert manifest.step == step
+    checkpoints.load(ALONE, layers, manifest)
+    return weights_of(layers)
+
+
+def weights_of(layers):
+    return {
+        (layer.index, name): parameter.detach().clone()
+        for layer in layers
+        for name, parameter in layer.module.named_parameters()
+    }
+
+
+class Recurrence:
+    """The explicit recurrence in one process: every stage keeps all its versions.
+
+    ``version(stage, k)`` is what microbatch k (from 0) meets; a stage learns after every
+    ``update_every`` microbatches from the mean of their gradients.
+    """
+
+    def __init__(self, config, stages, *, version, update_every):
+        self.latest, self.job = layers_of(config)
+        self.latest.hold(self.latest.make(index) for index in range(LAYERS))
+        computing, _ = layers_of(config)
+        computing.hold(computing.make(index) for index in range(LAYERS))
+        bounds = even_partition(LAYERS, stages).bounds
+        self.ranges = [range(bounds[s], bounds[s + 1]) for s in range(stages)]
+        self.history = [[self.snapshot(stage)] for stage in range(stages)]
+        self.version, self.update_every = version, update_every
+        self.meter = Meter(LAYERS, CPU, None)
+        self.computing = computing
+        self.stack = LayerStack([computing[i] for i in range(LAYERS)], self.meter, 0, CPU)
+        self.stack.train()
+
+    def snapshot(self, stage):
+        return {
+            index: [p.detach().clone() for p in self.latest[index].module.parameters()]
+            for index in self.ranges[stage]
+        }
+
+    def train(self):
+        """All steps; returns the mean loss of each."""
+        config, losses, k = self.job.config, [], 0
+        pipeline = config.pipeline
+        for step in range(config.total_steps):
+            inputs, targets = self.job.model.batch(0, step, pipeline.global_batch_size)
+            parts = zip(
+                inputs.chunk(pipeline.microbatches), targets.chunk(pipeline.microbatches), strict=True
+            )
+            total = 0.0
+            for within, (source, target) in enumerate(parts):
+                total += self.microbatch(k, step, within, source, target)
+                k += 1
+            losses.append(total / pipeline.microbatches)
+        return losses
+
+    def microbatch(self, k, step, within, source, target):
+        for stage, layers in enumerate(self.ranges):
+            used = self.history[stage][self.version(stage, k)]
+            for index in layers:
+                for parameter, value in zip(
+                    self.computing[index].module.parameters(), used[index], strict=True
+                ):
+                    parameter.data.copy_(value)
+        self.meter.start_step(step, by_layer=False)
+        self.meter.begin(within, self.meter.forward, None)
+        loss = self.job.model.loss(self.stack(source), target)
+        loss.backward()
+        if (k + 1) % self.update_every == 0:
+            for stage, layers in enumerate(self.ranges):
+                for index in layers:
+                    self.learn(index)
+                self.history[stage].append(self.snapshot(stage))
+        return float(loss.detach())
+
+    def learn(self, index):
+        latest, computing = self.latest[index], self.computing[index]
+        pairs = zip(latest.module.parameters(), computing.module.parameters(), strict=True)
+        for parameter, computed in pairs:
+            parameter.grad = computed.grad / self.update_every
+            computed.grad = None
+        latest.optimizer.step()
+
+
+def assert_equal_to(recurrence, gang, config, ranks):
+    losses = recurrence.train()
+    running = gang(config, ranks=ranks)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    got = running.losses()
+    steps = config["totalSteps"]
+    assert [got[step + 1] for step in range(steps)] == pytest.approx(losses, abs=1e-6)
+    weights, wanted = saved_weights(config, steps), weights_of(recurrence.latest)
+    assert max(float((weights[key] - wanted[key]).abs().max()) for key in wanted) < 1e-6
+    moved = max(float((wanted[key] - weights_of(layers_at_start(config))[key]).abs().max()) for key in wanted)
+    assert moved > 1e-3
+    return running
+
+
+def layers_at_start(config):
+    layers, _ = layers_of(config)
+    layers.hold(layers.make(index) for index in range(LAYERS))
+    return layers
+
+
+@pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "torch.optim:SGD", 0.1), (4, "adamw", 1e-3)])
+def test_d3_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(
+    gang, flowing, tmp_path, n, optimizer, rate
+):
+    """PipeDream: W(t+1) = W(t) - v grad f(W_1(t-n+1), ..., W_n(t)), parameters equal to 1e-6."""
+    config = flowing("PipeDream", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
+    late = Recurrence(config, n, version=lambda s, k: max(0, k - (n - 1 - s)), update_every=1)
+    running = assert_equal_to(late, gang, config, n)
+    (drain,) = running.events("drain")
+    assert drain["versions_held"] == [n - s for s in range(n)]
+    assert drain["in_flight"] == [n - s for s in range(n)]
+
+
+@pytest.mark.parametrize("n", [3])
+def test_d3_vertical_sync_learns_with_all_weights_n_minus_1_updates_late(gang, flowing, tmp_path, n):
+    """W(t+1) = W(t) - v grad f(W(t-n+1)), parameters equal to 1e-6."""
+    config = flowing("PipeDreamVerticalSync", checkpoint={"path": str(tmp_path / "c")})
+    late = Recurrence(config, n, version=lambda s, k: max(0, k - n + 1), update_every=1)
+    running = assert_equal_to(late, gang, config, n)
+    (drain,) = running.events("drain")
+    assert drain["versions_held"] == [n] * n
+
+
+@pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "adamw", 1e-3), (4, "torch.optim:SGD", 0.3)])
+def test_d4_2bw_learns_with_weights_one_update_late(gang, flowing, tmp_path, n, optimizer, rate):
+    """W(t+1) = W(t) - v grad f(W(t-1)); microbatch k uses version max(floor((k-1)/m) - 1, 0), k from 1."""
+    config = flowing("PipeDream2BW", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
+    m = config["pipeline"]["microbatches"]
+    late = Recurrence(config, n, version=lambda s, k: max(k // m - 1, 0), update_every=m)
+    running = assert_equal_to(late, gang, config, n)
+    (drain,) = running.events("drain")
+    assert drain["versions_held"] == [2] * n
+
+
+def losses_alone(gang, config):
+    running = gang(config, ranks=1, options=["--single-process"])
+    assert running.exit_codes() == {"rank-0": 0}, running.errors()
+    return running.losses()
+
+
+FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
+PRUNING = {"kind": "pruning", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.9}
+
+
+@pytest.mark.parametrize("dynamic", [FREEZING, PRUNING], ids=["freezing", "pruning"])
+def test_2bw_learns_the_same_however_layers_move_and_change(gang, pods, flowing, tmp_path, dynamic):
+    """Three ranks whose layers change and move learn as one process does: all drain at the same steps."""
+    config = flowing(
+        "PipeDream2BW",
+        optimizer="adamw",
+        rate=1e-3,
+        totalSteps=24,
+        dynamics=[dynamic],
+        rebalance={"enabled": True, "everySteps": 6, "minGain": 0.0},
+    )
+    folder = tmp_path / "channel"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    names = ["job-1-0", "job-1-1", "job-1-2"]
+    network = 31 if dynamic is FREEZING else 32
+    plan = dataclasses.replace(local_plan(names, network=network), stages=stages_at((0, 1, 2, 8)))
+    DirectoryChannel(folder).publish(plan)
+    for name in names:
+        pods.start_pod(name, folder)
+    wanted = losses_alone(gang, config)
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    assert pods.events("migrate", "job-1-0")
+    assert [drain["step"] for drain in pods.events("drain", "job-1-0")] == [4, 6, 8, 12, 18, 24]
+    got = pods.losses("job-1-0")
+    assert sorted(got) == sorted(wanted) == list(range(1, 25))
+    assert max(abs(got[step] - wanted[step]) for step in wanted) < 1e-5
+
+
+def stages_at(bounds):
+    return tuple(
+        Stage(rank=rank, first_layer=first, end_layer=end)
+        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+def test_a_new_plan_drains_the_pipeline_and_moves_layers(gang, flowing, tmp_path):
+    """A partition that comes while steps flow is in force some steps later, and training goes on."""
+    config = flowing("PipeDream", totalSteps=100_000)
+    folder = tmp_path / "channel"
+    channel = DirectoryChannel(folder)
+    running = gang(config, ranks=2, options=["--channel", str(folder)])
+    running.wait_for_step(3)
+    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=stages_at((0, 2, 8))))
+    eventually(lambda: running.events("migrate"), "layers move", running.errors)
+    (moved,) = running.events("migrate")
+    running.wait_for_step(moved["step"] + 3)
+    running.signal("rank-0", signal.SIGTERM)
+    assert set(running.exit_codes().values()) == {75}, running.errors()
+    assert moved["layers"] == [2, 3]
+    assert moved["step"] in [drain["step"] for drain in running.events("drain")]
+    assert sorted(running.losses()) == list(range(1, max(running.losses()) + 1))
+
+
+def test_a_job_told_to_stop_drains_saves_and_goes_on_from_there(gang, flowing, tmp_path):
+    """SIGTERM while steps flow: both ranks save after the same step; the next run starts there."""
+    config = flowing(
+        "PipeDream2BW", totalSteps=100_000, checkpoint={"path": str(tmp_path / "c"), "everySteps": 100_000}
+    )
+    running = gang(config, ranks=2)
+    running.wait_for_step(5)
+    running.signal("rank-1", signal.SIGTERM)
+    assert set(running.exit_codes().values()) == {75}, running.errors()
+    (saved,) = running.events("checkpoint")
+    assert saved["step"] == max(running.losses())
+    again = gang({**config, "totalSteps": saved["step"] + 4}, ranks=3)
+    assert set(again.exit_codes().values()) == {0}, again.errors()
+    assert sorted(again.losses()) == list(range(saved["step"] + 1, saved["step"] + 5))
