@@ -65,6 +65,7 @@ class Operator:
         self._caches = Caches()
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._nodes: dict[str, NodeView] = {}
+        self._policies: dict[str, tuple[str, int]] = {}
         self._writes: deque[float] = deque(maxlen=100_000)
         self._leadership: Leadership | None = None
         self._allocator: Allocator | None = None
@@ -202,7 +203,7 @@ class Operator:
             self._queue.add(key_of(item))
             self._allocate()
         elif kind is POLICY:
-            self._allocate()
+            self._policy_changed(item)
         elif kind is NODE:
             self._node_changed(item)
         else:
@@ -211,6 +212,18 @@ class Operator:
                 self._queue.add((metadata.get("namespace", ""), job))
             if kind is POD and (not is_ours(item) or metadata.get("deletionTimestamp")):
                 self._allocate()
+
+    def _policy_changed(self, item: Object) -> None:
+        """Its status is the allocator's own writing and no news."""
+        name = item["metadata"]["name"]
+        version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
+        if self._caches[POLICY].get(("", name)) is None:
+            self._policies.pop(name, None)
+        elif self._policies.get(name) == version:
+            return
+        else:
+            self._policies[name] = version
+        self._allocate()
 
     def _node_changed(self, item: Object) -> None:
         """Nodes report often; only what matters to placement is a change."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.inputs import Inputs, complete, signature
+from ballast_operator.allocator.inputs import Inputs, complete, structure, values
 from ballast_operator.allocator.isolation import isolated_speeds
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.rounds import Rounds
@@ -63,7 +63,7 @@ class Allocator:
         self._recorder = Recorder(cluster)
         self._measurements = Measurements()
         self._rounds = Rounds()
-        self._last_solve: tuple[str, Solve] | None = None
+        self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
 
     def poke(self) -> None:
@@ -155,7 +155,7 @@ class Allocator:
             await self._report(item, PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy))
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {'; '.join(snapshot.overlaps)}"
         inputs = complete(policy.spec.objective, snapshot)
-        solve = await self._solve(policy, inputs)
+        solve = await self._solve(policy, inputs, snapshot.unmeasured, started.timestamp())
         round_ = self._rounds.decide(policy, snapshot, solve.allocation, moment=started.timestamp())
         self._next_round, plan_id = self._rounds.next_at, self._rounds.plan_id
         self._metrics.rounds.inc()
@@ -191,18 +191,26 @@ class Allocator:
         )
         return ""
 
-    async def _solve(self, policy: ClusterPolicy, inputs: Inputs) -> Solve:
-        wanted = f"{policy.metadata.generation} {signature(policy.spec.objective.policy, inputs.problem)}"
-        if self._last_solve is not None and self._last_solve[0] == wanted:
-            return self._last_solve[1]
+    async def _solve(
+        self, policy: ClusterPolicy, inputs: Inputs, unmeasured: frozenset[str], moment: float
+    ) -> Solve:
+        """The policy's answer; the last one as long as it holds: within a round, or with nothing new."""
+        name = policy.spec.objective.policy
+        asked = f"{policy.metadata.generation} {structure(name, inputs, unmeasured, moment=moment)}"
+        details = values(name, inputs.problem)
+        if self._last_solve is not None:
+            (last_asked, last_details), last = self._last_solve
+            within_round = self._next_round is not None and moment < self._next_round
+            if asked == last_asked and (within_round or details == last_details):
+                return last
         solve = await self._solver.solve(
-            policy.spec.objective.policy,
+            name,
             inputs.problem,
             limit_seconds=policy.spec.solver.time_limit_seconds,
         )
-        self._metrics.solve_seconds.labels(policy.spec.objective.policy).observe(solve.seconds)
+        self._metrics.solve_seconds.labels(name).observe(solve.seconds)
         if solve.outcome is PolicyReason.OPTIMAL:
-            self._last_solve = (wanted, solve)
+            self._last_solve = ((asked, details), solve)
         else:
             self._metrics.solve_fallbacks.labels(solve.outcome).inc()
             self._last_solve = None

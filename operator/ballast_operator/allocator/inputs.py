@@ -147,24 +147,38 @@ def _speed_a_gpu(jobs: tuple[Job, ...], gpu_types: tuple[str, ...]) -> dict[str,
     return {gpu_type: means.get(gpu_type, overall) for gpu_type in gpu_types}
 
 
-def signature(policy: str, problem: Problem) -> str:
-    """Equal for questions with the same answer: speeds and steps count by two digits, times by three.
+def structure(policy: str, inputs: Inputs, unmeasured: frozenset[str], *, moment: float) -> str:
+    """Equal while neither the jobs, what they ask for, nor the GPUs change; ``moment`` in epoch seconds.
 
-    Only what the policy reads is in it, so that the passing of time alone asks nothing anew.
+    Speeds, steps and times are not in it: within a round they make no question worth asking anew.
     """
+    problem = inputs.problem
+    jobs = [
+        (
+            job.name,
+            job.gpus,
+            job.weight,
+            job.entity,
+            sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0),
+            job.name in unmeasured,
+            None if job.deadline is None else round(moment + job.deadline),
+        )
+        for job in problem.jobs
+    ]
+    return json.dumps([policy, jobs, sorted(problem.capacity.items()), sorted(problem.prices.items())])
+
+
+def values(policy: str, problem: Problem) -> str:
+    """What changes while jobs run, as far as the policy reads it: by two digits, times by three."""
     clock = READS_CLOCK.get(policy, ())
     jobs = []
     for job in problem.jobs:
         entry: list[object] = [
-            job.name,
-            job.gpus,
-            job.weight,
             {gpu_type: f"{rate:.1e}" for gpu_type, rate in sorted(job.throughput.items())},
             f"{job.steps_remaining:.1e}",
-            job.entity,
         ]
         for field in clock:
             value = getattr(job, field)
             entry.append(None if value is None else f"{value:.2e}")
         jobs.append(entry)
-    return json.dumps([policy, jobs, sorted(problem.capacity.items()), sorted(problem.prices.items())])
+    return json.dumps(jobs)

@@ -68,7 +68,12 @@ def policy_status(
         if known is None or (known["status"], known["reason"]) != (status, reason):
             level = "Warning" if reason in WARNING_REASONS else "Normal"
             notices.append(Notice(type=level, reason=reason, message=f"{kind} is {status}: {message}"))
-    content = _status(report, tuple(conditions), generation).to_dict()
+    # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
+    content = {
+        name: value
+        for name, value in _status(report, tuple(conditions), generation).to_dict().items()
+        if value not in ({}, [])
+    }
     if not _worth_writing(old, content):
         return None, ()
     body = {

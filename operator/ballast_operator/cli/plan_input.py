@@ -33,6 +33,8 @@ class LayerInput(_Input):
     weight_bytes: NotNegative = 0
     activation_bytes: NotNegative = 0
     output_bytes: NotNegative = 0
+    optimizer_seconds: NotNegative = 0
+    """Of one step; part of a profile, no part of the plan: it does not depend on the cut."""
     reduced_bytes: NotNegative | None = None
     """All-reduced by tensor parallelism, both ways together; None: four outputs, as in a transformer."""
 

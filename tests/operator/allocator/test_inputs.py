@@ -1,7 +1,7 @@
 """What a policy needs and the cluster does not say is replaced by a default that is named."""
 
 import pytest
-from ballast_operator.allocator.inputs import complete, signature
+from ballast_operator.allocator.inputs import Inputs, complete, structure, values
 from ballast_operator.allocator.snapshot import Snapshot, price_by_type
 from ballast_operator.api.cluster_policy import NodePool, Objective
 from ballast_policies.allocation.problem import Job, Problem
@@ -137,6 +137,29 @@ def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
 def test_a_question_is_asked_anew_only_where_the_policy_reads_what_has_changed(policy, field, asked_anew):
     """Time alone makes no work for policies that do not read the clock."""
     before = snapshot(job("a", elapsed=10.0, isolated_elapsed=10.0, deadline=10.0))
-    values = {"elapsed": 10.0, "isolated_elapsed": 10.0, "deadline": 10.0, field: 500.0}
-    after = snapshot(job("a", **values))
-    assert (signature(policy, before.problem) != signature(policy, after.problem)) is asked_anew
+    fields = {"elapsed": 10.0, "isolated_elapsed": 10.0, "deadline": 10.0, field: 500.0}
+    after = snapshot(job("a", **fields))
+    assert (values(policy, before.problem) != values(policy, after.problem)) is asked_anew
+
+
+@pytest.mark.parametrize(
+    ("fields", "later", "same"),
+    [
+        ({"steps_remaining": 50.0, "elapsed": 99.0}, 0.0, True),
+        ({"deadline": 90.0}, 10.0, True),
+        ({"deadline": 100.0}, 10.0, False),
+        ({"weight": 2.0}, 0.0, False),
+        ({"entity": "speech"}, 0.0, False),
+        ({"gpus": 2}, 0.0, False),
+        ({"throughput": {"v100": 8.0, "k80": 1.0}}, 0.0, True),
+        ({"throughput": {"v100": 8.0, "k80": 0.0}}, 0.0, False),
+    ],
+)
+def test_within_a_round_only_other_jobs_or_wishes_are_news(fields, later, same):
+    """Progress and time are not; a deadline that stays where it is is not."""
+
+    def asked(moment, **changed):
+        problem = snapshot(job("a", **{"deadline": 100.0, **changed})).problem
+        return structure("makespan", Inputs(problem=problem), frozenset(), moment=moment)
+
+    assert (asked(0.0) == asked(later, **fields)) is same

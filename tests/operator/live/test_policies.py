@@ -1,0 +1,249 @@
+"""ClusterPolicies that change under running jobs, on a real API server with trainers that are processes."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ballast_localcluster.testing import eventually
+from ballast_operator.cli.whatif import whatif
+from click.testing import CliRunner
+
+from tests.operator.live.conftest import STORY_SECONDS, Stage, cluster_policy
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+
+POLICIES = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies", "name": "live"}
+ENDLESS = {"total": 1_000_000}
+
+
+class Policy:
+    """The one ClusterPolicy, as an administrator sees it."""
+
+    def __init__(self, custom: Any) -> None:
+        self._custom = custom
+
+    def patch(self, **spec: Any) -> None:
+        self._custom.patch_cluster_custom_object(body={"spec": spec}, **POLICIES)
+
+    def choose(self, name: str) -> None:
+        """The change of one line."""
+        self.patch(objective={"policy": name})
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self._custom.get_cluster_custom_object(**POLICIES).get("status") or {}
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def wait_for_round(self, name: str) -> dict[str, Any]:
+        """The last round, once it was decided by policy ``name``."""
+        eventually(
+            lambda: self.status.get("lastRound", {}).get("policy") == name,
+            STORY_SECONDS,
+            f"a round by {name}",
+        )
+        return self.status["lastRound"]
+
+
+@pytest.fixture
+def policy(stage: Stage) -> Iterator[Policy]:
+    """Put back as it was."""
+    yield Policy(stage.custom)
+    old = stage.custom.get_cluster_custom_object(**POLICIES)
+    fresh = {**old, "spec": cluster_policy()["spec"]}
+    stage.custom.replace_cluster_custom_object(body=fresh, **POLICIES)
+
+
+def throughput(fast: float, slow: float, stages: int) -> list[dict[str, Any]]:
+    return [
+        {"gpuType": gpu_type, "stages": stages, "stepsPerSecond": rate}
+        for gpu_type, rate in (("fast", fast), ("slow", slow))
+    ]
+
+
+def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, policy):
+    """Each change of one line is decided by within the round; status says policy, objective, seconds, gap."""
+    with stage.operator() as life:
+        stage.add_job("one", stages=2, script=ENDLESS, throughput=throughput(9, 3, 2), entity="vision")
+        stage.add_job("two", stages=1, script=ENDLESS, throughput=throughput(9, 8, 1), entity="speech")
+        stage.add_job("three", stages=1, script=ENDLESS, deadline="2099-01-01T00:00:00Z")
+        names = ("one", "two", "three")
+        for name in names:
+            stage.wait_for(name, "Running")
+        uids = {pod.metadata.uid for name in names for pod in stage.pods(name).values()}
+        assert policy.status["lastRound"]["policy"] == "max-min-fairness"
+        policy.patch(objective={"entities": {"vision": {"weight": 2}, "speech": {"policy": "fifo"}}})
+        for choice in (
+            "hierarchical",
+            "finish-time-fairness",
+            "min-cost-slo",
+            "allox",
+            "gandiva",
+            "makespan",
+        ):
+            policy.choose(choice)
+            round_ = policy.wait_for_round(choice)
+            assert round_["objectiveValue"] > 0
+            assert round_["solveSeconds"] > 0
+            if choice not in ("gandiva", "allox"):  # these prove no bound
+                assert round_["gap"] <= 1e-6
+            solved = policy.condition("Solved")
+            assert (solved["status"], solved["reason"]) == ("True", "Optimal"), solved
+            assert f"by {choice}" in policy.condition("Ready")["message"]
+            if choice == "hierarchical":
+                said = eventually(lambda: stage.condition("three", "Informed"), STORY_SECONDS, "a word on it")
+                assert "spec.entity: not set" in said["message"]
+            if choice == "min-cost-slo":
+                assert "pricePerGpuHour: none for fast, slow" in policy.condition("Informed")["message"]
+                said = eventually(lambda: stage.condition("three", "OnTime"), STORY_SECONDS, "a word on it")
+                assert (said["status"], said["reason"]) == ("True", "DeadlineWithinReach")
+        circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
+        policy.patch(objective={"entities": circle})
+        eventually(
+            lambda: policy.condition("Valid").get("reason") == "Misconfigured", STORY_SECONDS, "a refusal"
+        )
+        assert "parents lead in a circle" in policy.condition("Valid")["message"]
+        policy.patch(objective={"policy": "water-filling", "entities": None})
+        policy.wait_for_round("water-filling")
+        eventually(lambda: stage.status("one").get("isolated"), STORY_SECONDS, "time in isolation")
+        assert life.code is None
+        assert {pod.metadata.uid for name in names for pod in stage.pods(name).values()} == uids
+        for name in names:
+            assert stage.status(name)["launches"] == 1
+            assert not stage.status(name).get("restarts")
+
+
+def solver_pid(log: Path) -> int:
+    """The newest solver process of an operator."""
+    return int(re.findall(r"solver process started pid=(\d+)", log.read_text())[-1])
+
+
+def unread_bytes(pid: int) -> int:
+    """Bytes that wait on the standard input of a process."""
+    with contextlib.closing(
+        os.fdopen(os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK), "rb")
+    ) as pipe:
+        return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0"))[0]
+
+
+def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
+    """SolverHealthy is False with the reason while the fallback decides, and True after the next answer."""
+
+    def wait_for_health(status: str, reason: str) -> str:
+        def look() -> str:
+            condition = policy.condition("SolverHealthy")
+            return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else {}
+
+        return eventually(look, STORY_SECONDS, f"SolverHealthy={status} {reason}")["message"]
+
+    policy.patch(solver={"timeLimitSeconds": 2})
+    with stage.operator() as life:
+        stage.add_job("one", stages=1, script=ENDLESS)
+        stage.wait_for("one", "Running")
+        wait_for_health("True", "SolverAnswers")
+
+        os.kill(solver_pid(life.log), signal.SIGSTOP)
+        policy.choose("proportional")
+        assert "(1 jobs, limit 2 s); greedy allocation used" in wait_for_health("False", "SolverTimedOut")
+        assert policy.condition("Solved")["reason"] == "FallbackAfterTimeout"
+        assert policy.status["lastRound"]["policy"] == "greedy"
+        policy.choose("isolated")
+        wait_for_health("True", "SolverAnswers")
+
+        policy.patch(solver={"timeLimitSeconds": 300})
+        policy.wait_for_round("isolated")
+        eventually(
+            lambda: policy.status["observedGeneration"] == _generation(stage), STORY_SECONDS, "the new limit"
+        )
+        pid = solver_pid(life.log)
+        os.kill(pid, signal.SIGSTOP)
+        policy.choose("fifo")
+        eventually(lambda: unread_bytes(pid) > 0, STORY_SECONDS, "a question to the solver")
+        os.kill(pid, signal.SIGKILL)
+        assert "exit code -9" in wait_for_health("False", "SolverDied")
+        assert policy.condition("Solved")["reason"] == "FallbackAfterSolverError"
+        policy.choose("max-min-fairness")
+        wait_for_health("True", "SolverAnswers")
+        assert life.code is None
+        assert stage.state("one") == "Running"
+        assert stage.status("one")["launches"] == 1
+
+
+def _generation(stage: Stage) -> int:
+    return stage.custom.get_cluster_custom_object(**POLICIES)["metadata"]["generation"]
+
+
+def test_a_dry_run_proposes_and_starts_nothing_until_it_is_ended(stage, policy):
+    """Running jobs go on; a new one waits with the reason DryRun, and starts when dryRun is taken back."""
+    with stage.operator():
+        stage.add_job("one", stages=2, script=ENDLESS)
+        stage.wait_for("one", "Running")
+        uids = {pod.metadata.uid for pod in stage.pods("one").values()}
+        policy.patch(dryRun=True)
+        stage.add_job("two", stages=2, script=ENDLESS)
+        waits = eventually(
+            lambda: (
+                condition
+                if (condition := stage.condition("two", "Admitted")).get("reason") == "DryRun"
+                else None
+            ),
+            STORY_SECONDS,
+            "a word on the dry run",
+        )
+        assert "would get 2 x" in waits["message"]
+        proposed = {entry["job"]: entry for entry in policy.status["proposed"]}
+        assert proposed[f"{stage.namespace}/two"]["gpus"] == 2
+        assert policy.condition("Ready")["reason"] == "DryRun"
+        assert stage.pods("two") == {}
+        policy.patch(dryRun=False)
+        stage.wait_for("two", "Running")
+        assert {pod.metadata.uid for pod in stage.pods("one").values()} == uids
+
+
+def test_whatif_says_who_gains_and_who_loses_on_a_live_cluster(stage, policy, live_cluster):
+    """Another policy, more GPUs, another price; the cluster is only read."""
+
+    def ask(*options: str) -> dict[str, Any]:
+        arguments = ["--kubeconfig", str(live_cluster.kubeconfig), "--output", "json", *options]
+        result = CliRunner().invoke(whatif, arguments)
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    def verdicts(found: dict[str, Any]) -> dict[str, str]:
+        return {job["job"].removeprefix(f"{stage.namespace}/"): job["verdict"] for job in found["jobs"]}
+
+    policy.patch(
+        nodePools=[{**pool, "pricePerGpuHour": 2.0} for pool in cluster_policy()["spec"]["nodePools"]]
+    )
+    stage.add_job("picky", stages=2, script=ENDLESS, throughput=throughput(10, 1, 2))
+    stage.add_job("steady", stages=2, script=ENDLESS, throughput=throughput(10, 9, 2))
+    eventually(
+        lambda: set(verdicts(ask())) == {"picky", "steady"}, STORY_SECONDS, "jobs of earlier tests to go"
+    )
+    assert set(verdicts(ask()).values()) == {"same"}
+    # The fast GPUs do ten times as much for picky, and hardly more for steady.
+    fastest = ask("--policy", "max-throughput")
+    assert fastest["after"]["policy"] == "max-throughput"
+    assert verdicts(fastest) == {"picky": "gains", "steady": "loses"}
+    more = ask("--add", "fast=2")
+    assert verdicts(more) == {"picky": "gains", "steady": "gains"}
+    assert more["least_level_after"] > more["least_level_before"]
+    # At a twentieth of the price the slow GPUs are the cheaper ones for both, and both lose speed.
+    cheap = ask("--policy", "min-cost", "--prices", "slow=0.1")
+    assert verdicts(cheap) == {"picky": "loses", "steady": "loses"}
+    assert cheap["cost_per_hour_after"] < cheap["cost_per_hour_before"] / 10
+    assert all(set(job["types_after"]) == {"slow"} for job in cheap["jobs"])
+    text = CliRunner().invoke(whatif, ["--kubeconfig", str(live_cluster.kubeconfig), "--add", "fast=2"])
+    assert "2 gain, 0 lose, 0 the same" in text.stdout
+    assert stage.pods("picky") == {}
+    assert stage.status("picky") == {}
