@@ -127,6 +127,26 @@ def test_z4_helpers_compute_each_migrated_column_once(migrated, ranks, data):
     assert max(map(len, shares)) <= -(-migrated // (ranks - 1))
 
 
+@given(migrated=st.integers(0, 50), ranks=st.integers(3, 9), data=st.data())
+def test_z4_ranks_that_migrate_do_not_help_each_other(migrated, ranks, data):
+    """With x stragglers the ranges partition the columns over the other e - x ranks."""
+    migrating = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1, max_size=ranks - 1))
+    for straggler in migrating:
+        shares = [
+            helper_columns(migrated, ranks=ranks, straggler=straggler, rank=rank, migrating=migrating)
+            for rank in range(ranks)
+        ]
+        assert sorted(column for share in shares for column in share) == list(range(migrated))
+        assert all(len(shares[rank]) == 0 for rank in migrating)
+        assert max(map(len, shares)) <= -(-migrated // (ranks - len(migrating)))
+
+
+def test_z4_somebody_must_be_left_to_help():
+    """Refused where all ranks migrate."""
+    with pytest.raises(ValueError, match="nobody is left"):
+        helper_columns(2, ranks=2, straggler=0, rank=0, migrating=(0, 1))
+
+
 def test_z4_the_papers_example():
     """Figure 4: of 3 tasks task 1 is late with 2 columns; task 2 computes the first, task 3 the second."""
     shares = [helper_columns(2, ranks=3, straggler=0, rank=rank) for rank in range(3)]

@@ -58,7 +58,7 @@ class ParallelAttention(ParallelPair):
     def __init__(self, whole: Attention, axis: Axis) -> None:
         if whole.heads % axis.size:
             raise ValueError(f"{whole.heads} heads do not divide over {axis.size} tensor ranks")
-        super().__init__(axis, units=whole.heads // axis.size)
+        super().__init__(axis, units=whole.heads // axis.size, blocks=3)
         self.heads = whole.heads
         self.dropout = whole.dropout
         self.qkv, self.out = ColumnLinear(whole.qkv, axis, blocks=3), RowLinear(whole.out, axis)

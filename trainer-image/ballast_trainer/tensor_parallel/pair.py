@@ -48,6 +48,7 @@ class ParallelPair(nn.Module):
 
     Attributes:
         units: of this rank.
+        blocks: parts of the inner layer's rows that each have all units: 3 for query, key and value.
         handed_over: how many of its last units others compute, this step.
         helped: units of other ranks that this rank computes, this step.
         rider: carries the gradients of units handed over, on the backward all-reduce.
@@ -55,10 +56,11 @@ class ParallelPair(nn.Module):
         clock: times the products.
     """
 
-    def __init__(self, axis: Axis, *, units: int) -> None:
+    def __init__(self, axis: Axis, *, units: int, blocks: int = 1) -> None:
         super().__init__()
         self.axis = axis
         self.units = units
+        self.blocks = blocks
         self.handed_over = 0
         self.helped: tuple[Units, ...] = ()
         self.rider: Rider | None = None

@@ -1,0 +1,111 @@
+"""Ranks of a tensor group as real processes that talk over gloo, for the tests of its parts."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ballast_trainer.models.gpt import Block
+from ballast_trainer.runtime.mesh import Mesh
+from ballast_trainer.runtime.process_group import join
+from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
+from ballast_trainer.tensor_parallel.pair import pairs
+from ballast_trainer.tensor_parallel.slicing import slicings
+from ballast_trainer.testing import WAIT_SECONDS, local_plan
+
+DIM, HEADS = 24, 12
+
+
+def on_ranks(function, size, *arguments, mesh=None):
+    """``function(world, *arguments)`` on ``size`` ranks; what each returns, by rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ballast_trainer.preload", "ballast_trainer.cli.run"])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        arguments = (folder, size, mesh or Mesh(tensor=size), function, arguments)
+        processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(WAIT_SECONDS)
+            process.kill()
+        errors = [path.read_text() for path in folder.glob("error-*")]
+        assert not errors, errors[0]
+        return [torch.load(folder / f"result-{rank}") for rank in range(size)]
+
+
+def _rank(rank, folder, size, mesh, function, arguments):
+    torch.set_num_threads(1)
+    try:
+        plan = local_plan([f"pod-{number}" for number in range(size)])
+        store = dist.FileStore(os.fspath(folder / "store"), size)
+        world = join(
+            store=store,
+            plan=plan,
+            rank=rank,
+            device=torch.device("cpu"),
+            timeout_seconds=WAIT_SECONDS,
+            mesh=mesh,
+        )
+        torch.save(function(world, *arguments), folder / f"result-{rank}")
+        world.leave()
+    except BaseException:
+        (folder / f"error-{rank}").write_text(traceback.format_exc())
+        raise
+
+
+def whole_block(dropout):
+    """A block with the same weights on every rank, and two microbatches."""
+    torch.manual_seed(3)
+    block = Block(DIM, HEADS, dropout)
+    values = [torch.randn(2, 6, DIM) for _ in range(2)]
+    return block, values
+
+
+def train_step(block, values):
+    """Outputs, input gradients and the loss's gradients of a step; dropout seeded by microbatch."""
+    outputs, inputs = [], []
+    for number, value in enumerate(values):
+        torch.manual_seed(100 + number)
+        leaf = value.clone().requires_grad_()
+        output = block(leaf)
+        output.square().sum().backward()
+        outputs.append(output.detach())
+        inputs.append(leaf.grad)
+    return torch.stack(outputs), torch.stack(inputs)
+
+
+def block_gradients(world, block):
+    """Gradients of all parameters by name, whole."""
+    cut = slicings(block)
+    found = {}
+    for name, parameter in block.named_parameters():
+        parts = world.tensor.all_gather(parameter.grad)
+        found[name] = cut[name].whole(parts) if name in cut else parts[0]
+    return found
+
+
+def step_of_a_block(world, fractions, dropout):
+    """One step of a tensor-parallel block in which ranks hand over ``fractions`` of their work."""
+    block, values = whole_block(dropout)
+    block = split_layer(block, world.tensor)
+    held = [pairs([block])]
+    world.tensor.calls.clear()
+    begin_migration(held, fractions, world.tensor, microbatches=len(values))
+    helped = [sum(units.count for units in pair.helped) for pair in held[0]]
+    outputs, inputs = train_step(block, values)
+    calls = dict(world.tensor.calls)
+    # ``square().sum()`` of every microbatch: the gradients are sums, as the riders' are means of sums.
+    finish_migration(held, microbatches=1)
+    return {
+        "outputs": outputs,
+        "inputs": inputs,
+        "gradients": block_gradients(world, block),
+        "calls": calls,
+        "handed_over": [pair.handed_over for pair in held[0]],
+        "helped": helped,
+    }

@@ -1,0 +1,105 @@
+"""Migration inside a tensor group: others compute a late rank's units, and nothing is lost."""
+
+import pytest
+import torch
+from ballast_trainer.models.gpt import Block
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit, pack, unpack
+from ballast_trainer.tensor_parallel.pair import pairs
+from ballast_trainer.tensor_parallel.slicing import Slicing
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.trainer.tensor_parallel_ranks import on_ranks, step_of_a_block, train_step, whole_block
+
+CASES = {
+    2: [0.0, 0.6],
+    3: [0.5, 0.0, 0.0],
+    4: [0.0, 0.7, 0.0, 0.4],
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["plain", "dropout"])
+@pytest.mark.parametrize("size", CASES)
+def test_z4_migration_is_lossless(size, dropout):
+    """Outputs and all gradients equal the whole block's to 1e-6 of their largest, for 2, 3 and 4 ranks."""
+    block, values = whole_block(dropout)
+    outputs, inputs = train_step(block, values)
+    for found in on_ranks(step_of_a_block, size, CASES[size], dropout):
+        assert difference(found["outputs"], outputs) < 1e-6
+        assert difference(found["inputs"], inputs) < 1e-6
+        for name, parameter in block.named_parameters():
+            assert difference(found["gradients"][name], parameter.grad) < 1e-6, name
+
+
+def difference(found, expected):
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.processes
+def test_z4_one_broadcast_more_a_step_for_each_late_rank():
+    """All-reduces are as many as without migration, and helpers compute exactly what is handed over."""
+    plain = on_ranks(step_of_a_block, 3, [0.0, 0.0, 0.0], 0.0)
+    moved = on_ranks(step_of_a_block, 3, [0.0, 0.5, 0.0], 0.0)
+    assert plain[0]["calls"] == {"all_reduce": 2 * 2 * 2}, "2 pairs x 2 microbatches x (forward, backward)"
+    for rank in range(3):
+        assert moved[rank]["calls"] == {**plain[rank]["calls"], "broadcast": 1}
+    for pair in range(2):
+        assert moved[1]["handed_over"][pair] > 0
+        assert sum(found["helped"][pair] for found in moved) == moved[1]["handed_over"][pair]
+    assert plain[0]["handed_over"] == [0, 0]
+
+
+@given(st.floats(0, 0.95), st.sampled_from([2, 4]))
+def test_a_layer_hands_over_the_work_asked_for(fraction, size):
+    """Heads are coarse; with the MLP's units the layer's weights come within one unit of what was asked."""
+    block = split_layer(Block(32, 8, 0.0), Axis(ranks=tuple(range(size))))
+    found = pairs([block])
+    counts = handed_over(found, fraction)
+    total = sum(numbers_per_unit(pair) * pair.units for pair in found)
+    moved = sum(numbers_per_unit(pair) * count for pair, count in zip(found, counts, strict=True))
+    assert all(0 <= count < pair.units for count, pair in zip(counts, found, strict=True))
+    mlp = found[1]
+    if counts[1] < mlp.units - 1:
+        assert abs(moved - fraction * total) <= numbers_per_unit(mlp) * 0.51
+
+
+@pytest.mark.parametrize("pair", [0, 1], ids=["attention", "mlp"])
+def test_packed_units_come_back_as_they_were(pair):
+    """Rows of units on the wire are the weights that the rank computes with, bit for bit."""
+    block = split_layer(Block(32, 8, 0.0), Axis(ranks=(0, 1)))
+    chosen = pairs([block])[pair]
+    units = chosen.units_at(1, chosen.units - 1)
+    again = unpack(chosen, pack(chosen, units), units.first)
+    for sent, received in zip(units.tensors(), again.tensors(), strict=True):
+        assert torch.equal(sent, received)
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 3]), st.integers(0, 1), st.integers(1, 3))
+def test_parts_make_the_whole(size, blocks, dim, width):
+    """Cutting a tensor over any number of ranks and putting it together again gives the same tensor."""
+    shape = [5, 5]
+    shape[dim] = size * blocks * width
+    whole = torch.arange(25 * size * blocks * width, dtype=torch.float32)[: shape[0] * shape[1]].view(shape)
+    slicing = Slicing(dim=dim, blocks=blocks)
+    parts = [slicing.part(whole, index, size) for index in range(size)]
+    assert torch.equal(slicing.whole(parts), whole)
+
+
+def test_any_number_of_ranks_starts_with_the_same_model():
+    """The parts of 2 and of 4 ranks are slices of the very layer that one process builds."""
+    for size in (2, 4):
+        torch.manual_seed(0)
+        whole = Block(32, 8, 0.0)
+        state = {name: value.clone() for name, value in whole.state_dict().items()}
+        for index in range(size):
+            torch.manual_seed(0)
+            part = split_layer(Block(32, 8, 0.0), Axis(ranks=tuple(range(size)), index=index))
+            mlp = part.get_submodule("mlp")
+            rows = slice(index * 128 // size, (index + 1) * 128 // size)
+            assert torch.equal(mlp.up.weight, state["mlp.up.weight"][rows])
+            assert torch.equal(mlp.down.weight, state["mlp.down.weight"][:, rows])
+            assert isinstance(part.get_submodule("mlp_norm"), nn.LayerNorm)
