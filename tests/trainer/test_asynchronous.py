@@ -9,6 +9,7 @@ import pytest
 import torch
 from ballast_policies.contract import Stage
 from ballast_policies.planning import even_partition
+from ballast_policies.planning.schedules import pipedream, weight_versions
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.launch import Job
 from ballast_trainer.runtime.checkpoint import Checkpoints
@@ -65,16 +66,16 @@ def weights_of(layers):
 class Recurrence:
     """The explicit recurrence in one process: every stage keeps all its versions.
 
-    ``version(stage, k)`` is what microbatch k (from 0) meets; a stage learns after every
-    ``update_every`` microbatches from the mean of their gradients.
+    ``version(stage, k)`` is what microbatch k (from 0) meets; stage s learns after every
+    ``update_every[s]`` microbatches from the mean of their gradients.
     """
 
-    def __init__(self, config, stages, *, version, update_every):
+    def __init__(self, config, bounds, *, version, update_every):
+        stages = len(bounds) - 1
         self.latest, self.job = layers_of(config)
         self.latest.hold(self.latest.make(index) for index in range(LAYERS))
         computing, _ = layers_of(config)
         computing.hold(computing.make(index) for index in range(LAYERS))
-        bounds = even_partition(LAYERS, stages).bounds
         self.ranges = [range(bounds[s], bounds[s + 1]) for s in range(stages)]
         self.history = [[self.snapshot(stage)] for stage in range(stages)]
         self.version, self.update_every = version, update_every
@@ -117,20 +118,24 @@ class Recurrence:
         self.meter.begin(within, self.meter.forward, None)
         loss = self.job.model.loss(self.stack(source), target)
         loss.backward()
-        if (k + 1) % self.update_every == 0:
-            for stage, layers in enumerate(self.ranges):
+        for stage, layers in enumerate(self.ranges):
+            if (k + 1) % self.update_every[stage] == 0:
                 for index in layers:
-                    self.learn(index)
+                    self.learn(index, self.update_every[stage])
                 self.history[stage].append(self.snapshot(stage))
         return float(loss.detach())
 
-    def learn(self, index):
+    def learn(self, index, microbatches):
         latest, computing = self.latest[index], self.computing[index]
         pairs = zip(latest.module.parameters(), computing.module.parameters(), strict=True)
         for parameter, computed in pairs:
-            parameter.grad = computed.grad / self.update_every
+            parameter.grad = computed.grad / microbatches
             computed.grad = None
         latest.optimizer.step()
+
+
+def even(stages):
+    return even_partition(LAYERS, stages).bounds
 
 
 def assert_equal_to(recurrence, gang, config, ranks):
@@ -159,7 +164,7 @@ def test_d3_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(
 ):
     """PipeDream: W(t+1) = W(t) - v grad f(W_1(t-n+1), ..., W_n(t)), parameters equal to 1e-6."""
     config = flowing("PipeDream", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
-    late = Recurrence(config, n, version=lambda s, k: max(0, k - (n - 1 - s)), update_every=1)
+    late = Recurrence(config, even(n), version=lambda s, k: max(0, k - (n - 1 - s)), update_every=[1] * n)
     running = assert_equal_to(late, gang, config, n)
     (drain,) = running.events("drain")
     assert drain["versions_held"] == [n - s for s in range(n)]
@@ -170,7 +175,7 @@ def test_d3_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(
 def test_d3_vertical_sync_learns_with_all_weights_n_minus_1_updates_late(gang, flowing, tmp_path, n):
     """W(t+1) = W(t) - v grad f(W(t-n+1)), parameters equal to 1e-6."""
     config = flowing("PipeDreamVerticalSync", checkpoint={"path": str(tmp_path / "c")})
-    late = Recurrence(config, n, version=lambda s, k: max(0, k - n + 1), update_every=1)
+    late = Recurrence(config, even(n), version=lambda s, k: max(0, k - n + 1), update_every=[1] * n)
     running = assert_equal_to(late, gang, config, n)
     (drain,) = running.events("drain")
     assert drain["versions_held"] == [n] * n
@@ -181,10 +186,20 @@ def test_d4_2bw_learns_with_weights_one_update_late(gang, flowing, tmp_path, n, 
     """W(t+1) = W(t) - v grad f(W(t-1)); microbatch k uses version max(floor((k-1)/m) - 1, 0), k from 1."""
     config = flowing("PipeDream2BW", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
     m = config["pipeline"]["microbatches"]
-    late = Recurrence(config, n, version=lambda s, k: max(k // m - 1, 0), update_every=m)
+    late = Recurrence(config, even(n), version=lambda s, k: max(k // m - 1, 0), update_every=[m] * n)
     running = assert_equal_to(late, gang, config, n)
     (drain,) = running.events("drain")
     assert drain["versions_held"] == [2] * n
+
+
+def test_replicas_of_a_stage_average_their_gradients_at_each_update(gang, flowing, tmp_path):
+    """PipeDream 2-1: the first stage learns from two microbatches at a time, by the schedule's versions."""
+    config = flowing("PipeDream", checkpoint={"path": str(tmp_path / "c")})
+    config["pipeline"]["replicas"] = [2, 1]
+    versions = weight_versions(pipedream([2, 1], 4 * config["totalSteps"]))
+    assert [versions[0, k] for k in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
+    late = Recurrence(config, (0, 5, 8), version=lambda s, k: versions[s, k], update_every=[2, 1])
+    assert_equal_to(late, gang, config, 3)
 
 
 def losses_alone(gang, config):

@@ -122,7 +122,9 @@ def placement_of(
     return tuple(holders[0] for holders in schedule.stage_ranks)
 
 
-def holders_of(stages: Sequence[Stage], replicas: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
+def holders_of(
+    stages: Sequence[Stage], replicas: Sequence[int], ranks: int = 0
+) -> tuple[tuple[int, ...], ...]:
     """All ranks that hold each stage: a stage's own, and those after it that are its replicas."""
     if not used_replicas(replicas, ranks):
         return tuple((stage.rank,) for stage in stages)

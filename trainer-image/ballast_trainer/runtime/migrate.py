@@ -6,13 +6,14 @@ them keep the layers they had.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Stage
 
 from ballast_trainer.runtime.layers import Layer, LayerSet
+from ballast_trainer.runtime.layout import holders_of
 from ballast_trainer.runtime.packing import pack, unpack
 from ballast_trainer.runtime.process_group import World
 
@@ -43,23 +44,36 @@ class MigrationFailed(RuntimeError):  # noqa: N818
     """A layer could not be unpacked on some rank; every rank has kept the layers it had."""
 
 
-def owners(stages: Sequence[Stage]) -> dict[int, int]:
-    """Layer -> rank."""
-    return {layer: stage.rank for stage in stages for layer in range(stage.first_layer, stage.end_layer)}
+def owners(stages: Sequence[Stage], replicas: Sequence[int] = ()) -> dict[int, tuple[int, ...]]:
+    """Layer -> ranks, several where its stage has replicas."""
+    return {
+        layer: holders
+        for stage, holders in zip(stages, holders_of(stages, replicas), strict=True)
+        for layer in range(stage.first_layer, stage.end_layer)
+    }
 
 
-def plan_moves(old: Sequence[Stage], new: Sequence[Stage]) -> tuple[Move, ...]:
-    """The layers whose rank changes, by layer; both partitions count ranks in the same numbering."""
-    before, after = owners(old), owners(new)
+def plan_moves(old: Sequence[Stage], new: Sequence[Stage], replicas: Sequence[int] = ()) -> tuple[Move, ...]:
+    """The layers that come to ranks, by layer; both partitions count ranks in the same numbering."""
+    before, after = owners(old, replicas), owners(new, replicas)
     return tuple(
-        Move(layer=layer, source=before[layer], target=after[layer])
+        Move(layer=layer, source=before[layer][0], target=target)
         for layer in sorted(after)
-        if before[layer] != after[layer]
+        for target in after[layer]
+        if target not in before[layer]
     )
 
 
-def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
+def migrate(
+    world: World, layers: LayerSet, moves: Sequence[Move], *, keeps: Collection[int] = ()
+) -> Migration:
     """Carry out the moves; collective over the world.
+
+    Args:
+        world: the ranks.
+        layers: those that this rank holds; what it sends it lets go.
+        moves: by whom to whom.
+        keeps: layers that this rank goes on holding though it sends them, as one of their replicas.
 
     Raises:
         MigrationFailed: some rank could not unpack a layer; all ranks keep what they had.
@@ -102,6 +116,6 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[Move]) -> Migration:
         failure = error
     if world.sum([float(failure is not None)])[0] > 0:
         raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
-    layers.drop(move.layer for move in outgoing)
+    layers.drop({move.layer for move in outgoing}.difference(keeps))
     layers.hold(arrived)
     return Migration(moves=tuple(moves), byte_count=total)

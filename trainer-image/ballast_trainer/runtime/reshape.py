@@ -66,8 +66,11 @@ def move_layers(training: Training, stages: tuple[Stage, ...]) -> Reshaped:
         MigrationFailed: nothing has changed.
     """
     watch = StopWatch()
-    migration = migrate(training.world, training.layers, plan_moves(training.stages, stages))
+    moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
+    held = training.held_layers(stages)
+    migration = migrate(training.world, training.layers, moves, keeps=held)
     training.stages = stages
+    training.layers.drop(set(training.layers.indices()).difference(held))
     training.conform()
     training.rebuild()
     return Reshaped(migration=migration, pause_ms=watch.milliseconds())

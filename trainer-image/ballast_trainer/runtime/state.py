@@ -114,18 +114,22 @@ class Training:
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """By stage, the pipeline positions that hold it: several where it has replicas of its own."""
-        return holders_of(self.stages, self.config.pipeline.replicas, self.world.positions)
+        return self._holders_of(self.stages)
+
+    def _holders_of(self, stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
+        return holders_of(stages, self.config.pipeline.replicas, self.world.positions)
 
     @property
     def copies(self) -> int:
         """How many positions hold the layers that this one holds."""
         return max(len(holders) for holders in self.holders if self.world.position in holders)
 
-    def held_layers(self) -> list[int]:
-        """The layers that this rank is to hold."""
+    def held_layers(self, stages: tuple[Stage, ...] | None = None) -> list[int]:
+        """The layers that this rank holds under ``stages``, by default those in force."""
+        stages = self.stages if stages is None else stages
         return [
             layer
-            for stage, holders in zip(self.stages, self.holders, strict=True)
+            for stage, holders in zip(stages, self._holders_of(stages), strict=True)
             if self.world.position in holders
             for layer in range(stage.first_layer, stage.end_layer)
         ]

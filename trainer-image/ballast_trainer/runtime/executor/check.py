@@ -48,6 +48,12 @@ def _check_replicas(config: TrainerConfig) -> None:
             "repack.enabled",
             f"replicas {replicas} fix the ranks at {sum(replicas)}. To fix: repack.enabled: false",
         )
+    if any(dynamic.kind == "pruning" for dynamic in config.dynamics):
+        raise ConfigurationError(
+            "dynamics[pruning]",
+            f"the largest weights of the model are found rank by rank, and replicas {replicas} would be "
+            "counted several times. To fix: prune without pipeline.replicas",
+        )
     _one_column(config, f"replicas {replicas} are chosen stage by stage")
 
 

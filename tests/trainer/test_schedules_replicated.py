@@ -1,0 +1,157 @@
+"""Stages on several ranks, round-robin, on real ranks; and what is refused before any rank starts."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.contract import Stage
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import Job
+from ballast_trainer.runtime.decide import initial_stages
+from ballast_trainer.runtime.layout import holders_of, placement_of
+from ballast_trainer.runtime.migrate import Move, plan_moves
+from ballast_trainer.testing import eventually
+
+
+@pytest.fixture
+def replicated(small_config):
+    """Makes a configuration with replicas of stages."""
+
+    def make(replicas, *, schedule="1F1B", **fields):
+        config = small_config(**{"totalSteps": 10, **fields})
+        config["pipeline"].update(schedule=schedule, replicas=replicas)
+        return config
+
+    return make
+
+
+def alone(config):
+    """The same job without replicas, which one process knows nothing of."""
+    pipeline = {key: value for key, value in config["pipeline"].items() if key != "replicas"}
+    return {**config, "pipeline": pipeline}
+
+
+def assert_same_curve(losses, reference):
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("replicas", "schedule"), [([2, 1], "1F1B"), ([1, 2, 1], "1F1B"), ([1, 2], "GPipe")])
+def test_replicas_of_a_stage_learn_as_one_process_does(
+    gang, replicated, single_process_losses, replicas, schedule
+):
+    """2-1, 1-2-1 and 1-2: dropout, AdamW and clipping by the norm over all, which counts each layer once."""
+    config = replicated(replicas, schedule=schedule)
+    running = gang(config, ranks=sum(replicas))
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same_curve(running.losses(), single_process_losses(alone(config)))
+
+
+@pytest.mark.processes
+def test_layers_of_replicated_stages_move_and_freeze(gang, replicated, single_process_losses, tmp_path):
+    """A new partition of 1-2-1, and freezing: a layer reaches every replica, and leaves every one it must."""
+    freezing = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
+    config = replicated([1, 2, 1], totalSteps=60, dynamics=[freezing])
+    folder = tmp_path / "channel"
+    channel = DirectoryChannel(folder)
+    running = gang(config, ranks=4, options=["--channel", str(folder)])
+    eventually((folder / "ack.json").exists, "the ranks train", running.errors)
+    moved = stages_at((0, 4, 5, 8))
+    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=moved))
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (migrated,) = running.events("migrate")
+    assert migrated["layers"] == [2, 3, 5]
+    assert_same_curve(running.losses(), single_process_losses(alone(config)))
+
+
+def stages_at(bounds):
+    """The stages of 1-2-1 with these bounds."""
+    return tuple(
+        Stage(rank=rank, first_layer=bounds[i], end_layer=bounds[i + 1]) for i, rank in enumerate((0, 1, 3))
+    )
+
+
+def test_a_layer_comes_to_every_replica_that_does_not_have_it_yet():
+    """From the first rank that holds it; a replica that keeps it gets nothing."""
+    old, new = stages_at((0, 2, 6, 8)), stages_at((0, 4, 5, 8))
+    assert holders_of(old, [1, 2, 1]) == ((0,), (1, 2), (3,))
+    assert plan_moves(old, new, [1, 2, 1]) == (
+        Move(layer=2, source=1, target=0),
+        Move(layer=3, source=1, target=0),
+        Move(layer=5, source=1, target=3),
+    )
+    assert plan_moves(new, old, [1, 2, 1]) == tuple(
+        Move(layer=layer, source=source, target=target)
+        for layer, source in [(2, 0), (3, 0), (5, 3)]
+        for target in (1, 2)
+    )
+
+
+def test_a_stage_with_replicas_starts_with_as_many_more_layers():
+    """2-1 over nine layers: six and three."""
+    placement = placement_of("1F1B", ranks=3, microbatches=4, replicas=[2, 1])
+    assert placement == (0, 2)
+    assert [stage.end_layer for stage in initial_stages(None, placement, 9, [2, 1])] == [6, 9]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "reason"),
+    [
+        ({"pipeline": {"schedule": "ZeroBubbleV"}}, "pipeline.replicas", "knows no replicas of a stage"),
+        ({"pipeline": {"schedule": "PipeDream2BW"}}, "pipeline.replicas", "knows no replicas of a stage"),
+        ({"pipeline": {"replicas": [2, 0]}}, "pipeline.replicas", "is below 1"),
+        ({"repack": {"enabled": True}}, "repack.enabled", "fix the ranks at 3"),
+        ({"parallelism": {"data": 2}}, "parallelism", "chosen stage by stage"),
+        (
+            {"dynamics": [{"kind": "pruning", "endStep": 4, "target": 0.5}]},
+            "dynamics[pruning]",
+            "counted several times",
+        ),
+    ],
+)
+def test_what_does_not_go_with_replicas_is_refused_in_words(replicated, change, field, reason):
+    """Schedules, repacks, meshes and pruning: the message names the field and what to change."""
+    config = replicated([2, 1])
+    for key, value in change.items():
+        config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+    if config["pipeline"]["schedule"] != "1F1B":
+        config["training"] = {"clipNorm": None}
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        Job.from_mapping(config)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ranks", "reason"),
+    [([2, 1], 4, "need 3 ranks, there are 4"), ([3, 1], 4, "4 microbatches do not divide over 3 replicas")],
+)
+def test_replicas_that_do_not_fit_the_ranks_are_refused(replicated, replicas, ranks, reason):
+    """Too few or too many ranks, and microbatches that cannot be shared."""
+    job = Job.from_mapping(replicated(replicas))
+    with pytest.raises(ConfigurationError, match=reason):
+        job.check_ranks(ranks)
+
+
+@pytest.mark.parametrize(
+    ("training", "field", "reason"),
+    [
+        ({}, "training.clipNorm", "knows the norm over all"),
+        ({"clipNorm": None, "precision": "fp16"}, "training.precision", "no step can be taken back"),
+    ],
+)
+def test_what_does_not_go_without_a_flush_is_refused_in_words(small_config, training, field, reason):
+    """Clipping by the global norm, and a loss scale that all stages share."""
+    config = small_config(training=training)
+    config["pipeline"]["schedule"] = "PipeDream"
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        Job.from_mapping(config)
+    assert refused.value.field == field
+
+
+def test_2bw_with_fewer_microbatches_than_ranks_is_refused(small_config):
+    """It would need a third version of the weights."""
+    config = small_config(training={"clipNorm": None})
+    config["pipeline"]["schedule"] = "PipeDream2BW"
+    with pytest.raises(ConfigurationError, match="more than two versions would be needed"):
+        Job.from_mapping(config).check_ranks(5)
