@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 def test_the_commands_are_these():
     """A new one is a decision."""
-    assert sorted(LAZY) == ["pod", "profile", "run"]
+    assert sorted(LAZY) == ["pod", "profile", "run", "simulate", "trace"]
 
 
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
@@ -32,12 +32,15 @@ def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
     assert found["microbatchSize"] == 2
     assert len(found["layers"]) == 5
     assert [row["backwardSeconds"] == 0 for row in found["layers"]] == [True, True, False, False, False]
+    assert [row["activationBytes"] > 0 for row in found["layers"]] == [False, False, True, True, True]
+    # Two sequences of eight positions of sixteen channels, fp32.
+    assert found["layers"][1]["outputBytes"] == 2 * 8 * 16 * 4
     assert all(
         row["forwardSeconds"] > 0 and row["heldBytes"] >= row["weightBytes"] > 0 for row in found["layers"]
     )
 
 
-@pytest.mark.parametrize("command", ["run", "profile"])
+@pytest.mark.parametrize("command", ["run", "simulate"])
 def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
     """It says which file."""
     import subprocess

@@ -9,6 +9,8 @@ LAZY = {
     "run": "ballast_trainer.cli.run:run",
     "pod": "ballast_trainer.cli.pod:pod",
     "profile": "ballast_trainer.cli.profile:profile",
+    "simulate": "ballast_trainer.cli.simulate:simulate",
+    "trace": "ballast_trainer.cli.trace:trace",
 }
 """Command -> where it lives; importing torch takes seconds, so a command is loaded when it is called."""
 

@@ -1,0 +1,179 @@
+"""``simulate`` and ``trace``: what a configuration will do, from a profile, without ranks."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from ballast_trainer.cli.main import main
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.forecast import LayerRow, forecasts
+from ballast_trainer.runtime.layout import FLOWING, FLUSHING
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LAYER = {
+    "forwardSeconds": 0.01,
+    "backwardSeconds": 0.02,
+    "heldBytes": 400,
+    "weightBytes": 100,
+    "activationBytes": 10,
+    "outputBytes": 5,
+}
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Call a command on a configuration of twelve layers and their profile."""
+
+    def call(command, *arguments, layers=(LAYER,) * 12, schedule="1F1B", **fields):
+        config = {
+            "totalSteps": 10,
+            "model": {"name": "gpt", "layers": 12},
+            "pipeline": {"microbatches": 8, "globalBatchSize": 16, "schedule": schedule},
+            **fields,
+        }
+        (tmp_path / "config.yaml").write_text(json.dumps(config))
+        (tmp_path / "profile.json").write_text(json.dumps({"layers": list(layers)}))
+        files = ["--config", str(tmp_path / "config.yaml"), "--profile", str(tmp_path / "profile.json")]
+        return CliRunner().invoke(main, [command, *files, *arguments])
+
+    return call
+
+
+def simulated(call, *arguments, **fields):
+    result = call("simulate", "--output", "json", *arguments, **fields)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["forecasts"]
+
+
+def test_an_even_1f1b_step_takes_what_the_formula_says(call):
+    """(m + p - 1) t, idle (p - 1) / (m + p - 1), and p - r microbatches in flight on rank r."""
+    (only,) = simulated(call)
+    assert only["partition"] == "start"
+    assert only["stepSeconds"] == pytest.approx((8 + 3) * 3 * 0.03)
+    assert only["formulaSeconds"] == pytest.approx(only["stepSeconds"])
+    assert only["bubble"]["idle"] == pytest.approx(3 / 11)
+    assert only["bubble"]["dynamic"] == pytest.approx(0)
+    assert [rank["inFlight"] for rank in only["ranks"]] == [4, 3, 2, 1]
+    assert [rank["bytes"] for rank in only["ranks"]] == [3 * (400 + k * 10) for k in (4, 3, 2, 1)]
+
+
+def test_weight_versions_cost_memory_where_there_is_no_flush(call):
+    """PipeDream stashes p - r versions, 2BW two; an undisturbed pipeline does a step in m t."""
+    for schedule, versions in (("PipeDream", [4, 3, 2, 1]), ("PipeDream2BW", [2, 2, 2, 2])):
+        (only,) = simulated(call, schedule=schedule, training={"clipNorm": None})
+        assert [rank["weightVersions"] for rank in only["ranks"]] == versions
+        assert [rank["heldBytes"] for rank in only["ranks"]] == [3 * (400 + (v - 1) * 100) for v in versions]
+        assert only["stepSeconds"] == pytest.approx(8 * 3 * 0.03)
+
+
+def test_a_lopsided_model_is_forecast_as_it_starts_and_as_it_is_rebalanced(call):
+    """Layers that cost ten times as much in front: the balanced partition moves them apart."""
+    heavy = {**LAYER, "forwardSeconds": 0.1, "backwardSeconds": 0.2}
+    start, balanced = simulated(call, layers=(heavy, heavy, heavy, *[LAYER] * 9))
+    assert (start["partition"], balanced["partition"]) == ("start", "balanced")
+    assert [rank["layers"] for rank in balanced["ranks"]] == [[[0, 1]], [[1, 2]], [[2, 3]], [[3, 12]]]
+    assert balanced["stepSeconds"] < 0.5 * start["stepSeconds"]
+    assert balanced["imbalance"] < 0.1 < start["imbalance"]
+    assert start["bubble"]["dynamic"] > 0.3
+
+
+def test_transfers_and_the_optimizer_take_their_time(call):
+    """Bytes over the bandwidth at each boundary, and the update after the last backward."""
+    (free,) = simulated(call)
+    (slow,) = simulated(call, "--bandwidth", "500")
+    assert slow["stepSeconds"] >= free["stepSeconds"] + 2 * 3 * 5 / 500 - 1e-12
+    (learns,) = simulated(call, layers=({**LAYER, "optimizerSeconds": 0.05},) * 12)
+    assert learns["stepSeconds"] == pytest.approx(free["stepSeconds"] + 3 * 0.05)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    schedule=st.sampled_from(FLUSHING),
+    seconds=st.lists(st.floats(0.001, 1.0), min_size=8, max_size=16),
+)
+def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
+    """A step takes at least the busiest rank's work; the balanced partition's busiest rank has no more."""
+    config = TrainerConfig.from_mapping(
+        {
+            "totalSteps": 9,
+            "model": {"name": "gpt"},
+            "pipeline": {"microbatches": 8, "globalBatchSize": 8, "schedule": schedule},
+        }
+    )
+    rows = [LayerRow(forward_seconds=second, backward_seconds=2 * second) for second in seconds]
+    found = forecasts(config, rows, ranks=4)
+    for one in found:
+        busiest = max(rank.busy_seconds for rank in one.ranks)
+        assert one.step_seconds >= busiest - 1e-9
+        assert sum(rank.busy_seconds for rank in one.ranks) == pytest.approx(8 * 3 * sum(seconds))
+        assert {layer for rank in one.ranks for cut in rank.layers for layer in range(*cut)} == set(
+            range(len(rows))
+        )
+
+
+@pytest.mark.parametrize("schedule", [*FLUSHING, *FLOWING])
+def test_every_schedule_can_be_traced(call, tmp_path, schedule):
+    """As a chrome trace with every action on its rank, and as text with a line a rank."""
+    out = tmp_path / "trace.json"
+    result = call("trace", "--out", str(out), schedule=schedule, training={"clipNorm": None})
+    assert result.exit_code == 0, result.output
+    actions = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
+    forwards = [event for event in actions if event["cat"] == "forward"]
+    stages = len({event["args"]["stage"] for event in actions})
+    assert {event["tid"] for event in actions} == {0, 1, 2, 3}
+    assert len(forwards) == stages * 8 * (2 if schedule in FLOWING else 1)
+    shown = call("trace", "--even", schedule=schedule)
+    assert [line.split()[:2] for line in shown.stdout.splitlines()] == [
+        ["rank", str(rank)] for rank in range(4)
+    ]
+
+
+def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
+    """.svg is XML that says it is simulated, .csv has a row of actions a rank."""
+    assert call("trace", "--out", str(tmp_path / "trace.svg")).exit_code == 0
+    assert "simulated" in ElementTree.parse(tmp_path / "trace.svg").getroot()[0].text
+    assert call("trace", "--out", str(tmp_path / "trace.csv")).exit_code == 0
+    rows = (tmp_path / "trace.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert rows[0].startswith("0F0,0F1,0F2,0F3,0B0")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "fields", "words"),
+    [
+        ("trace", ["--out", "trace.png"], {}, "ends in none of .json, .svg"),
+        ("simulate", ["--ranks", "13"], {}, "13 stages need as many layers; the profile has 12"),
+        ("simulate", [], {"parallelism": {"tensor": 2}}, "--set parallelism.tensor=1"),
+        ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of 2"),
+        ("simulate", [], {"layers": ({"forwardSeconds": 1},)}, "not a profile"),
+        ("simulate", ["--set", "pipeline.schedule=2F"], {}, "pipeline.schedule"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused_in_words(call, command, arguments, fields, words):
+    """Exit code 2, the field, the reason and what to change."""
+    result = call(command, *arguments, **fields)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_without_a_profile_the_layers_are_measured_first(tmp_path):
+    """Seconds and bytes of a small model; recomputation keeps fewer bytes."""
+    config = {
+        "totalSteps": 10,
+        "model": {"name": "gpt", "layers": 5, "args": {"dim": 16, "heads": 2, "context": 8}},
+        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    kept = {}
+    for recompute in ("false", "true"):
+        arguments = ["--config", str(tmp_path / "config.yaml"), "--ranks", "2", "--output", "json"]
+        result = CliRunner().invoke(
+            main, ["simulate", *arguments, "--set", f"training.recompute={recompute}"]
+        )
+        assert result.exit_code == 0, result.output
+        (first, *_) = json.loads(result.stdout)["forecasts"]
+        assert first["stepSeconds"] > 0
+        kept[recompute] = [rank["activationBytes"] for rank in first["ranks"]]
+    assert all(few < many / 4 for few, many in zip(kept["true"], kept["false"], strict=True))

@@ -1,0 +1,63 @@
+"""``ballast-train simulate``: what a configuration will do on some ranks, without running it."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.cli.forecasting import forecast_options, profile_of, ranks_of
+from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.forecast import Forecast, forecasts, read_rows
+
+
+def _text(found: Forecast) -> str:
+    formula = f", {found.formula_seconds * 1e3:.1f} ms by AMP's formula" if found.formula_seconds else ""
+    lines = [
+        f"{found.name}: {found.schedule}, a step takes {found.step_seconds * 1e3:.1f} ms{formula}",
+        f"  idle {found.bubble.idle:.1%} = schedule {found.bubble.inherent:.1%} + imbalance "
+        f"{found.bubble.dynamic:.1%}; busiest rank {found.imbalance:.1%} over the mean",
+        f"  {'rank':>4} {'layers':>14} {'busy ms':>8} {'in flight':>9} {'versions':>8} {'held MB':>8} "
+        f"{'kept MB':>8} {'all MB':>8}",
+    ]
+    for rank in found.ranks:
+        layers = " ".join(f"{first}-{last - 1}" for first, last in rank.layers)
+        lines.append(
+            f"  {rank.rank:>4} {layers:>14} {rank.busy_seconds * 1e3:8.1f} {rank.in_flight:9} "
+            f"{rank.weight_versions:8} {rank.held_bytes / 1e6:8.1f} {rank.activation_bytes / 1e6:8.1f} "
+            f"{rank.bytes / 1e6:8.1f}"
+        )
+    return "\n".join(lines)
+
+
+@click.command()
+@forecast_options
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def simulate(
+    config_path: Path,
+    assignments: tuple[str, ...],
+    profile_path: Path | None,
+    ranks: int | None,
+    at_step: int,
+    bandwidth: float | None,
+    output: str,
+) -> None:
+    """Predict step time, bubble and memory of each rank; no ranks are started.
+
+    Each rank is taken to be alone on a device as fast as the one that was profiled.
+    """
+    from ballast_trainer.config import TrainerConfig
+
+    try:
+        value = read_config(config_path, assignments)
+        config = TrainerConfig.from_mapping(value)
+        rows = read_rows(profile_of(value, profile_path, at_step=at_step))
+        count = ranks_of(config, ranks, len(rows))
+        found = forecasts(config, rows, ranks=count, bandwidth=bandwidth)
+    except Exception as error:
+        sys.exit(end(reason_of(error), describe(error)))
+    if output == "json":
+        click.echo(json.dumps({"ranks": count, "forecasts": [one.as_json() for one in found]}))
+    else:
+        click.echo("\n".join(_text(one) for one in found))

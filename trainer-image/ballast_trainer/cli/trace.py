@@ -1,0 +1,79 @@
+"""``ballast-train trace``: a configuration's schedule in time, as text, picture or chrome trace."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.cli.forecasting import forecast_options, profile_of, ranks_of
+from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.forecast import forecasts, read_rows, schedule_for
+
+FORMATS = (".json", ".svg", ".txt", ".csv")
+_FLOW_STEPS = 2
+
+
+@click.command()
+@forecast_options
+@click.option(
+    "--even", is_flag=True, help="All stages alike, backwards twice as long as forwards: nothing is measured."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write here: .json for chrome://tracing or Perfetto, .svg, .txt, or .csv as torch reads it. "
+    "Default: text to standard output.",
+)
+def trace(
+    config_path: Path,
+    assignments: tuple[str, ...],
+    profile_path: Path | None,
+    ranks: int | None,
+    at_step: int,
+    bandwidth: float | None,
+    even: bool,
+    out: Path | None,
+) -> None:
+    """Show every action of a step in time, simulated, under the partition that the job starts with.
+
+    Two steps where the schedule has no flush.
+    """
+    from ballast_policies.planning.schedules import (
+        chrome_trace,
+        even_costs,
+        schedule_csv,
+        schedule_svg,
+        simulate,
+        timeline,
+    )
+
+    from ballast_trainer.config import TrainerConfig
+
+    try:
+        if out is not None and out.suffix not in FORMATS:
+            raise ConfigurationError("--out", f"{out} ends in none of {', '.join(FORMATS)}")
+        value = read_config(config_path, assignments)
+        config = TrainerConfig.from_mapping(value)
+        if even:
+            schedule = schedule_for(config, ranks_of(config, ranks, 4), steps=_FLOW_STEPS)
+            played = simulate(schedule, even_costs(schedule.stages))
+        else:
+            rows = read_rows(profile_of(value, profile_path, at_step=at_step))
+            count = ranks_of(config, ranks, len(rows))
+            (found, *_) = forecasts(config, rows, ranks=count, bandwidth=bandwidth, steps=_FLOW_STEPS)
+            played = found.trace
+        text = {
+            ".json": lambda: chrome_trace(played),
+            ".svg": lambda: schedule_svg(played),
+            ".csv": lambda: schedule_csv(played.schedule),
+        }.get(out.suffix if out is not None else "", lambda: timeline(played) + "\n")()
+        if out is not None:
+            out.write_text(text)
+    except Exception as error:
+        sys.exit(end(reason_of(error), describe(error)))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"{out}: {played.schedule.name}, {played.makespan * 1e3:.1f} ms, simulated")

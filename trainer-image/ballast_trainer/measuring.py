@@ -1,0 +1,119 @@
+"""What the layers of a job cost, measured in one process without a pipeline."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from ballast_policies.contract import Directive, Plan, Rank, Stage
+
+from ballast_trainer.config import PipelineConfig, TrainerConfig
+from ballast_trainer.dynamics.registry import build_dynamics
+from ballast_trainer.launch import Job, choose_device
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.runtime.activations import activations_of
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.runtime.precision import check_precision
+from ballast_trainer.runtime.process_group import World
+from ballast_trainer.runtime.profile import Meter, Profile
+from ballast_trainer.runtime.state import Training
+
+
+def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str, Any]:
+    """Seconds and bytes of each layer, in the form that ``ballast plan`` takes.
+
+    Forward and backward are of one microbatch, the optimizer's seconds of one step.  Activations
+    are what is kept from the forward to the backward; with ``recompute`` a layer's input alone.
+
+    Args:
+        config: the job.
+        steps: how many to measure; the median counts.
+        at_step: measure with the changes as they are at this step, from the initial weights.
+
+    Raises:
+        ConfigurationError: a field cannot work.
+    """
+    job = Job.from_mapping(config)
+    torch.set_num_threads(1)
+    training = _whole_model(job.config, job.model)
+    for step in range(at_step + 1):
+        for dynamic in training.dynamics:
+            dynamic.apply(step, training.layers, training.world)
+    training.step = at_step
+    training.rebuild()
+    for number in range(steps + 1):
+        _step(training, at_step + number)
+        if number:
+            # The first step is slower: memory is touched for the first time.
+            training.profile.add(training.meter.seconds())
+    costs = training.profile.costs()
+    assert costs is not None
+    pipeline = job.config.pipeline
+    inputs, _ = (part.chunk(pipeline.microbatches)[0] for part in training.batch())
+    bytes_of = activations_of(training.layers, inputs, training.device)
+    rows = [
+        {
+            "name": f"layer {layer.index}",
+            "forwardSeconds": costs.forward[layer.index] / pipeline.microbatches,
+            "backwardSeconds": costs.backward[layer.index] / pipeline.microbatches,
+            "optimizerSeconds": costs.optimizer[layer.index],
+            "heldBytes": layer.byte_count(),
+            "weightBytes": sum(parameter.nbytes for parameter in layer.module.parameters()),
+            "activationBytes": bytes_of[layer.index].kept,
+            "outputBytes": bytes_of[layer.index].output,
+        }
+        for layer in training.layers
+    ]
+    return {"microbatchSize": pipeline.global_batch_size // pipeline.microbatches, "layers": rows}
+
+
+def _whole_model(config: TrainerConfig, model: Model) -> Training:
+    """The job on this process alone; how it is to be cut and scheduled does not matter here."""
+    pipeline = PipelineConfig(
+        microbatches=config.pipeline.microbatches, global_batch_size=config.pipeline.global_batch_size
+    )
+    device = choose_device(0)
+    check_precision(config.training.precision, device)
+    dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)
+
+    def prepare(index: int, module: torch.nn.Module) -> torch.nn.Module:
+        for dynamic in dynamics:
+            module = dynamic.prepare(index, module)
+        return module
+
+    ranks = (Rank(rank=0, pod="local", address="127.0.0.1", gpu_type="local"),)
+    training = Training(
+        config=dataclasses.replace(config, pipeline=pipeline),
+        model=model,
+        device=device,
+        speed=None,
+        dynamics=dynamics,
+        layers=LayerSet(model, config.training, device, prepare),
+        meter=Meter(model.layer_count, device, None),
+        profile=Profile(model.layer_count),
+        world=World(epoch=1, rank=0, size=1, pods=("local",), device=device),
+        plan=Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=ranks),
+        stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
+    )
+    training.layers.hold(training.layers.make(index) for index in range(model.layer_count))
+    return training
+
+
+def _step(training: Training, step: int) -> None:
+    config, meter = training.config, training.meter
+    meter.start_step(step)
+    assert training.pipeline is not None
+    training.pipeline.run(training.batch())
+    for dynamic in training.dynamics:
+        dynamic.after_backward(training.layers)
+    optimizer_step(
+        training.layers,
+        config.training,
+        meter,
+        step=training.step,
+        total_steps=config.total_steps,
+        squared_norm=squared_gradient_norm(training.layers),
+        loss_scale=training.loss_scale.value,
+    )
+    for dynamic in training.dynamics:
+        dynamic.after_optimizer(training.layers)
