@@ -17,6 +17,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.reporting.console import Reporter, SilentReporter
+from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
 from ballast_trainer.runtime.executor.check import check_execution
 from ballast_trainer.runtime.heartbeat import Heartbeat
@@ -147,6 +148,7 @@ def train(
     speed = emulated_speed(os.environ, model.family)
     device = choose_device(local_rank)
     check_precision(config.training.precision, device)
+    written = WritingReporter(reporter, writers_of(config.metrics)) if rank == 0 else None
     if speed is not None:
         # The emulation counts one thread's CPU seconds.
         torch.set_num_threads(1)
@@ -195,7 +197,7 @@ def train(
     session = Session(
         training,
         liaison=liaison,
-        reporter=reporter if rank == 0 else SilentReporter(),
+        reporter=written or SilentReporter(),
         stop=stop,
         peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
         heartbeat=heartbeat,
@@ -207,3 +209,5 @@ def train(
             heartbeat.close()
         if liaison is not None:
             liaison.close()
+        if written is not None:
+            written.close()

@@ -28,6 +28,8 @@ PLAN_POLL_SECONDS = 0.2
 STORE_WAIT_SECONDS = 120.0
 """How long ranks wait for rank 0's store: pods of a gang need not start together."""
 TERMINATION_LOG = Path("/dev/termination-log")
+METRICS_PORT_ENV = "BALLAST_METRICS_PORT"
+"""Where a pod template's container sets it, rank 0 serves Prometheus metrics on this port."""
 
 
 def _required(name: str) -> str:
@@ -71,6 +73,12 @@ def wait_for_plan(channel: Channel, pod: str, stop: StopSignal) -> tuple[Plan, M
         time.sleep(PLAN_POLL_SECONDS)
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigurationError(METRICS_PORT_ENV, f"{text!r} is not a port")
+    return int(text)
+
+
 def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     channel = _open_channel(job_name, pod)
     # Torch takes seconds to import: do it while the plan is on its way.
@@ -88,6 +96,8 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
             **(value.get("checkpoint") or {}),
             "path": os.environ["BALLAST_CHECKPOINT_PATH"],
         }
+    if os.environ.get(METRICS_PORT_ENV):
+        value["metrics"] = {**(value.get("metrics") or {}), "port": _port(os.environ[METRICS_PORT_ENV])}
     job = Job.from_mapping(value)
     rank = plan.rank_of(pod)
     host = plan.ranks[0].address

@@ -1,1 +1,1 @@
-"""What rank 0 prints: JSON lines for programs, progress for people."""
+"""What rank 0 says: JSON lines for programs, progress for people, writers for dashboards."""

@@ -4,6 +4,8 @@ import json
 import sys
 from typing import Any, Protocol, TextIO
 
+from ballast_trainer.reporting.progress_line import ProgressLine, step_words
+
 
 class Reporter(Protocol):
     """Told of every step and event."""
@@ -46,33 +48,25 @@ class TextReporter:
     def __init__(self, total_steps: int, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stdout
         self._total = total_steps
-        self._moving = self._out.isatty()
-        self._every = 1 if self._moving else max(1, total_steps // 20)
+        self._line = ProgressLine(total_steps, self._out) if self._out.isatty() else None
+        self._every = max(1, total_steps // 20)
 
     def step(self, **fields: Any) -> None:
         """Progress."""
+        if self._line is not None:
+            self._line.show(fields)
+            return
         step = fields["step"]
         if step % self._every and step != self._total:
             return
-        sizes = ",".join(str(stage["endLayer"] - stage["firstLayer"]) for stage in fields["stages"])
-        emulated = f"  emulated x{fields['emulated']:g}" if fields.get("emulated") else ""
-        text = (
-            f"step {step}/{self._total}  loss {fields['loss']:.4f}  "
-            f"{fields['step_seconds'] * 1000:.0f} ms  layers {sizes}{emulated}"
-        )
-        print(
-            f"\r\x1b[K{text}" if self._moving else text,
-            end="" if self._moving else "\n",
-            file=self._out,
-            flush=True,
-        )
+        text = f"step {step}/{self._total}  {'  '.join(step_words(fields))}"
+        print(text, file=self._out, flush=True)
 
     def event(self, name: str, **fields: Any) -> None:
         """One line."""
         details = "  ".join(f"{key}={_short(value)}" for key, value in fields.items())
-        print(
-            f"\r\x1b[K{name}  {details}" if self._moving else f"{name}  {details}", file=self._out, flush=True
-        )
+        erase = ProgressLine.ERASE if self._line is not None else ""
+        print(f"{erase}{name}  {details}", file=self._out, flush=True)
 
 
 def _short(value: Any) -> str:

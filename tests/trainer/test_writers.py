@@ -1,0 +1,246 @@
+"""Where figures go: the console, files, Prometheus, TensorBoard, a writer of the user's own."""
+
+import io
+import itertools
+import json
+import signal
+import socket
+import sys
+import urllib.request
+
+import pytest
+from ballast_trainer.config import MetricsConfig, TrainerConfig
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.reporting.console import JsonReporter, SilentReporter, TextReporter
+from ballast_trainer.reporting.progress_line import ProgressLine
+from ballast_trainer.reporting.prometheus import PrometheusWriter
+from ballast_trainer.reporting.writers import (
+    JsonLinesWriter,
+    TensorBoardWriter,
+    WritingReporter,
+    scalars_of,
+    writers_of,
+)
+
+STAGES = [
+    {"rank": 0, "firstLayer": 0, "endLayer": 3},
+    {"rank": 1, "firstLayer": 3, "endLayer": 8},
+    {"rank": 0, "firstLayer": 8, "endLayer": 9},
+]
+
+
+def fields(step, **more):
+    return {"step": step, "loss": 2.5, "step_seconds": 0.05, "stages": STAGES, "bubble": None, **more}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Recording:
+    def __init__(self):
+        self.seen = []
+
+    def scalars(self, step, values):
+        self.seen.append((step, dict(values)))
+
+    def event(self, name, step, fields):
+        self.seen.append((name, step, dict(fields)))
+
+    def close(self):
+        self.seen.append("closed")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_scalars_are_the_numbers_and_what_the_stages_say():
+    """Nothing that is unknown, no step; ranks and layers of the fullest one."""
+    assert scalars_of(fields(3)) == {"loss": 2.5, "step_seconds": 0.05, "ranks": 2.0, "most_layers": 5.0}
+
+
+def test_writers_get_what_is_printed():
+    """Steps and events reach the console and every writer, then the end."""
+    out, writer = io.StringIO(), Recording()
+    reporter = WritingReporter(JsonReporter(out), [writer])
+    reporter.step(**fields(1))
+    reporter.event("rebalance", step=1, pause_ms=12.0)
+    reporter.close()
+    assert [json.loads(line).get("event") for line in out.getvalue().splitlines()] == [None, "rebalance"]
+    assert writer.seen == [(1, scalars_of(fields(1))), ("rebalance", 1, {"pause_ms": 12.0}), "closed"]
+
+
+def test_a_writer_that_fails_is_dropped_and_training_goes_on(caplog):
+    """A full disk is a warning, once; the other writers go on."""
+
+    class Full(Recording):
+        def scalars(self, step, values):
+            raise OSError("no space left on device")
+
+    healthy = Recording()
+    reporter = WritingReporter(SilentReporter(), [Full(), healthy])
+    for step in (1, 2):
+        reporter.step(**fields(step))
+    assert [step for step, _ in healthy.seen] == [1, 2]
+    assert [record.getMessage() for record in caplog.records] == ["Full is given up: no space left on device"]
+
+
+def test_json_lines_are_appended(tmp_path):
+    """A restart goes on in the same file; each line has its time."""
+    path = tmp_path / "new/metrics.jsonl"
+    for step in (1, 2):
+        writer = JsonLinesWriter(path)
+        writer.scalars(step, {"loss": 1.5})
+        writer.event("checkpoint", step, {"pause_ms": 3.0})
+        writer.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 1, 2, 2]
+    assert all(line["time"] > 0 for line in lines)
+    assert lines[3]["event"] == "checkpoint"
+
+
+def test_prometheus_serves_steps_events_and_pauses():
+    """Over HTTP, as a scraper sees it; what is not known is absent."""
+    port = free_port()
+    writer = PrometheusWriter(port, "127.0.0.1")
+    try:
+        writer.scalars(7, {"loss": 2.5, "step_seconds": 0.05, "ranks": 4.0})
+        writer.event("rebalance", 7, {"pause_ms": 25.0})
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    finally:
+        writer.close()
+    assert "ballast_trainer_step 7.0" in text
+    assert "ballast_trainer_loss 2.5" in text
+    assert "ballast_trainer_ranks 4.0" in text
+    assert 'ballast_trainer_events_total{event="rebalance"} 1.0' in text
+    assert 'ballast_trainer_pause_seconds_bucket{event="rebalance",le="0.03"} 1.0' in text
+    assert "ballast_trainer_step_seconds_count 1.0" in text
+    assert "ballast_trainer_bubble" not in text
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+
+
+def test_a_port_that_is_taken_is_refused_in_words():
+    """Two jobs on one machine need two ports."""
+    port = free_port()
+    first = PrometheusWriter(port, "127.0.0.1")
+    try:
+        with pytest.raises(ConfigurationError, match="another port") as caught:
+            PrometheusWriter(port, "127.0.0.1")
+    finally:
+        first.close()
+    assert caught.value.field == "metrics.port"
+
+
+def test_tensorboard_is_refused_in_words_where_it_is_not_installed(tmp_path, monkeypatch):
+    """With the field and what to install."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard.writer", raising=False)
+    with pytest.raises(ConfigurationError, match="install tensorboard") as caught:
+        TensorBoardWriter(tmp_path)
+    assert caught.value.field == "metrics.tensorboard"
+
+
+def test_tensorboard_files_hold_the_curves(tmp_path):
+    """Where it is installed: scalars by name, and pauses."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorBoardWriter(tmp_path)
+    writer.scalars(1, {"loss": 2.5})
+    writer.event("rebalance", 1, {"pause_ms": 25.0})
+    writer.close()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert read.Scalars("loss")[0].value == 2.5
+    assert read.Scalars("pause_ms/rebalance")[0].value == 25.0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "field", "words"),
+    [
+        ({"port": 0}, "metrics.port", "not a port"),
+        ({"writer": "recording"}, "metrics.writer", "not module:callable"),
+        ({"writer": "json:JSONDecoder"}, "metrics.writer", "without scalars, event, close()"),
+        ({"jsonLines": "/dev/null/metrics"}, "metrics.jsonLines", "cannot write"),
+        ({"tensorBoard": "x"}, "metrics.tensorBoard", "did you mean 'tensorboard'"),
+    ],
+)
+def test_metrics_that_cannot_work_are_refused_with_their_field(metrics, field, words):
+    """Before the first step."""
+    with pytest.raises(ConfigurationError, match=words.replace("(", r"\(").replace(")", r"\)")) as caught:
+        writers_of(
+            TrainerConfig.from_mapping(
+                {"totalSteps": 1, "model": {"name": "gpt"}, "metrics": metrics}
+            ).metrics
+        )
+    assert caught.value.field == field
+
+
+def test_nothing_is_written_unless_asked():
+    """The default has no writer and no port."""
+    assert writers_of(MetricsConfig()) == []
+
+
+def test_the_line_on_a_terminal_moves_and_events_stay():
+    """Bar, loss, speed, layers of each stage and what is left, in place; events on lines of their own."""
+    out = Terminal()
+    clock = itertools.count(0.0, 1.0)
+    line = ProgressLine(60, out, width=120, clock=lambda: next(clock))
+    for step in (10, 20):
+        line.show(fields(step))
+    shown = out.getvalue().split(ProgressLine.ERASE)
+    assert "\n" not in out.getvalue()
+    assert "━" in shown[2]
+    assert "step 20/60 loss 2.5000 50 ms layers 3,5,1 0:04 left" in shown[2]
+
+    out = Terminal()
+    reporter = TextReporter(60, out)
+    reporter.step(**fields(1))
+    reporter.event("rebalance", step=1, pause_ms=12.3456)
+    assert out.getvalue().endswith("\r\x1b[Krebalance  step=1  pause_ms=12.35\n")
+
+
+def test_a_file_gets_a_line_now_and_then():
+    """Without a terminal one step in twenty, the last one, and what is emulated."""
+    out = io.StringIO()
+    reporter = TextReporter(40, out)
+    for step in range(1, 41):
+        reporter.step(**fields(step, emulated=10.0))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 20
+    assert lines[-1] == "step 40/40  loss 2.5000  50 ms  layers 3,5,1  emulated x10"
+
+
+@pytest.mark.processes
+def test_a_run_prints_what_is_promised_and_serves_its_metrics(gang, small_config, tmp_path):
+    """``--log json``: the promised fields; the same figures in the file; a scrape while it trains."""
+    port = free_port()
+    metrics = {"jsonLines": str(tmp_path / "metrics.jsonl"), "port": port}
+    saved = {"path": str(tmp_path / "saved"), "everySteps": 5}
+    running = gang(small_config(totalSteps=100_000, metrics=metrics, checkpoint=saved), ranks=2)
+    running.wait_for_step(6)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    assert "ballast_trainer_ranks 2.0" in text
+    assert 'ballast_trainer_events_total{event="checkpoint"}' in text
+    running.signal("rank-1", signal.SIGTERM)
+    assert set(running.exit_codes().values()) == {75}, running.errors()
+    steps = [line for line in running.lines("rank-0") if "event" not in line]
+    assert {"step", "loss", "step_seconds", "stages"} <= set(steps[0])
+    assert steps[0]["stages"] == [
+        {"rank": 0, "firstLayer": 0, "endLayer": 4},
+        {"rank": 1, "firstLayer": 4, "endLayer": 8},
+    ]
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    assert not running.lines("rank-1")
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    curve = {line["step"]: line["loss"] for line in written if "loss" in line}
+    assert curve == running.losses()
+    assert {line["event"] for line in written if "event" in line} == {"launch", "checkpoint", "ended"}

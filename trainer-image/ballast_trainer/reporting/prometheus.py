@@ -1,0 +1,80 @@
+"""The trainer's own Prometheus metrics, served by rank 0; the operator's are about all jobs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from ballast_trainer.errors import ConfigurationError
+
+_GAUGES = {
+    "loss": "Mean loss of the newest step.",
+    "imbalance": "Busiest rank over the mean of the ranks, less 1.",
+    "bubble": "Idle fraction of the ranks' time.",
+    "ranks": "Ranks that hold layers.",
+    "most_layers": "Layers on the rank that holds most.",
+    "emulated": "Slow-down that is emulated; absent on real devices.",
+}
+_STEP_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_PAUSE_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class PrometheusWriter:
+    """Serves ``/metrics`` on a port of all addresses.
+
+    Attributes:
+        registry: what is served.
+    """
+
+    def __init__(self, port: int, address: str = "0.0.0.0") -> None:
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._step = Gauge("ballast_trainer_step", "Optimizer steps done.", registry=self.registry)
+        self._seconds = Histogram(
+            "ballast_trainer_step_seconds",
+            "Seconds of a step.",
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
+        )
+        self._events = Counter(
+            "ballast_trainer_events", "What happened besides steps.", ["event"], registry=self.registry
+        )
+        self._pauses = Histogram(
+            "ballast_trainer_pause_seconds",
+            "How long training stood still.",
+            ["event"],
+            buckets=_PAUSE_SECONDS,
+            registry=self.registry,
+        )
+        try:
+            self._server, self._thread = start_http_server(port, addr=address, registry=self.registry)
+        except OSError as error:
+            reason = f"{port}: {error}. To fix: another port; on one machine each job needs one of its own"
+            raise ConfigurationError("metrics.port", reason) from error
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Set the gauges."""
+        self._step.set(step)
+        for name, value in values.items():
+            if name == "step_seconds":
+                self._seconds.observe(value)
+            elif name in _GAUGES:
+                self._gauge(name).set(value)
+
+    def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Count it, and how long it stopped the training."""
+        self._events.labels(name).inc()
+        if isinstance(fields.get("pause_ms"), int | float):
+            self._pauses.labels(name).observe(fields["pause_ms"] / 1000)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _gauge(self, name: str) -> Gauge:
+        # Made when there is a figure: what is not known is absent, not 0.
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(f"ballast_trainer_{name}", _GAUGES[name], registry=self.registry)
+        return self._gauges[name]
