@@ -49,7 +49,7 @@ def solve(problem: Instance) -> Answer:
         ends[queue] = starts + seconds[part[queue], j]
         for i in queue[starts == 0]:
             x[at[int(part[i]), j]] = 1.0
-    waited = np.array([problem.problem.jobs[m].elapsed for m in part])
+    waited = problem.elapsed[part]
     exact = bool((problem.gpus[part] == 1).all())
     return Answer(
         x=x,

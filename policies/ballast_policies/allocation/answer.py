@@ -60,16 +60,13 @@ def as_allocation(
     seconds: float,
 ) -> Allocation:
     """The answer in the words of the problem; ``problem`` has the real throughputs."""
-    types, jobs, columns = problem.problem.gpu_types, problem.problem.jobs, problem.columns
-    X = np.zeros((len(jobs), len(types)))
-    alone = columns.second < 0
-    X[columns.first[alone], columns.kind[alone]] = answer.x[alone]
+    types, names, columns = problem.gpu_types, problem.names, problem.columns
+    X = problem.alone(answer.x)
     pairs: dict[str, dict[str, float]] = {}
-    for c in np.flatnonzero(~alone & (answer.x > 0)):
-        name = "+".join(problem.problem.pairs[columns.pair[c]].jobs)
+    for c in np.flatnonzero((columns.second >= 0) & (answer.x > 0)):
+        name = "+".join(problem.pairs[columns.pair[c]].jobs)
         pairs.setdefault(name, {})[types[columns.kind[c]]] = float(answer.x[c])
     speed = problem.throughput(answer.x)
-    names = [job.name for job in jobs]
     status = answer.status
     if status == "optimal" and gap is not None and gap > CERTIFIED_GAP:
         status = "gap"

@@ -12,7 +12,6 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +74,11 @@ def tree(problem: Instance) -> Team:
 
     Where the problem defines no entities, the names that jobs give are entities of weight 1.
     """
-    posed, order = problem.problem, problem.arrival_order()
-    weights, policies, parents = _entities(posed)
+    order = problem.arrival_order()
+    weights, policies, parents = _entities(problem)
     rows: dict[str | None, list[int]] = {name: [] for name in [None, *weights]}
     for m in order:
-        rows[posed.jobs[m].entity].append(int(m))
+        rows[problem.entity_of[m]].append(int(m))
 
     def build(name: str | None) -> Team:
         inside = [child for child, parent in parents.items() if parent == name]
@@ -95,9 +94,9 @@ def tree(problem: Instance) -> Team:
     return build(None)
 
 
-def _entities(problem: Problem) -> tuple[dict[str, float], dict[str, str], dict[str, str | None]]:
+def _entities(problem: Instance) -> tuple[dict[str, float], dict[str, str], dict[str, str | None]]:
     known = problem.entities
-    named = dict.fromkeys(job.entity for job in problem.jobs if job.entity is not None)
+    named = dict.fromkeys(name for name in problem.entity_of if name is not None)
     names = list(known) if known else list(named)
     return (
         {name: known[name].weight if known else 1.0 for name in names},

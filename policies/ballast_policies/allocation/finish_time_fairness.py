@@ -45,13 +45,10 @@ class _Path:
 
 
 def _path(problem: Instance) -> _Path:
-    jobs = problem.problem.jobs
     steps = np.where(problem.runnable, problem.steps(), 0.0)
-    elapsed = np.array([job.elapsed for job in jobs], dtype=float)
     alone = (problem.T * isolated_shares(problem)).sum(axis=1)
-    isolated = np.array([job.isolated_elapsed for job in jobs], dtype=float)
-    isolated += np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
-    return _Path(steps=steps, elapsed=elapsed, isolated=isolated, full=problem.top)
+    isolated = problem.isolated_elapsed + np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
+    return _Path(steps=steps, elapsed=problem.elapsed, isolated=isolated, full=problem.top)
 
 
 def solve(problem: Instance) -> Answer:

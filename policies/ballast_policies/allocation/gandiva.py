@@ -79,13 +79,13 @@ def _pair_up(problem: Instance, runs: list[int]) -> dict[int, int]:
 
 def _gains(problem: Instance) -> dict[tuple[int, int], float]:
     """Sum of relative speeds of each pair, over the types as the cluster is made up."""
-    row = {job.name: m for m, job in enumerate(problem.problem.jobs)}
+    row = {name: m for m, name in enumerate(problem.names)}
     part = problem.capacity / max(1.0, problem.capacity.sum())
     gains = {}
-    for pair in problem.problem.pairs:
+    for pair in problem.pairs:
         a, b = row[pair.jobs[0]], row[pair.jobs[1]]
         total = 0.0
-        for j, gpu_type in enumerate(problem.problem.gpu_types):
+        for j, gpu_type in enumerate(problem.gpu_types):
             first, second = pair.throughput.get(gpu_type, (0.0, 0.0))
             if problem.T[a, j] > 0 and problem.T[b, j] > 0:
                 total += part[j] * (first / problem.T[a, j] + second / problem.T[b, j])

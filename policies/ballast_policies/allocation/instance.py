@@ -1,42 +1,18 @@
 """A problem as arrays: what the policies compute with.
 
-Letters as in the dissertation: T throughput, X shares.  n jobs, k GPU types.  A *column* is one way
-to spend time: a job alone, or a pair of jobs, on one GPU type; x has one entry a column.
+Letters as in the dissertation: T throughput, X shares.  n jobs, k GPU types; x has one entry for each
+of the ``columns``.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.allocation.problem import Problem, ProblemError
+from ballast_policies.allocation.columns import Columns, useful_pairs
+from ballast_policies.allocation.problem import Entity, Pair, Problem, ProblemError
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Columns:
-    """Ways to spend time, as arrays of one length.
-
-    Attributes:
-        first, second: rows of the jobs; ``second`` is -1 where the first runs alone.
-        kind: index of the GPU type.
-        rate_first, rate_second: steps/s of the two while they run so.
-        gpus: GPUs taken while it runs.
-        pair: index into ``problem.pairs``, -1 for a job alone.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-    kind: np.ndarray
-    rate_first: np.ndarray
-    rate_second: np.ndarray
-    gpus: np.ndarray
-    pair: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def take(self, index: np.ndarray) -> "Columns":
-        """The columns at ``index`` (positions or a mask)."""
-        return Columns(**{field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)})
+__all__ = ["Columns", "Instance", "from_arrays", "instance"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,21 +20,37 @@ class Instance:
     """A problem as arrays.
 
     Attributes:
-        problem: what it was made from.
+        gpu_types: (k) names of the types.
+        names: (n) names of the jobs.
         capacity: (k,) GPUs of each type.
         gpus, weights: (n,) of each job.
         T: (n, k) steps/s of each gang alone; 0 where it cannot run or has more GPUs than there are.
         equal: (n,) steps/s on the equal share X_equal = capacity / sum(capacity) (section 5.4.1).
         columns: all ways to spend time.
+        steps_remaining, deadlines: (n,) steps and seconds left; NaN where unknown or none.
+        elapsed, isolated_elapsed: (n,) seconds, as in ``Job``.
+        entity_of: (n) the entity of each job.
+        entities: those that are defined, by name.
+        usd_per_hour: price of one GPU of each type that has one.
+        pairs: what ``columns.pair`` points into.
     """
 
-    problem: Problem
+    gpu_types: tuple[str, ...]
+    names: Sequence[str]
     capacity: np.ndarray
     gpus: np.ndarray
     weights: np.ndarray
     T: np.ndarray
     equal: np.ndarray
     columns: Columns
+    steps_remaining: np.ndarray
+    elapsed: np.ndarray
+    isolated_elapsed: np.ndarray
+    deadlines: np.ndarray
+    entity_of: Sequence[str | None]
+    entities: Mapping[str, Entity]
+    usd_per_hour: Mapping[str, float]
+    pairs: tuple[Pair, ...] = ()
 
     @property
     def runnable(self) -> np.ndarray:
@@ -100,6 +92,12 @@ class Instance:
         values: np.ndarray = self.level_scale * throughput / self.weights
         return values
 
+    def alone(self, x: np.ndarray) -> np.ndarray:
+        """(n, k) share of its time that each job runs alone on each type."""
+        X, alone = np.zeros_like(self.T), self.columns.second < 0
+        X[self.columns.first[alone], self.columns.kind[alone]] = x[alone]
+        return X
+
     def time_used(self, x: np.ndarray) -> np.ndarray:
         """(n,) fraction of its time that each job runs, alone or shared."""
         columns, n = self.columns, len(self.gpus)
@@ -132,10 +130,9 @@ class Instance:
         Raises:
             ProblemError: a job does not say.
         """
-        for job in self.problem.jobs:
-            if job.steps_remaining is None:
-                raise ProblemError(f"jobs[{job.name}].steps_remaining: missing, and this policy needs it")
-        return np.array([job.steps_remaining for job in self.problem.jobs], dtype=float)
+        for m in np.flatnonzero(np.isnan(self.steps_remaining)):
+            raise ProblemError(f"jobs[{self.names[m]}].steps_remaining: missing, and this policy needs it")
+        return self.steps_remaining
 
     def prices(self) -> np.ndarray:
         """(k,) USD per GPU hour of each type.
@@ -143,15 +140,15 @@ class Instance:
         Raises:
             ProblemError: a type has no price.
         """
-        given = self.problem.prices
-        for gpu_type in self.problem.gpu_types:
+        given = self.usd_per_hour
+        for gpu_type in self.gpu_types:
             if gpu_type not in given:
                 raise ProblemError(f"prices.{gpu_type}: missing, and this policy needs it")
-        return np.array([given[gpu_type] for gpu_type in self.problem.gpu_types], dtype=float)
+        return np.array([given[gpu_type] for gpu_type in self.gpu_types], dtype=float)
 
     def arrival_order(self) -> np.ndarray:
         """(n,) rows of the jobs, first come first; equal arrivals in the order of the problem."""
-        return np.argsort([-job.elapsed for job in self.problem.jobs], kind="stable")
+        return np.argsort(-self.elapsed, kind="stable")
 
 
 def _sums(index: np.ndarray, *, weights: np.ndarray, n: int) -> np.ndarray:
@@ -163,12 +160,72 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
     """Arrays of ``problem``; its pairs are left out unless ``space_sharing``."""
     jobs, types = problem.jobs, problem.gpu_types
     n, k = len(jobs), len(types)
-    capacity = np.array([problem.capacity.get(gpu_type, 0) for gpu_type in types], dtype=float)
-    gpus = np.fromiter((job.gpus for job in jobs), float, n)
     rates = (job.throughput.get(gpu_type, 0.0) for job in jobs for gpu_type in types)
-    T = np.fromiter(rates, float, n * k).reshape(n, k)
-    T[gpus[:, None] > capacity[None, :]] = 0.0
+
+    def of_each(field: str) -> np.ndarray:
+        """NaN where a job does not say."""
+        return np.array([getattr(job, field) for job in jobs], dtype=float)
+
+    return from_arrays(
+        gpu_types=types,
+        capacity=np.array([problem.capacity.get(gpu_type, 0) for gpu_type in types], dtype=float),
+        throughput=np.fromiter(rates, float, n * k).reshape(n, k),
+        gpus=of_each("gpus"),
+        weights=of_each("weight"),
+        steps_remaining=of_each("steps_remaining"),
+        elapsed=of_each("elapsed"),
+        isolated_elapsed=of_each("isolated_elapsed"),
+        deadlines=of_each("deadline"),
+        names=[job.name for job in jobs],
+        entity_of=[job.entity for job in jobs],
+        entities=problem.entities,
+        usd_per_hour=problem.prices,
+        pairs=problem.pairs if space_sharing else (),
+    )
+
+
+def from_arrays(
+    *,
+    gpu_types: tuple[str, ...],
+    capacity: np.ndarray,
+    throughput: np.ndarray,
+    gpus: np.ndarray,
+    weights: np.ndarray | None = None,
+    steps_remaining: np.ndarray | None = None,
+    elapsed: np.ndarray | None = None,
+    isolated_elapsed: np.ndarray | None = None,
+    deadlines: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
+    entity_of: Sequence[str | None] | None = None,
+    entities: Mapping[str, Entity] | None = None,
+    usd_per_hour: Mapping[str, float] | None = None,
+    pairs: tuple[Pair, ...] = (),
+) -> Instance:
+    """An instance without a ``Job`` for each job: for callers that keep thousands of jobs in arrays.
+
+    Args:
+        gpu_types: names of the k types.
+        capacity: (k,) GPUs of each.
+        throughput: (n, k) steps/s of each gang; 0: it cannot run there.
+        gpus: (n,) gang sizes.
+        weights: (n,), 1 if left out.
+        steps_remaining: (n,) steps left, NaN where unknown.
+        elapsed: (n,) seconds since arrival, 0 if left out.
+        isolated_elapsed: (n,) seconds on the isolated share, 0 if left out.
+        deadlines: (n,) seconds from now, NaN where there is none.
+        names: of the jobs; their numbers if left out.
+        entity_of: (n) the entity of each job, or None.
+        entities: those that are defined, by name.
+        usd_per_hour: price of one GPU of each type that has one.
+        pairs: pairs that may share GPUs.
+
+    The values are taken as they are: whoever has them from outside makes a ``Problem``, which checks them.
+    """
+    n = len(gpus)
+    capacity, gpus = np.asarray(capacity, dtype=float), np.asarray(gpus, dtype=float)
+    T = np.where(gpus[:, None] > capacity[None, :], 0.0, throughput)
     total = capacity.sum()
+    names = [str(m) for m in range(n)] if names is None else names
     alone, kind = np.nonzero(T)
     nobody = np.full(len(alone), -1)
     columns = Columns(
@@ -180,48 +237,23 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         gpus=gpus[alone],
         pair=nobody,
     )
-    if space_sharing and problem.pairs:
-        shared = _pair_columns(problem, T, gpus)
-        columns = Columns(
-            **{
-                field.name: np.concatenate([getattr(columns, field.name), getattr(shared, field.name)])
-                for field in dataclasses.fields(Columns)
-            }
-        )
+    if pairs:
+        columns = columns.with_others(useful_pairs(gpu_types, names, pairs, T, gpus))
     return Instance(
-        problem=problem,
+        gpu_types=gpu_types,
+        names=names,
         capacity=capacity,
         gpus=gpus,
-        weights=np.fromiter((job.weight for job in jobs), float, n),
+        weights=np.ones(n) if weights is None else np.asarray(weights, dtype=float),
         T=T,
         equal=T @ (capacity / total) if total > 0 else np.zeros(n),
         columns=columns,
-    )
-
-
-def _pair_columns(problem: Problem, T: np.ndarray, gpus: np.ndarray) -> Columns:
-    """Pairs that can be of use: together they do more than taking turns on the same GPUs would.
-
-    Where r1/T1 + r2/T2 <= 1, turns of lengths r1/T1 and r2/T2 give both jobs as much and use no more
-    GPUs and no more of either job's time, so leaving such a pair out changes no optimum.
-    """
-    types, pairs = problem.gpu_types, problem.pairs
-    row = {job.name: m for m, job in enumerate(problem.jobs)}
-    nothing = (0.0, 0.0)
-    rates = np.array(
-        [pair.throughput.get(gpu_type, nothing) for pair in pairs for gpu_type in types], dtype=float
-    ).reshape(len(pairs), len(types), 2)
-    first = np.array([row[pair.jobs[0]] for pair in pairs])
-    second = np.array([row[pair.jobs[1]] for pair in pairs])
-    alone = np.stack([T[first], T[second]], axis=2)
-    together = np.divide(rates, alone, out=np.zeros_like(rates), where=alone > 0).sum(axis=2)
-    which, kind = np.nonzero((together > 1) & (rates > 0).all(axis=2) & (alone > 0).all(axis=2))
-    return Columns(
-        first=first[which],
-        second=second[which],
-        kind=kind,
-        rate_first=rates[which, kind, 0],
-        rate_second=rates[which, kind, 1],
-        gpus=gpus[first[which]],
-        pair=which,
+        steps_remaining=np.full(n, np.nan) if steps_remaining is None else steps_remaining,
+        elapsed=np.zeros(n) if elapsed is None else elapsed,
+        isolated_elapsed=np.zeros(n) if isolated_elapsed is None else isolated_elapsed,
+        deadlines=np.full(n, np.nan) if deadlines is None else deadlines,
+        entity_of=[None] * n if entity_of is None else entity_of,
+        entities=entities or {},
+        usd_per_hour=usd_per_hour or {},
+        pairs=pairs,
     )

@@ -16,7 +16,7 @@ from ballast_policies.allocation.problem import ProblemError
 
 def _value(problem: Instance) -> np.ndarray:
     columns, prices = problem.columns, problem.prices()
-    for gpu_type, price in problem.problem.prices.items():
+    for gpu_type, price in problem.usd_per_hour.items():
         if price == 0:
             raise ProblemError(f"prices.{gpu_type}: 0, and steps per dollar need a positive price")
     value: np.ndarray = (columns.rate_first + columns.rate_second) / (columns.gpus * prices[columns.kind])

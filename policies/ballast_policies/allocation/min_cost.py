@@ -78,8 +78,6 @@ def objective(problem: Instance, x: np.ndarray) -> float:
 
 
 def _usd(problem: Instance, per_step: np.ndarray) -> float:
-    steps = np.array(
-        [1.0 if job.steps_remaining is None else job.steps_remaining for job in problem.problem.jobs]
-    )
+    steps = np.where(np.isnan(problem.steps_remaining), 1.0, problem.steps_remaining)
     runs = np.isfinite(per_step)
     return float(steps[runs] @ per_step[runs])

@@ -50,27 +50,22 @@ def solve(problem: Instance) -> Answer:
         x=problem.feasible(x),
         solver=linear.SOLVER,
         gap=max(0.0, (spent + solution.bound) / spent) if spent > 0 else 0.0,
-        unmet_deadlines=tuple(problem.problem.jobs[m].name for m in np.flatnonzero(late)),
+        unmet_deadlines=tuple(problem.names[m] for m in np.flatnonzero(late)),
     )
 
 
 def _demands(problem: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n,) each: deadline in seconds (0: none), steps/s that keep it, whether it is lost already."""
-    n = len(problem.gpus)
-    deadlines, demand, lost = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
-    fastest = problem.fastest
-    for m, job in enumerate(problem.problem.jobs):
-        if job.deadline is None:
-            continue
-        if job.steps_remaining is None:
-            raise ProblemError(f"jobs[{job.name}].steps_remaining: missing, and its deadline needs it")
-        if job.steps_remaining == 0:
-            continue
-        if job.deadline <= 0 or job.steps_remaining / job.deadline > fastest[m] * (1 + WITHIN_REACH):
-            lost[m] = True
-            continue
-        deadlines[m] = job.deadline
-        demand[m] = min(job.steps_remaining / job.deadline, fastest[m])
+    steps, until, fastest = problem.steps_remaining, problem.deadlines, problem.fastest
+    bound = ~np.isnan(until)
+    for m in np.flatnonzero(bound & np.isnan(steps)):
+        raise ProblemError(f"jobs[{problem.names[m]}].steps_remaining: missing, and its deadline needs it")
+    busy = bound & (steps > 0)
+    needed = np.divide(steps, until, out=np.full(len(steps), np.inf), where=busy & (until > 0))
+    lost = busy & ~(needed <= fastest * (1 + WITHIN_REACH))
+    kept = busy & ~lost
+    deadlines = np.where(kept, until, 0.0)
+    demand = np.where(kept, np.minimum(needed, fastest), 0.0)
     return deadlines, demand, lost
 
 

@@ -89,13 +89,34 @@ def allocate(
         ProblemError: the policy is unknown, or the problem lacks what it needs.
         SolverError: the solver failed.
     """
+    started = time.perf_counter()
+    sharing = policy in POLICIES and (POLICIES[policy].always_shares or space_sharing)
+    real = instance(problem, space_sharing=sharing and not POLICIES[policy].never_shares)
+    answer = solve(policy, real, agnostic=agnostic)
+    assert answer.objective is not None
+    return as_allocation(
+        real,
+        answer,
+        policy=policy,
+        objective=answer.objective,
+        gap=answer.gap,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def solve(policy: str, real: Instance, *, agnostic: bool = False) -> Answer:
+    """As :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs at a time.
+
+    Pairs are used if the instance has them. The answer's x has an entry for each of ``real.columns``
+    (``real.alone(x)`` is the matrix jobs x types); its objective and gap are filled in.
+
+    Raises:
+        ProblemError: the policy is unknown, or the problem lacks what it needs.
+        SolverError: the solver failed.
+    """
     if policy not in POLICIES:
         raise ProblemError(f"policy: {policy!r} is not one of {', '.join(POLICY_NAMES)}")
-    started = time.perf_counter()
     chosen = POLICIES[policy]
-    real = instance(
-        problem, space_sharing=(space_sharing or chosen.always_shares) and not chosen.never_shares
-    )
     seen = type_blind(real) if agnostic else real
     answer = chosen.solve(seen)
     if agnostic and chosen.spreads:
@@ -103,11 +124,6 @@ def allocate(
     objective, gap = answer.objective, answer.gap
     if gap is None and answer.bound is not None:
         gap = relative_gap(chosen.objective(seen, answer.x), answer.bound)
-    return as_allocation(
-        real,
-        answer,
-        policy=policy,
-        objective=chosen.objective(real, answer.x) if objective is None else objective,
-        gap=gap,
-        seconds=time.perf_counter() - started,
+    return dataclasses.replace(
+        answer, objective=chosen.objective(real, answer.x) if objective is None else objective, gap=gap
     )

@@ -13,7 +13,9 @@ HOUR = 3600.0
 def too_young(
     now: float, valid: Mapping[str, Placement], state: RoundState, settings: RoundSettings
 ) -> dict[str, str]:
-    """Gangs that have not run ``min_run_seconds`` yet -> why they stay, in words."""
+    """Gangs that have not run ``min_run_seconds`` yet -> why they stay, in words; within a round: all."""
+    if settings.within_round:
+        return dict.fromkeys(valid, "holds them until the round ends")
     pinned = {}
     for job in valid:
         ran = now - state.running_since.get(job, now)

@@ -62,12 +62,14 @@ class RoundSettings:
         max_moves_per_hour: at most so many running gangs are stopped or moved within an hour; None: no limit.
         keep_free: where a gang waits for others that must be left alone, what comes free is kept for it. Not
             needed within a round whose end lets all of them be stopped.
+        within_round: only free GPUs are handed out; whoever runs holds its GPUs until the round's end.
     """
 
     round_seconds: float = 360.0
     min_run_seconds: float = 0.0
     max_moves_per_hour: int | None = None
     keep_free: bool = True
+    within_round: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
