@@ -130,7 +130,7 @@ class Instance:
         Raises:
             ProblemError: a job does not say.
         """
-        for m in np.flatnonzero(np.isnan(self.steps_remaining)):
+        for m in np.flatnonzero(np.isnan(self.steps_remaining)).tolist():
             raise ProblemError(f"jobs[{self.names[m]}].steps_remaining: missing, and this policy needs it")
         return self.steps_remaining
 

@@ -50,7 +50,7 @@ def solve(problem: Instance) -> Answer:
         x=problem.feasible(x),
         solver=linear.SOLVER,
         gap=max(0.0, (spent + solution.bound) / spent) if spent > 0 else 0.0,
-        unmet_deadlines=tuple(problem.names[m] for m in np.flatnonzero(late)),
+        unmet_deadlines=tuple(problem.names[m] for m in np.flatnonzero(late).tolist()),
     )
 
 
@@ -58,7 +58,7 @@ def _demands(problem: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n,) each: deadline in seconds (0: none), steps/s that keep it, whether it is lost already."""
     steps, until, fastest = problem.steps_remaining, problem.deadlines, problem.fastest
     bound = ~np.isnan(until)
-    for m in np.flatnonzero(bound & np.isnan(steps)):
+    for m in np.flatnonzero(bound & np.isnan(steps)).tolist():
         raise ProblemError(f"jobs[{problem.names[m]}].steps_remaining: missing, and its deadline needs it")
     busy = bound & (steps > 0)
     needed = np.divide(steps, until, out=np.full(len(steps), np.inf), where=busy & (until > 0))
