@@ -56,6 +56,20 @@ Number = TypeVar("Number", int, float)
     help="How shares become rounds: as Gavel's simulator, to compare with its figures, or as the operator.",
 )
 @click.option(
+    "--launch-seconds",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="With --rules ballast: from a gang's grant to its first step.",
+)
+@click.option(
+    "--stop-seconds",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="With --rules ballast: so much later where the gang before it has to save and leave.",
+)
+@click.option(
     "--measure", metavar="FIRST:END", help="Average over these jobs, in order of arrival, as 4000:5000."
 )
 @click.option("--jobs", "per_job", is_flag=True, help="A row for each job.")
@@ -81,6 +95,8 @@ def simulate(
     ideal: bool,
     round_seconds: float,
     rules: str,
+    launch_seconds: float,
+    stop_seconds: float,
     measure: str | None,
     per_job: bool,
     plot: Path | None,
@@ -109,6 +125,8 @@ def simulate(
             seed=seed,
             measure=_window(measure),
             record_timeline=plot is not None,
+            launch_seconds=launch_seconds,
+            stop_seconds=stop_seconds,
         )
         given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
         machines = settings.Cluster(gpus=read_amounts(cluster, "--cluster", int), **given)

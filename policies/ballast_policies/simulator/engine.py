@@ -14,6 +14,7 @@ from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.rounds import NOBODY, Grant, Rounds
 from ballast_policies.simulator.settings import Cluster, Settings, SettingsError
 from ballast_policies.simulator.solving import Shares, Solver
+from ballast_policies.simulator.starts import Starts
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 
@@ -62,6 +63,12 @@ class _Run:
         self.counters = Counters()
         self._solver = Solver(ledger, settings)
         self._rounds = Rounds(ledger, settings)
+        costly = settings.launch_seconds > 0 or settings.stop_seconds > 0
+        self._starts = (
+            Starts(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
+            if costly
+            else None
+        )
         self._arrivals: Iterator[TraceJob] = iter(workload.jobs)
         self._next = next(self._arrivals, None)
         self.begin = self.now = 0.0 if self._next is None else self._next.arrival
@@ -131,6 +138,7 @@ class _Run:
 
     def part_of_round(self) -> None:
         """From one change to the next: within a round only free GPUs are handed out, at its end all are."""
+        before = self._running
         if self.now >= self._round_ends:
             grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
             self._count_leases(grant)
@@ -143,14 +151,18 @@ class _Run:
             self._round_ends = self.now
             return
         rows, columns, rates, part = self._runners(self._running)
-        to_do = self.ledger.left[rows] / rates
+        waits: np.ndarray | float = 0.0
+        if self._starts is not None:
+            self._starts.note(before, self._running, self.now)
+            waits = self._starts.left(rows, self.now)
+        to_do = waits + self.ledger.left[rows] / rates
         until = min(self._round_ends, self.now + float(to_do.min()))
         if self._next is not None:
             until = min(until, self._next.arrival)
         # Compared as times of the clock, so that what ends at ``until`` ends, however the last bit rounds.
         ending = self.now + to_do <= until
         seconds = np.where(ending, to_do, until - self.now)
-        steps = np.where(ending, self.ledger.left[rows], rates * seconds)
+        steps = np.where(ending, self.ledger.left[rows], rates * np.maximum(0.0, seconds - waits))
         self._book(self._running, rows, columns, steps, seconds, part, until=until)
 
     def ideal_stretch(self) -> None:

@@ -112,6 +112,8 @@ class Settings:
         measure: first and one past the last job (in order of arrival) of the averages; the
             simulation ends when these are done. None: all jobs.
         record_timeline: keep who ran where when, for plots.
+        launch_seconds: from a gang's grant to its first step; its GPUs are held and do nothing.
+        stop_seconds: how much later that is where the gang before it has to save and leave.
     """
 
     policy: str
@@ -123,6 +125,8 @@ class Settings:
     seed: int = 0
     measure: tuple[int, int] | None = None
     record_timeline: bool = False
+    launch_seconds: float = 0.0
+    stop_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.round_seconds > 0 and math.isfinite(self.round_seconds)):
@@ -132,3 +136,14 @@ class Settings:
                 f"--measure: {self.measure[0]}:{self.measure[1]} holds no job. To fix: first:end, "
                 "as 4000:5000"
             )
+        for option, seconds in (
+            ("--launch-seconds", self.launch_seconds),
+            ("--stop-seconds", self.stop_seconds),
+        ):
+            if not (seconds >= 0 and math.isfinite(seconds)):
+                raise SettingsError(f"{option}: {seconds} s must be at least 0")
+            if seconds and (self.ideal or self.rules.end_with_last_job):
+                raise SettingsError(
+                    f"{option}: {seconds:g} s: Gavel's rules and ideal shares know of no starts. "
+                    "To fix: --rules ballast, without --ideal"
+                )

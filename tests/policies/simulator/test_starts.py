@@ -1,0 +1,63 @@
+"""What a start costs in the simulation: its GPUs are held, and nothing is done."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.simulator.engine import simulate
+from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.throughput.table import JobType, ThroughputTable
+
+TABLE = ThroughputTable(source="a test", rows={"v100": {"('job', 1)": {"null": 1.0}}})
+SETTINGS = Settings(policy="max-min-fairness", round_seconds=10.0, rules=BALLAST_RULES)
+
+
+def finishes(steps, *, gpus=1, arrivals=None, **settings):
+    jobs = tuple(
+        TraceJob(type=JobType(name="job"), steps=count, arrival=arrival)
+        for count, arrival in zip(steps, arrivals or [0.0] * len(steps), strict=True)
+    )
+    result = simulate(
+        Workload(name="w", jobs=jobs),
+        Cluster(gpus={"v100": gpus}),
+        TABLE,
+        dataclasses.replace(SETTINGS, **settings),
+    )
+    return [job["finish"] for job in result.to_json(per_job=True)["jobs"]]
+
+
+def test_a_gang_that_keeps_its_gpus_pays_its_launch_once():
+    """However many rounds it runs, and whatever leaving costs."""
+    assert finishes([35.0], launch_seconds=4.0, stop_seconds=2.0) == [39.0]
+
+
+def test_gangs_that_take_turns_pay_for_each_turn():
+    """By hand: 9 + 7 steps in two turns; then 6 of one (3 s of change), then 8 of the other (1 s)."""
+    assert finishes([15.0, 15.0], launch_seconds=1.0, stop_seconds=2.0) == [29.0, 38.0]
+
+
+def test_a_gang_that_finds_idle_gpus_does_not_wait_for_others_to_leave():
+    """Who arrives in the middle of a round pays its launch alone."""
+    assert finishes([20.0, 20.0], gpus=2, arrivals=[0.0, 3.0], launch_seconds=1.0, stop_seconds=5.0) == [
+        21,
+        24,
+    ]
+
+
+def test_without_costs_nothing_changes():
+    """Zero is as if there were no such setting."""
+    assert finishes([15.0, 15.0], launch_seconds=0.0, stop_seconds=0.0) == finishes([15.0, 15.0])
+
+
+@pytest.mark.parametrize("settings", [{"ideal": True}, {"rules": GAVEL_RULES}])
+def test_costs_of_starts_are_refused_where_they_would_not_count(settings):
+    """Gavel's rules and ideal shares have none."""
+    with pytest.raises(SettingsError, match=r"--launch-seconds: 1 s.*To fix"):
+        dataclasses.replace(SETTINGS, launch_seconds=1.0, **settings)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_impossible_costs_are_named(seconds):
+    """With the option's name."""
+    with pytest.raises(SettingsError, match="--stop-seconds"):
+        dataclasses.replace(SETTINGS, stop_seconds=seconds)
