@@ -20,6 +20,7 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.instance import Columns, Instance
+from ballast_policies.allocation.merging import merged
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 TIME_LIMIT_SECONDS = 600.0
@@ -90,35 +91,48 @@ def maximise(
             shadow_prices=np.zeros(len(problem.capacity)),
         )
     # Rows in fractions of a job's full speed, and t of order one, so that tolerances mean the same for all.
-    full = problem.top
+    full = np.where(problem.top > 0, problem.top, 1.0)
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
-    status, x, duals = _run(
-        problem.columns,
-        problem.capacity,
-        n,
-        value,
-        base / np.where(full > 0, full, 1.0),
-        slope / np.where(full > 0, full * unit, 1.0),
-        np.where(full > 0, 1.0 / np.where(full > 0, full, 1.0), 1.0),
-        demanded,
-        gain,
-    )
+    same = merged(problem, base, slope, value=value)
+    if same is None:
+        program = _Program(
+            columns=problem.columns,
+            time_first=np.ones(len(problem.columns)),
+            time_second=(problem.columns.second >= 0).astype(float),
+            value=value,
+            base=base / full,
+            slope=slope / (full * unit),
+            scale=1.0 / full,
+        )
+    else:
+        columns, time_first, time_second = same.program()
+        one = same.chosen
+        program = _Program(
+            columns=columns,
+            time_first=time_first,
+            time_second=time_second,
+            value=same.sum_of(value),
+            base=(base / full)[one],
+            slope=(slope / (full * unit))[one],
+            scale=1.0 / full[one],
+        )
+    status, x, level, time, prices = _run(program, problem.capacity, gain)
     if status == highspy.HighsModelStatus.kInfeasible:
         raise InfeasibleError("the demands cannot be met")
     if status != highspy.HighsModelStatus.kOptimal:
         raise SolverError(f"HiGHS ended with {highspy.Highs().modelStatusToString(status)}")
-    d = len(demanded)
-    level = np.zeros(n)
-    level[demanded] = np.maximum(-duals[:d], 0.0) / full[demanded]
+    if same is not None:
+        x = same.spread(x)
+        level, time = (level / same.size)[same.of], (time / same.size)[same.of]
     return certified(
         problem,
         x=problem.feasible(x),
         value=value,
         base=base,
         slope=slope,
-        level=level,
-        time=np.maximum(duals[d : d + n], 0.0),
-        prices=np.maximum(duals[d + n :], 0.0),
+        level=level / full,
+        time=time,
+        prices=prices,
     )
 
 
@@ -167,33 +181,71 @@ def certified(
     return LinearSolution(x=x, t=t, bound=bound, level_duals=level, shadow_prices=prices, cut=available)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Program:
+    """What goes to the solver: jobs or classes of jobs, demands as fractions of full speed.
+
+    Attributes:
+        columns: rates as steps/s of one job at 1, GPUs of all that run.
+        time_first, time_second: (columns,) time that the first and the second spend there at 1.
+        value: (columns,) worth at 1.
+        base, slope: (n,) demands; both 0: no row.
+        scale: (n,) 1 / full speed.
+    """
+
+    columns: Columns
+    time_first: np.ndarray
+    time_second: np.ndarray
+    value: np.ndarray
+    base: np.ndarray
+    slope: np.ndarray
+    scale: np.ndarray
+
+
 def _run(
-    columns: Columns,
-    capacity: np.ndarray,
-    n: int,
-    value: np.ndarray,
-    base: np.ndarray,
-    slope: np.ndarray,
-    scale: np.ndarray,
-    demanded: np.ndarray,
-    gain: float,
-) -> tuple[highspy.HighsModelStatus, np.ndarray, np.ndarray]:
-    """Rows in the order level (times ``scale``), time, capacity; columns x, then t where there is a gain."""
-    c, d, k = len(columns), len(demanded), len(capacity)
+    program: _Program, capacity: np.ndarray, gain: float
+) -> tuple[highspy.HighsModelStatus, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Status, x, and the duals of level (per fraction of full speed), time and capacity; 0 on failure."""
+    demanded = np.flatnonzero((program.base > 0) | (program.slope > 0))
+    c, n, d, k = len(program.columns), len(program.scale), len(demanded), len(capacity)
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
+    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
+    highs.passModel(_model(program, demanded, capacity, gain))
+    highs.run()
+    status = highs.getModelStatus()
+    if status != highspy.HighsModelStatus.kOptimal:
+        return status, np.zeros(c), np.zeros(n), np.zeros(n), np.zeros(k)
+    solution = highs.getSolution()
+    duals = np.array(solution.row_dual)
+    level = np.zeros(n)
+    level[demanded] = np.maximum(-duals[:d], 0.0)
+    time, prices = np.maximum(duals[d : d + n], 0.0), np.maximum(duals[d + n :], 0.0)
+    return status, np.array(solution.col_value)[:c], level, time, prices
+
+
+def _model(program: _Program, demanded: np.ndarray, capacity: np.ndarray, gain: float) -> highspy.HighsLp:
+    """Rows in the order level of the demanded, time, capacity; columns x, then t where there is a gain."""
+    columns = program.columns
+    c, n, d, k = len(columns), len(program.scale), len(demanded), len(capacity)
     level_row = np.full(n, -1)
     level_row[demanded] = np.arange(d)
     here = np.arange(c)
     shared = np.flatnonzero(columns.second >= 0)
     rows = [level_row[columns.first], d + columns.first, d + n + columns.kind]
-    values = [columns.rate_first * scale[columns.first], np.ones(c), columns.gpus]
+    values = [columns.rate_first * program.scale[columns.first], program.time_first, columns.gpus]
     places = [here, here, here]
     if len(shared):
-        rows += [level_row[columns.second[shared]], d + columns.second[shared]]
-        values += [(columns.rate_second * scale[columns.second])[shared], np.ones(len(shared))]
+        second = columns.second[shared]
+        rows += [level_row[second], d + second]
+        values += [columns.rate_second[shared] * program.scale[second], program.time_second[shared]]
         places += [shared, shared]
     if gain:
         rows.append(level_row[demanded])
-        values.append(-slope[demanded])
+        values.append(-program.slope[demanded])
         places.append(np.full(d, c))
     row, entry, place = np.concatenate(rows), np.concatenate(values), np.concatenate(places)
     kept = (row >= 0) & (entry != 0)
@@ -204,26 +256,14 @@ def _run(
     lp.num_col_, lp.num_row_ = width, d + n + k
     lp.sense_ = highspy.ObjSense.kMaximize
     infinite = highspy.kHighsInf
-    lp.col_cost_ = np.concatenate([value, [gain] if gain else []])
+    lp.col_cost_ = np.concatenate([program.value, [gain] if gain else []])
     lp.col_lower_ = np.concatenate([np.zeros(c), [-infinite] if gain else []])
     lp.col_upper_ = np.full(width, infinite)
-    lp.row_lower_ = np.concatenate([base[demanded], np.full(n + k, -infinite)])
+    lp.row_lower_ = np.concatenate([program.base[demanded], np.full(n + k, -infinite)])
     lp.row_upper_ = np.concatenate([np.full(d, infinite), np.ones(n), capacity])
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     counts = np.bincount(place, minlength=width)
     lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     lp.a_matrix_.index_ = row[order].astype(np.int32)
     lp.a_matrix_.value_ = entry[order]
-    highs = highspy.Highs()
-    highs.silent()
-    highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
-    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
-    highs.passModel(lp)
-    highs.run()
-    status = highs.getModelStatus()
-    solution = highs.getSolution()
-    if status != highspy.HighsModelStatus.kOptimal:
-        return status, np.zeros(c), np.zeros(d + n + k)
-    return status, np.array(solution.col_value)[:c], np.array(solution.row_dual)
+    return lp
