@@ -12,6 +12,7 @@ This file is no benchmark itself; the others import it.
 import dataclasses
 import itertools
 import multiprocessing
+import queue
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import build_model
 from ballast_trainer.reporting.console import SilentReporter
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import join, reach_store, serve_store
@@ -43,11 +45,13 @@ class Job:
     """What to run.
 
     Attributes:
-        loads: seconds of one microbatch, shape (steps, layers, 2): forward, backward.
+        loads: seconds of one microbatch, shape (steps, layers, 2): forward, backward. Of a model that
+            computes, only the shape counts.
+        model: as in a configuration; default: layers that sleep.
         ranks: processes at the start.
         bounds: first partition, over the schedule's stages.
         settings: fields of the trainer's configuration besides, e.g. ``rebalance``.
-        replans: (after step, ranks kept or None, bounds): plans that follow one another.
+        replans: (after step, ranks kept, bounds): plans that follow one another.
     """
 
     loads: np.ndarray
@@ -55,6 +59,7 @@ class Job:
     bounds: tuple[int, ...]
     microbatches: int
     schedule: str = "1F1B"
+    model: dict[str, Any] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     replans: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
@@ -64,11 +69,11 @@ class Job:
         return TrainerConfig.from_mapping(
             {
                 "totalSteps": len(self.loads),
-                "model": {"name": "sleeping"},
+                "model": self.model or {"name": "sleeping"},
                 "pipeline": {
                     "schedule": self.schedule,
                     "microbatches": self.microbatches,
-                    "globalBatchSize": self.microbatches,
+                    "globalBatchSize": self.microbatches,  # one sequence each
                 },
                 "rebalance": {"enabled": False},
                 **self.settings,
@@ -242,19 +247,18 @@ def stages(bounds: Any, placement: Any) -> tuple[Stage, ...]:
 def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
     torch.set_num_threads(1)
     config = job.config
-    model = sleeping_model(job.loads.shape[1])
+    model = sleeping_model(job.loads.shape[1]) if job.model is None else build_model(config.model)
     plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     device = torch.device("cpu")
-    loads = StatedLoads(job.loads)
     training = Training(
         config=config,
         model=model,
         device=device,
         speed=None,
-        dynamics=(loads,),
+        dynamics=(StatedLoads(job.loads),) if job.model is None else (),
         layers=LayerSet(model, config.training, device, lambda index, module: module),
-        meter=Meter(model.layer_count, device, None, clock=time.perf_counter),
+        meter=Meter(model.layer_count, device, None, clock=time.perf_counter if job.model is None else None),
         profile=Profile(model.layer_count),
         world=join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60),
         plan=plan,
@@ -280,7 +284,7 @@ def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:
     """Run the job.
 
     Raises:
-        queue.Empty: the ranks did not finish within ``limit_seconds``.
+        RuntimeError: a rank failed, or they did not finish within ``limit_seconds``.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ballast_trainer.preload", "trainer_calibrated"])
@@ -293,10 +297,19 @@ def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:
     ]
     for process in processes:
         process.start()
+    found: dict[int, Ran] = {}
+    deadline = time.monotonic() + limit_seconds
     try:
-        found = {}
-        for _ in processes:
-            rank, *rest = results.get(timeout=limit_seconds)
+        while len(found) < len(processes):
+            try:
+                rank, *rest = results.get(timeout=1.0)
+            except queue.Empty:
+                failed = [process.name for process in processes if process.exitcode]
+                if failed or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"{failed or 'not all ranks'} ended within {limit_seconds} s"
+                    ) from None
+                continue
             found[rank] = Ran(*rest)
     finally:
         for process in processes:

@@ -14,6 +14,7 @@ from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebala
 from ballast_policies.planning.repack import RepackDecision, repack
 from ballast_policies.planning.step_time import (
     bubble,
+    fitted_action_seconds,
     predict_step_seconds,
     simulated_step_seconds,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "diffuse",
     "even_partition",
     "exact_partition",
+    "fitted_action_seconds",
     "imbalance",
     "moves_between",
     "predict_step_seconds",
