@@ -60,6 +60,9 @@ class SolverSettings:
     start_seconds: float = 60.0
     """Time for a fresh solver process to import its libraries and say so."""
 
+    retry_seconds: float = 30.0
+    """After the fallback has decided, the solver is asked again after so long, if not sooner."""
+
     debounce_seconds: float = 0.2
     """Events that arrive within so long of each other share one allocation."""
 

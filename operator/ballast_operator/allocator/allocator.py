@@ -158,6 +158,9 @@ class Allocator:
         solve = await self._solve(policy, inputs, snapshot.unmeasured, started.timestamp())
         round_ = self._rounds.decide(policy, snapshot, solve.allocation, moment=started.timestamp())
         self._next_round, plan_id = self._rounds.next_at, self._rounds.plan_id
+        if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
+            again = started.timestamp() + solve.seconds + self._settings.retry_seconds
+            self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
         wishes = wishes_of(snapshot, round_, solve.allocation, plan_id=plan_id, dry_run=policy.spec.dry_run)
         for key, refusal in snapshot.refusals.items():

@@ -178,7 +178,7 @@ def as_job(
     """The job as the policies see it; times in seconds."""
     status = view.status
     done = (status.progress or {}).get("step", 0)
-    elapsed = 0.0 if view.created is None else max(0.0, (now - view.created).total_seconds())
+    elapsed = 0.0 if view.created is None else (now - view.created).total_seconds()
     return Job(
         name=name,
         throughput=rates,
@@ -187,7 +187,7 @@ def as_job(
         entity=spec.entity,
         # A job that is about to end still counts: its last step is not announced yet.
         steps_remaining=float(max(1, spec.total_steps - done)),
-        elapsed=elapsed,
+        elapsed=max(0.0, elapsed - status.suspended_seconds),
         isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
         deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
     )

@@ -32,6 +32,7 @@ class Solve:
     """An allocation, and how it came about.
 
     Attributes:
+        seconds: from the question to the answer; with the fallback, all of the time that it took.
         outcome: a reason of the policy's condition Solved.
         health: a reason of the policy's condition SolverHealthy.
     """
@@ -75,7 +76,9 @@ class Solver:
         async with self._lock:
             started = time.monotonic()
             try:
-                answer = await self._ask((policy, problem, dict(options or {})), limit)
+                process = await asyncio.wait_for(self._started(), self._settings.start_seconds)
+                asked = time.monotonic()
+                answer = await self._ask(process, (policy, problem, dict(options or {})), limit)
             except TimeoutError:
                 await self.kill()
                 return self._fall_back(
@@ -104,7 +107,7 @@ class Solver:
                     PolicyReason.SOLVER_ANSWERS,
                     f"{value}; greedy allocation used",
                 )
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - asked
             return Solve(
                 allocation=value,
                 outcome=PolicyReason.OPTIMAL,
@@ -123,8 +126,10 @@ class Solver:
         # Closing the transport here keeps its finaliser from running after the loop has ended.
         process._transport.close()  # type: ignore[attr-defined]
 
-    async def _ask(self, question: object, limit_seconds: float) -> tuple[str, Any]:
-        process = await asyncio.wait_for(self._started(), self._settings.start_seconds)
+    @staticmethod
+    async def _ask(
+        process: asyncio.subprocess.Process, question: object, limit_seconds: float
+    ) -> tuple[str, Any]:
         assert process.stdin is not None
         process.stdin.write(encode(question))
         async with asyncio.timeout(limit_seconds):

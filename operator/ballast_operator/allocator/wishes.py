@@ -37,7 +37,9 @@ def wishes_of(
                 launches=launches,
                 plan_id=plan_id,
                 reason=JobReason.WAITING_FOR_CAPACITY,
-                why=why,
+                why=why
+                if _has_share(allocation, name)
+                else f"{allocation.policy} gives it no GPUs yet; {why}",
                 next_best=best,
             )
         else:
@@ -55,6 +57,11 @@ def wishes_of(
                 next_best=best,
             )
     return found
+
+
+def _has_share(allocation: Allocation, name: str) -> bool:
+    """Whether the policy gives the job any time at all: FIFO and AlloX serve some first, others not yet."""
+    return any(share > 0 for share in allocation.allocation.get(name, {}).values())
 
 
 def next_best(allocation: Allocation, snapshot: Snapshot, name: str, *, chosen: str | None) -> str:

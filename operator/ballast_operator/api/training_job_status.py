@@ -182,6 +182,10 @@ class TrainingJobStatus(StatusModel):
     """When the cost was summed up last."""
     isolated: Isolated | None = None
     """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
+    suspended_since: Time | None = None
+    """Since when ``spec.suspend`` is set; absent: it is not."""
+    suspended_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Seconds of earlier suspensions: they do not count as time that the job had to wait."""
     next_launch_at: Time | None = None
     """Not launched before, after a failure of its own doing."""
     finished_at: Time | None = None

@@ -71,12 +71,14 @@ def _entities(value: Any) -> dict[str, Entity]:
     found = {}
     for name, item in value.items():
         where = f"entities.{name}"
-        _object(item, where, ("weight", "policy"))
+        _object(item, where, ("weight", "policy", "parent"))
         fields: dict[str, Any] = {}
         if "weight" in item:
             fields["weight"] = _number(item["weight"], f"{where}.weight")
         if "policy" in item:
             fields["policy"] = _text(item["policy"], f"{where}.policy")
+        if item.get("parent") is not None:
+            fields["parent"] = _text(item["parent"], f"{where}.parent")
         found[name] = Entity(**fields)
     return found
 

@@ -13,6 +13,7 @@ from ballast_operator.steps.outcome import Outcome, Situation, set_condition
 from ballast_operator.steps.running import run_gang
 from ballast_operator.steps.shrinking import carry_on_shrink
 from ballast_operator.steps.stopping import end, stop_gang
+from ballast_operator.steps.suspension import clocked
 from ballast_operator.steps.waiting import wait_or_launch
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
@@ -60,7 +61,7 @@ def decide(
     )
     if view.status.finished:
         return tidy(situation)
-    status = advised(situation)
+    status = clocked(situation, advised(situation))
     return _next_step(dataclasses.replace(situation, view=dataclasses.replace(view, status=status)))
 
 

@@ -86,6 +86,8 @@ def _read_status(text: str) -> JobStatus:
         isolated=None
         if status.isolated is None
         else Isolated(seconds=status.isolated.seconds, step=status.isolated.step),
+        suspended_since=status.suspended_since,
+        suspended_seconds=status.suspended_seconds or 0.0,
         next_launch_at=status.next_launch_at,
         finished_at=status.finished_at,
     )
@@ -161,6 +163,8 @@ def write_status(status: JobStatus) -> dict[str, Any]:
         isolated=None
         if status.isolated is None
         else api.Isolated(seconds=status.isolated.seconds, step=status.isolated.step),
+        suspended_since=status.suspended_since,
+        suspended_seconds=status.suspended_seconds or None,
         next_launch_at=status.next_launch_at,
         finished_at=status.finished_at,
     )

@@ -136,6 +136,7 @@ class JobStatus:
         progress, rebalances, repacks, last_decision: JSON as the CRD has them.
         cost: currency units spent, up to ``cost_at``.
         isolated: how long the progress would have taken on isolated equal shares; None: no progress yet.
+        suspended_since, suspended_seconds: the present suspension, and the earlier ones together.
         next_launch_at: not before, after a failure of its own making.
         finished_at: when it succeeded or failed for good.
     """
@@ -152,6 +153,8 @@ class JobStatus:
     cost: float = 0.0
     cost_at: Time | None = None
     isolated: Isolated | None = None
+    suspended_since: Time | None = None
+    suspended_seconds: float = 0.0
     next_launch_at: Time | None = None
     finished_at: Time | None = None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ballast_operator.app import Operator, Options
 from ballast_operator.kube.client import Cluster
-from ballast_operator.settings import JobSettings, LeaderSettings, Settings
+from ballast_operator.settings import JobSettings, LeaderSettings, Settings, SolverSettings
 
 COUNTED = ("TrainingJob", "Pod", "ConfigMap")
 """Kinds whose writes carry the state; Events, roles and the policy's status follow from it."""
@@ -25,6 +25,7 @@ COUNTED = ("TrainingJob", "Pod", "ConfigMap")
 SETTINGS = Settings(
     leader=LeaderSettings(lease_seconds=6.0, renew_seconds=1.5, fence_seconds=5.0),
     job=JobSettings(progress_seconds=1.0),
+    solver=SolverSettings(retry_seconds=2.0),
 )
 
 

@@ -3,6 +3,7 @@
 import datetime
 
 import pytest
+from ballast_operator.allocator.snapshot import as_job
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import JOB, POLICY
 from ballast_policies.allocation.registry import POLICY_NAMES
@@ -132,6 +133,26 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
     choose(simulation, "max-min-fairness")
     await simulation.tick()
     assert simulation.status("late").condition("OnTime") is None
+
+
+async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
+    """Its clock stands still in suspension, also over an operator's death."""
+    simulation = cluster(objective={"policy": "finish-time-fairness"})
+    simulation.add_job("one", **LONG)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    simulation.start_operator()
+    for _ in range(5):
+        await simulation.tick(seconds=1000.0)
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    status = simulation.status("one")
+    assert status.suspended_since is None
+    assert 5000 <= status.suspended_seconds <= 5000 + 60
+    (view,) = simulation.observer.jobs()
+    elapsed = as_job(view, view.spec, name="one", gpus=2, rates={}, now=simulation.now).elapsed
+    assert elapsed == pytest.approx((simulation.now - START).total_seconds() - status.suspended_seconds)
 
 
 async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator():
