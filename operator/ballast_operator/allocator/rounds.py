@@ -13,10 +13,13 @@ from ballast_policies.allocation.rounds import (
     decide_round,
 )
 
+from ballast_operator.allocator.grants import Grants, Standing
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
 logger = logging.getLogger(__name__)
+
+HOUR = 3600.0
 
 
 class Rounds:
@@ -35,6 +38,7 @@ class Rounds:
         self._accounted_at = 0.0
         self._moves: tuple[float, ...] = ()
         self._number = 0
+        self._grants = Grants()
 
     def decide(
         self, policy: ClusterPolicy, snapshot: Snapshot, allocation: Allocation, *, moment: float
@@ -44,10 +48,16 @@ class Rounds:
         account = self._balance(snapshot, allocation, moment, length)
         # A fresh operator starts in the middle of a round: its start alone moves nobody.
         at_boundary = self.next_at is not None and moment >= self.next_at
-        if at_boundary or self.next_at is None:
+        if self.next_at is None:
             self.next_at = moment + length
+        elif at_boundary:
+            # On the grid: a decision that comes late does not put off the rounds after it.
+            self.next_at += length * (1 + (moment - self.next_at) // length)
         self.next_at = min(self.next_at, moment + length)  # roundSeconds may have been lowered since
         least = policy.spec.moves.min_run_seconds
+        standing = Standing(running=snapshot.running, since=snapshot.running_since)
+        if not at_boundary:
+            standing = self._grants.standing(snapshot, moment=moment)
         decided = decide_round(
             now=moment,
             allocation=allocation,
@@ -56,20 +66,23 @@ class Rounds:
             state=RoundState(
                 received=account.received,
                 promised=account.promised,
-                running=snapshot.running,
-                running_since=snapshot.running_since,
+                running=standing.running,
+                running_since=standing.since,
                 moves=self._moves,
             ),
             settings=RoundSettings(
                 round_seconds=length,
-                # Within a round only free GPUs are handed out: a gang keeps its lease for a round.
-                min_run_seconds=least if at_boundary else max(least, length),
+                min_run_seconds=least,
                 max_moves_per_hour=policy.spec.moves.max_moves_per_hour,
+                within_round=not at_boundary,
+                # What comes free within a round need not wait for its end, if that may stop whom it likes.
+                keep_free=at_boundary or least > 0 or self._scarce_moves(policy, snapshot, moment),
             ),
         )
+        self._grants.remember(decided, snapshot)
         disturbed = len(decided.moved) + len(decided.stopped)
         if disturbed and not policy.spec.dry_run:
-            recent = tuple(at for at in self._moves if moment - at < 3600)
+            recent = tuple(at for at in self._moves if moment - at < HOUR)
             self._moves = (*recent, *([moment] * disturbed))
         self._number += 1
         self.plan_id = f"{policy.metadata.name}-{int(moment)}-{self._number}"
@@ -83,6 +96,11 @@ class Rounds:
             len(decided.waiting),
         )
         return decided
+
+    def _scarce_moves(self, policy: ClusterPolicy, snapshot: Snapshot, moment: float) -> bool:
+        """Whether ``maxMovesPerHour`` may keep the round's end from stopping some of the running gangs."""
+        recent = sum(1 for at in self._moves if moment - at < HOUR)
+        return recent + len(snapshot.running) > policy.spec.moves.max_moves_per_hour
 
     def _balance(self, snapshot: Snapshot, allocation: Allocation, moment: float, length: float) -> Account:
         if self._account is None:

@@ -1,0 +1,55 @@
+"""What a decision has granted and nobody holds yet: it stands until the round ends.
+
+A round takes GPUs from some gangs for others.  Until the ones have saved and gone, the others hold
+nothing, and each pod that ends pokes the allocator.  Decided anew, a waiting gang's claim may lose to one
+that is a second more urgent; both would then pay for a start.  So within a round a grant counts as held,
+and a gang that has been told to go counts as gone.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ballast_policies.allocation.rounds import Placement, Round
+
+from ballast_operator.allocator.snapshot import Snapshot
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Who counts as running in the middle of a round: job -> placement, and since when (epoch seconds)."""
+
+    running: Mapping[str, Placement]
+    since: Mapping[str, float]
+
+
+class Grants:
+    """The grants of the last decision; each holds for one launch of its job."""
+
+    def __init__(self) -> None:
+        self._granted: dict[str, tuple[Placement, int]] = {}
+        self._leaving: dict[str, int] = {}
+
+    def remember(self, decided: Round, snapshot: Snapshot) -> None:
+        """Take down who is to start, and who is to go, by ``decided``."""
+        launches = snapshot.launches
+        self._granted = {
+            job: (placement, launches[job])
+            for job, placement in decided.placements.items()
+            if snapshot.running.get(job) != placement
+        }
+        self._leaving = {
+            job: launches[job]
+            for job, placement in snapshot.running.items()
+            if decided.placements.get(job) != placement
+        }
+
+    def standing(self, snapshot: Snapshot, *, moment: float) -> Standing:
+        """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""
+        wanted = {gang.job: gang for gang in snapshot.gangs}
+        stays = [job for job in snapshot.running if self._leaving.get(job) != snapshot.launches[job]]
+        running = {job: snapshot.running[job] for job in stays}
+        since = {job: snapshot.running_since[job] for job in stays}
+        for job, (placement, launch) in self._granted.items():
+            if job in wanted and job not in running and snapshot.launches[job] == launch:
+                running[job], since[job] = placement, moment
+        return Standing(running=running, since=since)
