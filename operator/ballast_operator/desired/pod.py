@@ -18,6 +18,9 @@ COMMAND = ["ballast-train", "pod"]
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's last words unless the template says otherwise."""
 
+USUAL_GRACE_SECONDS = 30
+"""From SIGTERM to SIGKILL unless the template says otherwise; Kubernetes' own default."""
+
 
 def pod_object(
     view: JobView, spec: JobSpec, held: Held, *, rank: int, slot: Slot, gpu_resource: str
@@ -32,7 +35,10 @@ def pod_object(
         metadata["annotations"] = dict(wanted["annotations"])
     content = pod["spec"]
     containers = content.get("containers") or [{"name": "trainer"}]
-    content["containers"] = [_trainer(view, spec, containers[0], gpu_resource), *containers[1:]]
+    grace = content.get("terminationGracePeriodSeconds")
+    stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
+    trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds)
+    content["containers"] = [trainer, *containers[1:]]
     content["restartPolicy"] = "Never"
     content["serviceAccountName"] = trainer_account(view.name)
     content["affinity"] = pinned(content.get("affinity") or {}, slot.node)
@@ -66,7 +72,9 @@ def pinned_node(pod: Object) -> str:
     return ""
 
 
-def _trainer(view: JobView, spec: JobSpec, container: dict[str, Any], gpu_resource: str) -> dict[str, Any]:
+def _trainer(
+    view: JobView, spec: JobSpec, container: dict[str, Any], gpu_resource: str, stop_seconds: int
+) -> dict[str, Any]:
     container = dict(container)
     if not container.get("command") and not container.get("args"):
         container["command"] = list(COMMAND)
@@ -80,6 +88,8 @@ def _trainer(view: JobView, spec: JobSpec, container: dict[str, Any], gpu_resour
             "name": "BALLAST_TERMINATION_LOG",
             "value": container.get("terminationMessagePath", TERMINATION_LOG),
         },
+        # How long the trainer has to save after SIGTERM: an eviction, a spot notice.
+        {"name": "BALLAST_STOP_SECONDS", "value": str(max(1, stop_seconds))},
     ]
     users = list(container.get("env") or [])
     named = {variable["name"] for variable in users}

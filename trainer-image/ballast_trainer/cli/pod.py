@@ -19,7 +19,7 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
 from ballast_trainer.errors import ConfigurationError, Stopped
-from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 from ballast_trainer.warm_start import start_warm
 
 logger = logging.getLogger("ballast_trainer.pod")
@@ -136,8 +136,8 @@ def pod() -> None:
     log = Path(os.environ.get("BALLAST_TERMINATION_LOG", os.fspath(TERMINATION_LOG)))
     log_or_none = log if log.exists() else None
     stop = StopSignal()
-    stop.install()
     try:
+        stop.install(seconds=stop_seconds(), overdue=end_on_lost_peer(log_or_none))
         code = _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), stop, log_or_none)
     except Exception as error:
         reason = ExitReason.STOPPED if stop.received else reason_of(error)

@@ -12,7 +12,7 @@ from ballast_policies.contract import Directive, ExitReason, Plan, Rank
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
-from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 
 logger = logging.getLogger("ballast_trainer.run")
 
@@ -53,7 +53,7 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 
     stop = StopSignal()
-    stop.install(interactive=True)
+    stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
     if single_process:
         # The whole model in one process is what a mesh of ranks is compared with.
         config = {key: value for key, value in config.items() if key != "parallelism"}

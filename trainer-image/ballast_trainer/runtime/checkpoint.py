@@ -68,6 +68,7 @@ class Checkpoints:
         self._keep = keep
         self._layer_count = layer_count
         self._seed = seed
+        self._corrupt: set[str] = set()
 
     def save(
         self, world: World, layers: LayerSet, step: int, *, loss_scale: tuple[float, int] = (1.0, 0)
@@ -79,7 +80,7 @@ class Checkpoints:
         """
         final = self._path / f"{_PREFIX}{step:08d}"
         temporary = self._path / f".{final.name}.partial"
-        if world.from_rank_0(final.exists()):
+        if world.from_rank_0(world.rank == 0 and self._is_there(final)):
             return
         failure = None
         if world.rank == 0:
@@ -109,7 +110,11 @@ class Checkpoints:
                 loss_scale=loss_scale,
             )
             _write_durably(temporary / MANIFEST, json.dumps(dataclasses.asdict(manifest)))
+            if final.exists():
+                shutil.rmtree(final)
+                self._corrupt.discard(final.name)
             temporary.rename(final)
+            _sync_folder(self._path)
             self._prune()
         world.from_rank_0(None)
 
@@ -156,21 +161,34 @@ class Checkpoints:
 
     def _newest(self) -> Manifest | None:
         for path in self._complete():
-            reason = None
-            try:
-                manifest = Manifest(**json.loads((path / MANIFEST).read_text()))
-                wrong = [name for name, crc in manifest.files.items() if _checksum(path / name) != crc]
-                if wrong:
-                    reason = f"{', '.join(wrong)} changed since it was written"
-            except (OSError, ValueError, TypeError) as error:
-                reason = str(error)
-            if reason is None:
+            manifest = self._whole(path)
+            if manifest is not None:
                 return manifest
-            logger.warning("skipping the corrupt checkpoint %s: %s", path, reason)
+        return None
+
+    def _is_there(self, path: Path) -> bool:
+        return path.exists() and self._whole(path) is not None
+
+    def _whole(self, path: Path) -> Manifest | None:
+        """The manifest of a checkpoint whose files are as they were written; else None, with a warning."""
+        try:
+            manifest = Manifest(**json.loads((path / MANIFEST).read_text()))
+            wrong = [name for name, crc in manifest.files.items() if _checksum(path / name) != crc]
+        except (OSError, ValueError, TypeError) as error:
+            reason = str(error)
+        else:
+            if not wrong:
+                return manifest
+            reason = f"{', '.join(wrong)} changed since it was written"
+        logger.warning("skipping the corrupt checkpoint %s: %s", path, reason)
+        self._corrupt.add(path.name)
         return None
 
     def _prune(self) -> None:
-        for path in self._complete()[self._keep :]:
+        """Remove corrupt ones, and whole ones but the newest: a corrupt one takes no whole one's place."""
+        whole = [path for path in self._complete() if path.name not in self._corrupt]
+        corrupt = [path for path in self._complete() if path.name in self._corrupt]
+        for path in whole[self._keep :] + corrupt:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -179,6 +197,15 @@ def _write_durably(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename last through a loss of power."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _dcp_save(world: World, state: dict[str, torch.Tensor], path: Path) -> None:

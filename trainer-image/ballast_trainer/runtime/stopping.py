@@ -1,7 +1,25 @@
-"""SIGTERM: finish the step, save, leave."""
+"""SIGTERM: finish the step, save, leave; and say so in words where that takes longer than there is time.
 
+A spot notice or an eviction gives a pod ``terminationGracePeriodSeconds``, then kills it.  Python
+handles a signal between two bytecodes of the main thread, which may wait for another rank inside
+torch; so a thread of its own is told by the C handler at once and watches the time.
+"""
+
+import os
 import signal
+import socket
+import threading
+import time
 import types
+from collections.abc import Callable, Mapping
+
+from ballast_trainer.errors import ConfigurationError
+
+STOP_SECONDS_ENV = "BALLAST_STOP_SECONDS"
+"""Seconds from SIGTERM to SIGKILL; the operator sets it from the pod's grace period."""
+
+LEAVE_SECONDS = 2.0
+"""Of these, so many are kept for leaving: the termination message, and the kubelet's own delays."""
 
 
 class StopSignal:
@@ -10,13 +28,62 @@ class StopSignal:
     def __init__(self) -> None:
         self.received = False
 
-    def install(self, *, interactive: bool = False) -> None:
-        """Listen to SIGTERM from now on; ``interactive`` to the first Ctrl-C too."""
+    def install(
+        self,
+        *,
+        interactive: bool = False,
+        seconds: float | None = None,
+        overdue: Callable[[str], None] | None = None,
+    ) -> None:
+        """Listen to SIGTERM from now on.
+
+        Args:
+            interactive: listen to the first Ctrl-C too.
+            seconds: how long after SIGTERM the process is killed; None: it is not.
+            overdue: called on a thread of its own, with what happened, a little before that; must end
+                the process.
+        """
         signal.signal(signal.SIGTERM, self._receive)
         if interactive:
             signal.signal(signal.SIGINT, self._receive)
+        if seconds is not None and overdue is not None:
+            told, self._tell = socket.socketpair()
+            self._tell.setblocking(False)
+            signal.set_wakeup_fd(self._tell.fileno(), warn_on_full_buffer=False)
+            arguments = (told, seconds, overdue)
+            threading.Thread(target=self._watch, args=arguments, name="stop-deadline", daemon=True).start()
 
     def _receive(self, number: int, frame: types.FrameType | None) -> None:
         self.received = True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _watch(self, told: socket.socket, seconds: float, overdue: Callable[[str], None]) -> None:
+        while signal.SIGTERM not in told.recv(64):
+            pass
+        self.received = True
+        usable = max(0.0, seconds - LEAVE_SECONDS)
+        time.sleep(usable)
+        overdue(
+            f"told to stop, but the state is not saved {usable:g} s later: the step or the save is slower, "
+            "or another rank does not answer; the newest checkpoint counts. To fix: a longer "
+            "terminationGracePeriodSeconds, or a smaller checkpoint.everySteps"
+        )
+
+
+def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
+    """How long after SIGTERM this process is killed, where the environment says.
+
+    Raises:
+        ConfigurationError: it is not a number of seconds.
+    """
+    text = environment.get(STOP_SECONDS_ENV)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise ConfigurationError(STOP_SECONDS_ENV, f"{text!r} is not a number of seconds") from error
+    if not seconds > 0:
+        raise ConfigurationError(STOP_SECONDS_ENV, f"{text} is not above 0")
+    return seconds

@@ -1,0 +1,176 @@
+"""Told to stop with a deadline; checkpoints that were damaged; restarts with more ranks than before."""
+
+import json
+import signal
+
+import pytest
+import torch
+from ballast_policies.contract import ExitCode
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.config import TrainingConfig
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import World
+from ballast_trainer.runtime.stopping import LEAVE_SECONDS, stop_seconds
+from ballast_trainer.testing import local_plan
+from torch import nn
+
+PODS = ["job-1-0", "job-1-1", "job-1-2"]
+ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+
+
+@pytest.fixture
+def launch(pods, tmp_path):
+    """Start the three pods of a job with a checkpoint folder."""
+
+    def start(config, *, network, environment):
+        folder = tmp_path / "channel"
+        folder.mkdir()
+        saved = {"path": str(tmp_path / "saved"), "everySteps": 5}
+        (folder / "config.json").write_text(json.dumps({**config, "checkpoint": saved}))
+        DirectoryChannel(folder).publish(local_plan(PODS, network=network))
+        for pod in PODS:
+            pods.start_pod(pod, folder, environment)
+        pods.wait_for_step(3, "job-1-0")
+
+    return start
+
+
+@pytest.mark.processes
+def test_a_spot_notice_is_answered_by_a_checkpoint_within_its_grace_period(
+    pods, launch, small_config, tmp_path
+):
+    """SIGTERM to the pod of one node, with time enough: all save the same step and exit STOPPED."""
+    launch(small_config(totalSteps=100_000), network=31, environment={"BALLAST_STOP_SECONDS": "60"})
+    pods.signal("job-1-1", signal.SIGTERM)
+    assert set(pods.exit_codes().values()) == {ExitCode.STOPPED}, pods.errors()
+    (step,) = {pods.termination(pod)["step"] for pod in PODS}
+    assert (tmp_path / f"saved/step-{step:08d}/manifest.json").exists()
+
+
+@pytest.mark.processes
+def test_a_state_that_cannot_be_saved_in_time_is_told_before_the_kill(pods, launch, small_config):
+    """One rank hangs while another is told to stop, waiting inside torch: it leaves in words, by itself."""
+    launch(
+        small_config(totalSteps=100_000),
+        network=32,
+        environment={"BALLAST_STOP_SECONDS": str(LEAVE_SECONDS + 1), "BALLAST_HANG_SECONDS": "80"},
+    )
+    pods.signal("job-1-2", signal.SIGSTOP)
+    pods.signal("job-1-1", signal.SIGTERM)
+    assert pods.exit_code("job-1-1") == ExitCode.PEER_LOST, pods.errors()
+    message = pods.termination("job-1-1")
+    assert "told to stop, but the state is not saved 1 s later" in message["message"]
+    assert "terminationGracePeriodSeconds" in message["message"]
+
+
+@pytest.mark.processes
+def test_a_job_resumes_with_more_ranks_than_it_had(gang, small_config, single_process_losses, tmp_path):
+    """Two ranks save, four go on: the same curve."""
+    config = small_config(totalSteps=16)
+    saved = {"path": str(tmp_path / "saved"), "everySteps": 8}
+    first = gang({**config, "totalSteps": 8, "checkpoint": saved}, ranks=2)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    more = gang({**config, "checkpoint": saved}, ranks=4)
+    assert set(more.exit_codes().values()) == {0}, more.errors()
+    assert more.events("launch")[0]["resumed_from_step"] == 8
+    curve, reference = {**first.losses(), **more.losses()}, single_process_losses(config)
+    assert max(abs(curve[step] - reference[step]) for step in reference) < 1e-5
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+def test_a_deadline_that_is_none_is_refused(text):
+    """With the variable's name."""
+    with pytest.raises(ConfigurationError, match="BALLAST_STOP_SECONDS"):
+        stop_seconds({"BALLAST_STOP_SECONDS": text})
+    assert stop_seconds({}) is None
+    assert stop_seconds({"BALLAST_STOP_SECONDS": "30"}) == 30.0
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Checkpoints of one small layer, and that layer."""
+    model = Model(layer_count=1, build_layer=lambda index: nn.Linear(4, 4), loss=nn.functional.mse_loss)
+    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
+    layers.hold([layers.make(0)])
+
+    def make(keep=2):
+        return Checkpoints(str(tmp_path / "saved"), keep=keep, layer_count=1, seed=0)
+
+    return make, layers, tmp_path / "saved"
+
+
+def damage(folder, step):
+    (shard, *_) = sorted((folder / f"step-{step:08d}").glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 0xFF
+    shard.write_bytes(bytes(data))
+
+
+def names(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+def test_a_corrupt_checkpoint_is_written_anew_when_its_step_comes_again(store, caplog):
+    """Resumed from the one before, the job reaches the damaged step once more."""
+    make, layers, folder = store
+    first = make()
+    for step in (5, 10):
+        first.save(ALONE, layers, step)
+    damage(folder, 10)
+    again = make()
+    assert again.newest(ALONE).step == 5
+    assert "skipping the corrupt checkpoint" in caplog.text
+    again.save(ALONE, layers, 10)
+    assert make().newest(ALONE).step == 10
+    assert names(folder) == [5, 10]
+
+
+def test_a_corrupt_checkpoint_takes_no_whole_ones_place(store):
+    """``keep`` counts what can be loaded; what cannot goes first."""
+    make, layers, folder = store
+    first = make(keep=2)
+    for step in (5, 10):
+        first.save(ALONE, layers, step)
+    damage(folder, 10)
+    again = make(keep=2)
+    assert again.newest(ALONE).step == 5
+    again.save(ALONE, layers, 15)
+    assert names(folder) == [5, 15]
+
+
+def test_a_whole_checkpoint_of_the_step_is_left_alone(store):
+    """Saving a step twice writes once."""
+    make, layers, folder = store
+    make().save(ALONE, layers, 5)
+    written = {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()}
+    make().save(ALONE, layers, 5)
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()} == written
+
+
+def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkeypatch):
+    """A writer that dies half-way leaves nothing under a final name; the next one clears up after it."""
+    make, layers, folder = store
+    make().save(ALONE, layers, 5)
+
+    def fails(path, text):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ballast_trainer.runtime.checkpoint._write_durably", fails)
+        with pytest.raises(OSError, match="no space"):
+            make().save(ALONE, layers, 10)
+    assert names(folder) == [5]
+    assert make().newest(ALONE).step == 5
+    make().save(ALONE, layers, 10)
+    assert names(folder) == [5, 10]
+    assert not list(folder.glob(".*"))
+
+
+def test_the_fp16_loss_scale_is_part_of_a_checkpoint(store):
+    """Factor and steps since it changed."""
+    make, layers, _ = store
+    make().save(ALONE, layers, 5, loss_scale=(1024.0, 7))
+    assert tuple(make().newest(ALONE).loss_scale) == (1024.0, 7)
