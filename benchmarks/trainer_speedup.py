@@ -18,13 +18,13 @@ Simulated: 1,600 steps; loads change every 10 until five eighths of the training
 decision is taken every 20, the default, and each move costs the pause of 50 ms.
 
 Run: real ranks whose layers sleep (``trainer_calibrated.py``). The training is eight stretches of equal
-loads; a stretch stands for 100 steps. Static runs do one step of each and count it 100 times. The
-rebalanced run does three of each and decides after each; since the default is to look every 20 steps, the
-step before the move counts 10 times and the mean of those after it 90 times. Its overhead is printed apart,
+loads; a stretch stands for 100 steps. Static runs do two steps of each and count the faster one 100 times.
+The rebalanced run does three of each and decides after each; since the default is to look every 20 steps, the
+step before the move counts 10 times and the faster one after it 90 times. Its overhead is printed apart,
 in seconds a decision and a move, and as a share of the time between two decisions at the default interval.
-``with_costs`` is what the simulator says of the run, once it is told what an action and a transfer
-cost on this machine (``trainer_prediction.py`` measures them): four ranks share two cores, so each
-microbatch takes milliseconds besides its layers, which no partition saves.
+``expected`` is what the simulator says of the run's own partitions, once it is told what an action costs
+besides its layers here (as in ``trainer_prediction.py``, from the first step): four ranks share two
+cores, so each microbatch takes milliseconds that no partition saves.
 
 The target is 90 % of what is allowed, and an overhead under 3 %.
 """
@@ -36,7 +36,13 @@ import time
 import click
 import numpy as np
 import trainer_calibrated
-from ballast_policies.planning import decide_rebalance, even_partition, exact_partition
+from ballast_policies.planning import (
+    Partition,
+    decide_rebalance,
+    even_partition,
+    exact_partition,
+    fitted_action_seconds,
+)
 from ballast_policies.planning.balancers import refine
 from ballast_policies.planning.step_time import simulated_step_seconds
 from ballast_trainer.runtime.profile import KEPT_STEPS, MEASURED_EVERY, Meter
@@ -79,9 +85,12 @@ def largest(loads, partition):
     return sum(count * partition.loads(row.sum(axis=1)).max() for row, count in stretches(loads))
 
 
-def simulated_step(row, partition, microbatches):
+def simulated_step(row, partition, microbatches, action_seconds=0.0):
     return simulated_step_seconds(
-        microbatches * partition.loads(row[:, 0]), microbatches * partition.loads(row[:, 1]), microbatches
+        microbatches * partition.loads(row[:, 0]),
+        microbatches * partition.loads(row[:, 1]),
+        microbatches,
+        action_seconds=action_seconds,
     )
 
 
@@ -118,17 +127,26 @@ def run(loads, splits, microbatches):
     """Measured seconds of the training by way, and the overhead of the rebalanced one."""
     ranks = splits["start"].ranks
     rows, counts = zip(*stretches(loads), strict=True)
-    spent = {}
+    whole = STEPS_A_STRETCH * np.array(counts)
+    first = rows[0]
+    spent, expected = {}, {}
+    action = 0.0
     for name, split in splits.items():
         job = trainer_calibrated.Job(
             # The first step warms up.
-            loads=np.stack([rows[-1], *rows]),
+            loads=np.concatenate([rows[:1], np.repeat(rows, 2, axis=0)]),
             ranks=ranks,
             bounds=split.bounds,
             microbatches=microbatches,
         )
         seconds = list(trainer_calibrated.run(job).step_seconds().values())[1:]
-        spent[name] = STEPS_A_STRETCH * np.dot(counts, seconds)
+        faster = np.array(seconds).reshape(-1, 2).min(axis=1)
+        spent[name] = np.dot(whole, faster)
+        if name == "start":
+            action = fitted_action_seconds(
+                faster[0], lambda each: simulated_step(first, splits["start"], microbatches, each)
+            )
+        expected[name] = np.dot(whole, [simulated_step(row, split, microbatches, action) for row in rows])
     job = trainer_calibrated.Job(
         loads=np.concatenate([rows[:1], np.repeat(rows, 3, axis=0)]),
         ranks=ranks,
@@ -137,10 +155,18 @@ def run(loads, splits, microbatches):
         settings={"rebalance": {"enabled": True, "everySteps": 1}},
     )
     ran = trainer_calibrated.run(job)
-    seconds = np.array(list(ran.step_seconds().values())[1:]).reshape(-1, 3)
-    before, after = seconds[:, 0], seconds[:, 1:].mean(axis=1)
-    later = STEPS_A_STRETCH - STEPS_BEFORE_A_MOVE
-    spent["rebalanced"] = np.dot(counts, STEPS_BEFORE_A_MOVE * before + later * after)
+    lines = [line for line in ran.lines if "event" not in line][1:]
+    simulated = [
+        simulated_step(row, bounds_of(line), microbatches, action)
+        for row, line in zip(np.repeat(rows, 3, axis=0), lines, strict=True)
+    ]
+    for found, seconds in ((spent, [line["step_seconds"] for line in lines]), (expected, simulated)):
+        each = np.array(seconds).reshape(-1, 3)
+        found["rebalanced"] = np.dot(
+            whole,
+            each[:, 0] * STEPS_BEFORE_A_MOVE / STEPS_A_STRETCH
+            + each[:, 1:].min(axis=1) * (1 - STEPS_BEFORE_A_MOVE / STEPS_A_STRETCH),
+        )
     steps = STEPS_A_STRETCH * sum(counts)
     moves = len(ran.events("rebalance"))
     # After a change eight steps are measured by layer, then one in eight.
@@ -161,7 +187,13 @@ def run(loads, splits, microbatches):
             "whole": round(100 * sum(each.values()) / interval, 3),
         },
     }
-    return spent, overhead
+    overhead["action_milliseconds"] = round(1000 * float(action), 2)
+    return spent, expected, overhead
+
+
+def bounds_of(line):
+    """The partition of a step line."""
+    return Partition(bounds=(0, *(stage["endLayer"] for stage in line["stages"])))
 
 
 def profile_seconds(layers, ranks, microbatches):
@@ -183,9 +215,9 @@ def shares(spent, allowed):
     for name in ("start", "hindsight"):
         reached = spent[name] / spent["rebalanced"]
         row[name] = {
-            "reached": round(reached, 3),
+            "reached": round(float(reached), 3),
             "allowed": round(allowed[name], 3),
-            "percent": round(100 * reached / allowed[name], 1),
+            "percent": round(float(100 * reached / allowed[name]), 1),
         }
     return row
 
@@ -222,10 +254,11 @@ def measure(case, *, ranks, layers, microbatches, simulate_only):
             "start": even_partition(layers, ranks),
             "hindsight": hindsight(loads, ranks, microbatches),
         }
-        spent, overhead = run(loads, splits, microbatches)
+        spent, expected, overhead = run(loads, splits, microbatches)
         row["run"] = {
             "layers": trainer_calibrated.SAYS,
             **shares(spent, allowed_ratios(loads, splits)),
+            "expected": {name: round(float(expected[name] / expected["rebalanced"]), 3) for name in splits},
             "overhead": overhead,
         }
     return row
