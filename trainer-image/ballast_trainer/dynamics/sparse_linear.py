@@ -92,18 +92,19 @@ class PrunableLinear(nn.Module):
         self.register_buffer("mask", torch.ones(linear.weight.shape, dtype=torch.bool))
         self._structure: _Structure | None = None
         self._matrices: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._matrices_of: nn.Parameter | None = None
+        # In a list, or the module would take it for a parameter of its own.
+        self._matrices_of: list[nn.Parameter] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., columns] -> [..., rows]."""
         if self.values is None:
             assert self.weight is not None
             return functional.linear(x, self.weight, self.bias)
-        if self._matrices is None or self._matrices_of is not self.values:
+        if self._matrices is None or self._matrices_of[0] is not self.values:
             # Where a stage holds several versions of its weights, these take turns as parameters.
             assert self._structure is not None
             self._matrices = self._structure.matrices(self.values.detach())
-            self._matrices_of = self.values
+            self._matrices_of = [self.values]
         # CSR products are those of the values' own type, under autocast too.
         with torch.autocast(x.device.type, enabled=False):
             flat = x.reshape(-1, x.shape[-1]).to(self.values.dtype)
