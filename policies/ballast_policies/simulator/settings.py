@@ -50,7 +50,9 @@ class Rules:
         end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
         account_goes_on: what was promised and received is kept, and slowly forgotten, when shares
             change; else every allocation begins a new account.
-        gavels_policies: max-min fairness stops at the least level, as in Gavel; else it hands out leftovers.
+        gavels_policies: FIFO, Gandiva and max-min fairness as in Gavel; else as the operator has them.
+        interior: with ``gavels_policies``: of all optimal shares the middle ones, as Gavel's interior-point
+            solver returns them; else a vertex, as HiGHS does where Gavel is made to use that.
         newcomers_block: a job that has no share yet may be chosen for idle GPUs, and they idle.
     """
 
@@ -63,6 +65,7 @@ class Rules:
     end_with_last_job: bool
     account_goes_on: bool
     gavels_policies: bool
+    interior: bool
     newcomers_block: bool
 
 
@@ -76,9 +79,13 @@ GAVEL_RULES = Rules(
     end_with_last_job=True,
     account_goes_on=False,
     gavels_policies=True,
+    interior=False,
     newcomers_block=True,
 )
 """What Gavel's simulator does, to be compared with its published figures."""
+
+PUBLISHED_RULES = dataclasses.replace(GAVEL_RULES, name="published", interior=True)
+"""Gavel's simulator with the solver of its published curves."""
 
 BALLAST_RULES = Rules(
     name="ballast",
@@ -90,11 +97,12 @@ BALLAST_RULES = Rules(
     end_with_last_job=False,
     account_goes_on=True,
     gavels_policies=False,
+    interior=False,
     newcomers_block=False,
 )
 """What the operator does: every change leads to a new allocation; rounds are as ``decide_round`` decides."""
 
-RULES = {rules.name: rules for rules in (GAVEL_RULES, BALLAST_RULES)}
+RULES = {rules.name: rules for rules in (GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

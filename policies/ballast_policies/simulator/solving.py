@@ -6,7 +6,7 @@ import numpy as np
 
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate
-from ballast_policies.simulator.gavel_policies import allocate_as_gavel
+from ballast_policies.simulator.gavel.shares import GavelPolicies
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import Settings
 from ballast_policies.throughput.table import JobType
@@ -42,12 +42,15 @@ class Solver:
         policy = POLICIES.get(settings.policy)
         self._shares_gpus = settings.space_sharing or (policy is not None and policy.always_shares)
         self._pair_rates: dict[tuple[JobType, JobType], dict[str, tuple[float, float]]] = {}
+        self._gavel = GavelPolicies(ledger, settings, self.shared_rates)
 
     def solve(self, rows: np.ndarray, now: float) -> Shares:
         """Shares for the jobs ``rows`` (in order of arrival)."""
+        if self._settings.rules.gavels_policies and self._gavel.answers:
+            (job, partner, share), seconds = self._gavel.solve(rows, lambda: self.problem(rows, now))
+            return Shares(job=job, partner=partner, share=share, solve_seconds=seconds, status="as Gavel")
         problem = self.problem(rows, now)
-        solve = allocate_as_gavel if self._settings.rules.gavels_policies else allocate
-        allocation = solve(
+        allocation = allocate(
             self._settings.policy,
             problem,
             agnostic=self._settings.agnostic,

@@ -1,0 +1,73 @@
+"""Which of Gavel's own versions answers, and the answer as shares."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ballast_policies.allocation.problem import Problem
+from ballast_policies.allocation.registry import allocate
+from ballast_policies.simulator.gavel import fairness
+from ballast_policies.simulator.gavel.fifo import Fifo
+from ballast_policies.simulator.gavel.gandiva import Gandiva
+from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.settings import Settings
+
+Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Job rows, partner rows (-1: alone), (entries, k) shares."""
+
+INTERIOR = ("finish-time-fairness", "makespan")
+"""Policies of which there is an own version where the middle of the optimum is asked for."""
+
+
+class GavelPolicies:
+    """Gavel's FIFO and Gandiva with what they remember, and its LPs as its solver answers them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        shared_rates: Callable[[int, int, int], tuple[float, float]],
+    ) -> None:
+        self._ledger, self._settings, self._shared_rates = ledger, settings, shared_rates
+        self._fifo = Fifo(
+            ledger,
+            agnostic=settings.agnostic,
+            space_sharing=settings.space_sharing,
+            seed=settings.seed,
+            shared_rates=shared_rates,
+        )
+        self._gandiva = Gandiva(ledger, seed=settings.seed, shared_rates=shared_rates)
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is an own version of the policy that is asked for."""
+        policy, settings = self._settings.policy, self._settings
+        if policy in ("fifo", "gandiva", "max-min-fairness"):
+            return True
+        return settings.rules.interior and policy in INTERIOR and not settings.space_sharing
+
+    def solve(self, rows: np.ndarray, posed: Callable[[], Problem]) -> tuple[Entries, float]:
+        """The entries for ``rows``, and the wall seconds they took."""
+        started = time.perf_counter()
+        entries = self._entries(rows, posed)
+        return entries, time.perf_counter() - started
+
+    def _entries(self, rows: np.ndarray, posed: Callable[[], Problem]) -> Entries:
+        settings, ledger = self._settings, self._ledger
+        interior = settings.rules.interior
+        if settings.policy == "fifo":
+            return self._fifo.solve(rows)
+        if settings.policy == "gandiva":
+            return self._gandiva.solve(rows)
+        if settings.policy == "max-min-fairness" and settings.space_sharing:
+            return fairness.paired(ledger, rows, self._shared_rates, interior=interior)
+        if settings.policy == "max-min-fairness":
+            shares = fairness.least_attained_service(
+                ledger, rows, agnostic=settings.agnostic, interior=interior
+            )
+        elif settings.policy == "makespan":
+            shares = fairness.makespan(ledger, rows, least=allocate("makespan", posed()).objective)
+        else:
+            shares = fairness.finish_time(ledger, rows, posed(), agnostic=settings.agnostic)
+        return rows, np.full(len(rows), -1), shares
