@@ -33,7 +33,7 @@ def flowing(small_config):
         fields.setdefault("totalSteps", 6)
         config = small_config(**fields)
         config["pipeline"]["schedule"] = schedule
-        config["training"] = {"clipNorm": None, "optimizer": optimizer, "learningRate": rate}
+        config["training"] = {"optimizer": optimizer, "learningRate": rate}
         return config
 
     return make

@@ -19,7 +19,7 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
-from ballast_trainer.runtime.executor.check import check_execution
+from ballast_trainer.runtime.executor.check import check_execution, with_schedule_defaults
 from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import check_schedule, placement_of
@@ -58,7 +58,7 @@ class Job:
         Raises:
             ConfigurationError: a field cannot work.
         """
-        config = TrainerConfig.from_mapping(value)
+        config = with_schedule_defaults(TrainerConfig.from_mapping(value), value)
         check_schedule(config.pipeline.schedule)
         check_execution(config)
         model = build_model(config.model, config.data, seed=config.training.seed)

@@ -51,6 +51,14 @@ class TrainingJobSpec(ApiModel):
             field=".repack.minStages",
             holds=lambda spec: spec.repack.min_stages <= spec.pipeline.max_stages,
         ),
+        Rule(
+            "!self.pipeline.schedule.startsWith('PipeDream') || !has(self.training) || "
+            "!has(self.training.clipNorm)",
+            "training.clipNorm needs a schedule with a flush: without one no stage knows the norm over all. "
+            "To fix: leave it out, or choose e.g. 1F1B",
+            field=".training.clipNorm",
+            holds=lambda spec: spec.pipeline.schedule.flushes or spec.training.clip_norm is None,
+        ),
     )
     REFUSED = (
         Refused("budget", "number", "this version does not stop a job by its cost. To fix: leave it out"),

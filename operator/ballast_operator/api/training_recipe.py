@@ -27,6 +27,17 @@ class Schedule(enum.StrEnum):
     """Both: two stages a rank, and weight gradients that fill the bubble."""
     ZERO_BUBBLE_V = "ZeroBubbleV"
     """Two stages a rank, the second on the way back, and weight gradients that fill the bubble."""
+    PIPEDREAM = "PipeDream"
+    """No flush: a stage learns after each microbatch, from gradients of weights that are some updates late."""
+    PIPEDREAM_VERTICAL_SYNC = "PipeDreamVerticalSync"
+    """The same, every stage as late as the first."""
+    PIPEDREAM_2BW = "PipeDream2BW"
+    """No flush: one update a step, on every stage one update late."""
+
+    @property
+    def flushes(self) -> bool:
+        """Whether all stages learn at once, at the end of a step."""
+        return not self.value.startswith("PipeDream")
 
 
 class DynamicKind(enum.StrEnum):
@@ -174,8 +185,9 @@ class Training(ApiModel):
     """Weight decay of the optimizer."""
     warmup_steps: Step = 0
     """Steps of linear warm-up of the learning rate."""
-    clip_norm: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """Largest norm of the gradient over all stages; a larger one is scaled down."""
+    clip_norm: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Largest norm of the gradient over all stages; a larger one is scaled down. Absent: 1.0, or no clipping
+    where the schedule has no flush."""
     optimizer: Annotated[
         str,
         Field(max_length=253, pattern=r"^(adamw|sgd|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*)$"),

@@ -9,6 +9,7 @@ from ballast_operator.api import read_cluster_policy, read_training_job
 from ballast_operator.api.training_recipe import DynamicKind, Schedule
 from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_trainer.config import TrainerConfig
+from ballast_trainer.launch import Job
 
 from tests.operator.api.objects import JOB, POLICY, changed
 
@@ -30,9 +31,20 @@ def test_the_kinds_of_change() -> None:
 
 def test_the_schedules() -> None:
     """Are those that the trainer runs."""
-    from ballast_trainer.runtime.layout import FLUSHING
+    from ballast_trainer.runtime.layout import FLOWING, FLUSHING
 
-    assert {schedule.value for schedule in Schedule} == set(FLUSHING)
+    assert {schedule.value for schedule in Schedule if schedule.flushes} == set(FLUSHING)
+    assert {schedule.value for schedule in Schedule if not schedule.flushes} == set(FLOWING)
+
+
+def test_a_schedule_without_a_flush() -> None:
+    """Does not clip, here and there; asking for it is refused here, as the trainer would."""
+    flowing = changed(JOB, "spec.pipeline.schedule", "PipeDream2BW")
+    flowing = changed(flowing, "spec.model", {"name": "gpt"})
+    config = Job.from_mapping(read_training_job(flowing).trainer_config()).config
+    assert config.training.clip_norm is None
+    with pytest.raises(ValueError, match="no stage knows the norm over all"):
+        read_training_job(changed(flowing, "spec.training", {"clipNorm": 1.0}))
 
 
 def test_the_defaults() -> None:

@@ -22,11 +22,20 @@ from ballast_policies.planning.tensor_parallel.semi import (
     migration_gain,
 )
 from ballast_policies.planning.tensor_parallel.stragglers import mean_is_stale, stragglers
+from ballast_policies.planning.tensor_parallel.workload import (
+    POLICIES,
+    MoveCosts,
+    decide_workload,
+    own_work_seconds,
+)
 
 __all__ = [
+    "POLICIES",
     "LinearCost",
+    "MoveCosts",
     "SemiDecision",
     "decide_semi",
+    "decide_workload",
     "fit_cost",
     "helper_columns",
     "keep_list",
@@ -36,6 +45,7 @@ __all__ = [
     "migrated_share",
     "migrating_stragglers",
     "migration_gain",
+    "own_work_seconds",
     "resize_ratios",
     "resized_seconds",
     "stragglers",

@@ -1,10 +1,27 @@
 """What a configuration cannot ask for with replicas of stages, or of a schedule without a flush."""
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from ballast_policies.planning.schedules import REPLICATED
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.runtime.layout import flows, used_replicas
+
+
+def with_schedule_defaults(config: TrainerConfig, given: Mapping[str, Any]) -> TrainerConfig:
+    """Without a flush gradients are not clipped unless that is asked for (and then refused).
+
+    Args:
+        config: as read.
+        given: what it was read from.
+    """
+    asked = "clipNorm" in (given.get("training") or {})
+    if asked or not flows(config.pipeline.schedule):
+        return config
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, clip_norm=None))
 
 
 def check_execution(config: TrainerConfig) -> None:
@@ -25,7 +42,7 @@ def _check_flow(config: TrainerConfig, why: str) -> None:
         raise ConfigurationError(
             "training.clipNorm",
             f"{config.training.clip_norm}: {why}, and none of them ever knows the norm over all. "
-            "To fix: clipNorm: null, or a schedule with a flush, e.g. 1F1B",
+            "To fix: leave it out, or take a schedule with a flush, e.g. 1F1B",
         )
     if config.training.precision == "fp16":
         raise ConfigurationError(

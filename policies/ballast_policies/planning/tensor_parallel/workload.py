@@ -1,0 +1,116 @@
+"""What a tensor group does about late ranks, by name: nothing, resize, migrate, or both.
+
+Seconds are measured while earlier decisions are in force; they are first carried back to what they
+would be with every rank's own work and no more, so that a decision that works does not undo itself.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
+from ballast_policies.planning.tensor_parallel.semi import (
+    LinearCost,
+    SemiDecision,
+    decide_semi,
+)
+from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stragglers
+
+POLICIES = ("none", "resize", "migrate", "semi")
+"""Nothing; ZERO-resizing of all that is too much; migration of all of it; SEMI's split."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCosts:
+    """Seconds a step of changing who computes what, as measured before training (Algorithm 2, line 1).
+
+    Attributes:
+        resize_fixed: Omega_1.
+        resize: Omega_2, of columns left out.
+        communicate: Phi_1, of columns sent to helpers and their gradients sent back.
+    """
+
+    resize_fixed: float = 0.0
+    resize: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
+    communicate: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
+
+
+def own_work_seconds(
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    columns: Sequence[int],
+    in_force: SemiDecision | None,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """T and M as they would be if each rank did all of its own work and nobody else's.
+
+    A rank whose products do the fraction w of its own columns (those it keeps plus those it helps
+    with) would need M / w for all of them; the rest of T stays.
+
+    Args:
+        seconds: T, by rank, measured.
+        product_seconds: M, by rank, measured.
+        columns: L, by rank.
+        in_force: the decision under which they were measured.
+    """
+    if in_force is None:
+        return tuple(seconds), tuple(product_seconds)
+    helpers = sum(count == 0 for count in in_force.migrated)
+    helped = sum(in_force.migrated) / helpers if helpers else 0.0
+    whole_seconds, whole_products = [], []
+    for rank, (total, products) in enumerate(zip(seconds, product_seconds, strict=True)):
+        done = float(columns[rank] - in_force.migrated[rank] - in_force.pruned[rank])
+        if in_force.migrated[rank] == 0:
+            done += helped
+        whole = products * columns[rank] / done
+        whole_products.append(whole)
+        whole_seconds.append(total - products + whole)
+    return tuple(whole_seconds), tuple(whole_products)
+
+
+def decide_workload(
+    policy: str,
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    columns: Sequence[int],
+    *,
+    costs: MoveCosts,
+    tolerance: float = TOLERANCE,
+) -> SemiDecision:
+    """How much each rank of the group leaves out and hands over.
+
+    ``resize`` brings late ranks to the mean of the group (equation 1), ``migrate`` to the fastest rank,
+    ``semi`` is Algorithm 2.
+
+    Args:
+        policy: one of :data:`POLICIES`.
+        seconds: T, by rank, as of :func:`own_work_seconds`.
+        product_seconds: M, by rank, likewise.
+        columns: L, by rank.
+        costs: of changing who computes what; ``semi`` weighs them.
+        tolerance: see :func:`stragglers`.
+
+    Raises:
+        ValueError: the policy is unknown.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"{policy!r} is no policy for late ranks; known are {', '.join(POLICIES)}")
+    if policy == "semi":
+        return decide_semi(
+            seconds,
+            product_seconds,
+            columns,
+            resize_fixed=costs.resize_fixed,
+            resize=costs.resize,
+            communicate=costs.communicate,
+            tolerance=tolerance,
+        )
+    late = stragglers(seconds, tolerance=tolerance) if policy != "none" else ()
+    none = (0,) * len(seconds)
+    if not late:
+        return SemiDecision(stragglers=(), migrated=none, pruned=none, why="no rank is late")
+    reference = None if policy == "resize" else min(seconds)
+    ratios = resize_ratios(seconds, product_seconds, reference_seconds=reference)
+    excess = tuple(round(columns[rank] * ratios[rank]) if rank in late else 0 for rank in range(len(seconds)))
+    words = ", ".join(f"rank {rank}: {excess[rank]} of {columns[rank]} columns" for rank in late)
+    if policy == "resize":
+        return SemiDecision(stragglers=late, migrated=none, pruned=excess, why=f"left out, {words}")
+    return SemiDecision(stragglers=late, migrated=excess, pruned=none, why=f"computed by others, {words}")
