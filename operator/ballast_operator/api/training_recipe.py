@@ -28,7 +28,7 @@ class Schedule(enum.StrEnum):
     ZERO_BUBBLE_V = "ZeroBubbleV"
     """Two stages a rank, the second on the way back, and weight gradients that fill the bubble."""
     PIPEDREAM = "PipeDream"
-    """No flush: a stage learns after each microbatch, from gradients of weights that are some updates late."""
+    """No flush: a stage learns after each microbatch, at weights that are some updates late."""
     PIPEDREAM_VERTICAL_SYNC = "PipeDreamVerticalSync"
     """The same, every stage as late as the first."""
     PIPEDREAM_2BW = "PipeDream2BW"
