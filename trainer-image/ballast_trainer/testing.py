@@ -33,7 +33,13 @@ class Gang:
 
     @classmethod
     def run(
-        cls, folder: Path, config: Mapping[str, Any], *, ranks: int, options: Sequence[str] = ()
+        cls,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        ranks: int,
+        options: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> "Gang":
         """``ballast-train run`` as torchrun would start it, with ``ranks`` ranks."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +48,7 @@ class Gang:
         gang = cls(folder)
         port = _free_port("127.0.0.1")
         for rank in range(ranks):
-            environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment = {**(variables or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
             arguments = ["run", "--config", str(path), "--log", "json", *options]
             gang.start(f"rank-{rank}", arguments, environment)

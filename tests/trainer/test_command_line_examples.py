@@ -1,0 +1,49 @@
+"""The examples: each can be read, says how it is run, and between them they show everything there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.dynamics.registry import DYNAMICS
+from ballast_trainer.launch import Job
+from ballast_trainer.runtime.layout import FLOWING, FLUSHING
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples/trainer").rglob("*.yaml"))
+
+
+@pytest.fixture(params=EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def example(request, monkeypatch):
+    """The path of an example; modules beside it can be imported in the test."""
+    monkeypatch.syspath_prepend(request.param.parent)
+    return request.param
+
+
+def test_an_example_says_how_it_is_run_and_suits_its_ranks(example):
+    """Its second line is the command, with its own path and ranks that its layers suffice for."""
+    _, command, *_ = example.read_text().splitlines()
+    path = example.relative_to(ROOT)
+    ranks = re.fullmatch(rf"# ballast-train run --config {re.escape(str(path))} --ranks (\d+)", command)
+    assert ranks is not None, command
+    Job.from_mapping(read_config(example, ())).check_ranks(int(ranks[1]))
+
+
+def test_every_schedule_and_every_kind_of_change_has_an_example():
+    """What can be named in a configuration can be seen in one."""
+    configs = [read_config(path, ()) for path in EXAMPLES]
+    schedules = {config["pipeline"]["schedule"] for config in configs}
+    kinds = {change["kind"] for config in configs for change in config.get("dynamics", ())}
+    assert kinds == set(DYNAMICS)
+    # The variant of PipeDream is named in the example of PipeDream.
+    assert schedules == {*FLUSHING, *FLOWING} - {"PipeDreamVerticalSync"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["zero-bubble-v", "interleaved-zero-bubble"])
+def test_an_example_runs_with_its_four_ranks(gang, name):
+    """The first steps of the schedules that ask most of their ranks."""
+    config = read_config(ROOT / f"examples/trainer/{name}.yaml", ("totalSteps=3",))
+    running = gang(config, ranks=4)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert len(running.losses()) == 3
