@@ -46,7 +46,9 @@ def clusters_folder() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "ballast" / "clusters"
 
 
-def up(name: str, nodes: Iterable[ProcessNode], crds: Sequence[Path] = ()) -> BackgroundCluster:
+def up(
+    name: str, nodes: Iterable[ProcessNode], crds: Sequence[Path] = (), *, warm_start: bool = True
+) -> BackgroundCluster:
     """Start a cluster that goes on when this program ends; one that runs already is left as it is.
 
     Raises:
@@ -56,7 +58,7 @@ def up(name: str, nodes: Iterable[ProcessNode], crds: Sequence[Path] = ()) -> Ba
     running = warden_pid(folder) is not None
     nodes = tuple(nodes)
     if not running:
-        cluster = LocalCluster(nodes=nodes, crds=crds, folder=folder)
+        cluster = LocalCluster(nodes=nodes, crds=crds, folder=folder, warm_start=warm_start)
         try:
             cluster.start()
             cluster.release()

@@ -41,6 +41,7 @@ class LocalCluster:
         settings: of the control plane.
         folder: where everything is kept; None: a fresh folder under the temporary folder.
         keep_logs: keep the logs after a stop without a failure, too.
+        warm_start: fork the nodes' trainer pods from one process that has torch imported.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class LocalCluster:
         settings: Settings | None = None,
         folder: Path | None = None,
         keep_logs: bool = False,
+        warm_start: bool = True,
     ) -> None:
         self._first_nodes = tuple(nodes)
         self._crds = tuple(crds)
         self._settings = settings or Settings()
         self._wanted_folder = folder
         self._keep_logs = keep_logs
+        self._warm_start = warm_start
         self._layout: Layout | None = None
         self._warden: WardenHandle | None = None
         self._rest: Rest | None = None
@@ -132,6 +135,7 @@ class LocalCluster:
             folder=layout.folder / "pods" / agent,
             logs=layout.logs / "pods",
             nodes=nodes,
+            warm_start=self._warm_start,
         )
         path = layout.folder / f"{agent}.json"
         configuration.write(path)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ballast_policies.contract import ExitCode
@@ -102,3 +103,71 @@ def test_without_a_server_the_pod_starts_as_usual(tmp_path):
     """No variable, or nothing that listens: no fork, no error."""
     assert start_warm({}) is None
     assert start_warm({WARM_START_ENV: str(tmp_path / "nobody")}) is None
+
+
+def imports_torch(process):
+    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_a_pod_that_needs_an_import_of_its_own_gets_it(warm_pod, tmp_path, monkeypatch):
+    """Torch has read OMP_NUM_THREADS when the server forks: with another value the pod is not forked."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    process = warm_pod(100_000, 34)
+    eventually(lambda: steps(tmp_path) > 2, "it trains")
+    assert imports_torch(process)
+
+
+def test_a_forked_pod_has_a_session_of_its_own_and_its_own_process_stays_light(warm_pod, tmp_path):
+    """So that a signal to one pod's group reaches no other pod, and not the server."""
+    process = warm_pod(100_000, 35)
+    eventually(lambda: steps(tmp_path) > 2, "it trains")
+    assert not imports_torch(process)
+    forks = [pid for pid in all_processes() if holds_open(pid, tmp_path / "out") and pid != process.pid]
+    assert [os.getsid(pid) for pid in forks] == forks
+    assert len(forks) == 1
+
+
+def all_processes():
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def holds_open(pid, path):
+    try:
+        return any(fd.readlink() == path for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has ended, or is not ours
+        return False
+
+
+HELD_SERVER = """
+import select, sys
+from ballast_trainer import warm_start
+server = warm_start.Server(sys.argv[1])
+select.select([server._listener], [], [])
+print("asked", flush=True)
+sys.stdin.readline()
+print("forks", flush=True)
+server.serve()
+"""
+
+
+def test_pods_wait_for_a_server_that_is_still_importing(tmp_path):
+    """It listens before it imports, so that a gang's pods share the one import."""
+    path = tmp_path / "socket"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HELD_SERVER, str(path)], **pipes) as server:
+        try:
+            eventually(path.exists, "the server listens")
+            code = (
+                "import os; from ballast_trainer.warm_start import start_warm; print(start_warm(os.environ))"
+            )
+            environment = {**os.environ, WARM_START_ENV: str(path)}
+            with subprocess.Popen([sys.executable, "-c", code, "--help"], env=environment, **pipes) as pod:
+                assert server.stdout.readline() == "asked\n"
+                assert pod.poll() is None
+                server.stdin.write("go\n")
+                server.stdin.flush()
+                output, _ = pod.communicate(timeout=60)
+            assert output.splitlines()[-1] == "0", "the code of the fork, which printed its help"
+            assert "Usage" in output
+        finally:
+            server.kill()

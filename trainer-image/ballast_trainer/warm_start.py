@@ -4,8 +4,9 @@ Importing torch costs seconds of CPU and half a gigabyte per process.  On a real
 that once; a laptop that runs a cluster's worth of pods pays it for each.  ``python -m
 ballast_trainer.warm_start SOCKET`` imports torch and listens; a ``ballast-train pod`` with
 ``BALLAST_WARM_START=SOCKET`` in its environment hands over its arguments, environment, working
-directory and standard streams, passes on SIGTERM, and ends as the fork ends.  The fork is killed
-when the pod's own process is gone.  Where nothing listens the pod starts as usual.
+directory and standard streams, passes on SIGTERM, and ends as the fork ends.  The fork has a session of its
+own, which is killed when the pod's own process is gone, and when the fork has ended.  Where nothing
+listens, or the pod's environment differs in what an import of torch heeds, the pod starts as usual.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,10 @@ WARM_START_ENV = "BALLAST_WARM_START"
 _REQUEST_BYTES = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _CONNECT_SECONDS = 5.0
+_IMPORT_SECONDS = 120.0
+"""How long a pod waits for a server that is still importing; its own import would take no less."""
+_HEEDED_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA_")
+"""Variables that begin so have had their effect when the server forks."""
 
 
 def start_warm(environment: Mapping[str, str]) -> int | None:
@@ -44,6 +50,7 @@ def start_warm(environment: Mapping[str, str]) -> int | None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
         connection.connect(path)
         socket.send_fds(connection, [data], [0, 1, 2])
+        connection.settimeout(_IMPORT_SECONDS)
         child = int(connection.recv(64))
     except (OSError, ValueError):
         connection.close()
@@ -79,6 +86,8 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._children: dict[int, socket.socket] = {}
+        # Taken before the imports, which set variables of their own.
+        self._heeded = _heeded(os.environ)
 
     def serve(self) -> None:
         """Serve until killed."""
@@ -102,7 +111,10 @@ class Server:
     def _fork(self, connection: socket.socket, pipes: tuple[int, int]) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _REQUEST_BYTES)
         data, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
-        if len(streams) != 3:
+        request = json.loads(data) if len(streams) == 3 else {}
+        if _heeded(request.get("environment", {})) != self._heeded:
+            for stream in streams:
+                os.close(stream)
             connection.close()
             return
         parent = os.getpid()
@@ -115,7 +127,7 @@ class Server:
             for end in pipes:
                 os.close(end)
             self._selector.close()
-            _become(json.loads(data), streams, parent)
+            _become(request, streams, parent)
         for stream in streams:
             os.close(stream)
         self._children[child] = connection
@@ -125,8 +137,10 @@ class Server:
 
     def _reap(self) -> None:
         for child in list(self._children):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
+            # The zombie keeps the group's id from being anybody else's until what is left of it is killed.
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                _kill_group(child)
+                _, status = os.waitpid(child, 0)
                 connection = self._children.pop(child)
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(connection)
@@ -137,16 +151,27 @@ class Server:
     def _client_gone(self, child: int) -> None:
         if child not in self._children or self._children[child].recv(64):
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        _kill_group(child)
         # Its connection says no more; what is left is to reap the fork.
         self._selector.unregister(self._children[child])
+
+
+def _heeded(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_HEEDED_BY_IMPORTS)}
+
+
+def _kill_group(child: int) -> None:
+    """Kill a fork and what it has started; a fork that has not made its group yet, by itself."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(child, signal.SIGKILL)
 
 
 def _become(request: dict[str, object], streams: list[int], parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
+    os.setsid()
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)
@@ -155,20 +180,26 @@ def _become(request: dict[str, object], streams: list[int], parent: int) -> None
     os.environ.update(request["environment"])  # type: ignore[call-overload]
     os.environ.pop(WARM_START_ENV, None)
     os.chdir(str(request["folder"]))
+    tempfile.tempdir = None
+    sys.argv[1:] = [str(argument) for argument in request["arguments"]]  # type: ignore[attr-defined]
     from ballast_trainer.cli.main import main
 
+    code = 1
     try:
-        main([str(argument) for argument in request["arguments"]])  # type: ignore[attr-defined]
+        main(sys.argv[1:])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:
         sys.stdout.flush()
-        os._exit(1)
+        os._exit(code)
 
 
 def main() -> None:
-    """Import torch, then serve on the socket named by the first argument."""
+    """Listen on the socket named by the first argument, import torch, then serve."""
+    server = Server(sys.argv[1])
     for module in ("ballast_trainer.preload", "ballast_trainer.cli.pod", "torch.distributed.checkpoint"):
         importlib.import_module(module)
-    Server(sys.argv[1]).serve()
+    server.serve()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ballast_localcluster.nodes.events import Events
 from ballast_localcluster.nodes.heartbeat import Heartbeat
 from ballast_localcluster.nodes.log_server import LogServer
 from ballast_localcluster.nodes.pod import Host, Pod
+from ballast_localcluster.nodes.warm_start import WarmStart
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,11 @@ class NodeAgent:
         configuration = self._configuration
         configuration.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         addresses = PodAddresses()
+        warm_start = None
+        if configuration.warm_start:
+            name = configuration.folder.name
+            log_file = configuration.logs.parent / f"{name}-warm-start.log"
+            warm_start = WarmStart(configuration.folder / "warm-start", log_file)
         server = LogServer(self._find, configuration.certificates, HOST)
         await server.start()
         try:
@@ -58,6 +64,7 @@ class NodeAgent:
                         folder=configuration.folder,
                         logs=configuration.logs,
                         address=HOST,
+                        warm_start=warm_start,
                     )
                     heartbeat = Heartbeat(api, node, host=HOST, port=server.port, version=VERSION)
                     await heartbeat.register()
@@ -66,6 +73,8 @@ class NodeAgent:
         finally:
             for pod in self._pods.values():
                 pod.power_cut()
+            if warm_start is not None:
+                await warm_start.close()
             await server.stop()
             addresses.close()
 

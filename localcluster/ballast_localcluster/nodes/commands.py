@@ -13,6 +13,7 @@ from ballast_localcluster.nodes.process import Command
 from ballast_localcluster.nodes.references import ConfigurationError, References
 from ballast_localcluster.nodes.service_account import MOUNT_PATH, write_kubeconfig
 from ballast_localcluster.nodes.volumes import Volumes, mounts_of
+from ballast_localcluster.nodes.warm_start import WarmStart
 
 SLOWDOWN_VARIABLE = "BALLAST_EMULATED_SLOWDOWN"
 """JSON {model family or "default": factor}, from the node's annotation; see the trainer's contract."""
@@ -30,6 +31,7 @@ class CommandBuilder:
     Attributes:
         devices: container name -> indices of the emulated GPUs it holds.
         folder: the pod's own.
+        warm_start: forks trainers; None: each starts by itself.
     """
 
     host_api: Api
@@ -41,6 +43,7 @@ class CommandBuilder:
     log_folder: Path
     address: str
     host_address: str
+    warm_start: WarmStart | None = None
 
     async def command(self, container: Manifest, run: int) -> Command:
         """The command of the ``run``-th run, from 0.
@@ -92,6 +95,8 @@ class CommandBuilder:
         # Paths are put in first: what $(NAME) brings in is real already.
         argv = tuple(expand(translate(word, places), environment) for word in words)
         folder = Path(translate(container["workingDir"], places)) if container.get("workingDir") else home
+        if self.warm_start is not None:
+            environment |= await self.warm_start.variables(argv, environment)
         return Command(
             argv=argv,
             environment=environment,

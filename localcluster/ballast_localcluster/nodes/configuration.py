@@ -18,6 +18,7 @@ class AgentConfiguration:
         folder: where pods get their folders.
         logs: where what pods print is kept, and left when a failed cluster's logs are.
         nodes: the nodes it serves.
+        warm_start: fork trainers from one process that has torch imported.
     """
 
     kubeconfig: Path
@@ -25,6 +26,7 @@ class AgentConfiguration:
     folder: Path
     logs: Path
     nodes: tuple[ProcessNode, ...]
+    warm_start: bool = True
 
     def write(self, path: Path) -> None:
         """Write the JSON file."""
@@ -40,4 +42,5 @@ class AgentConfiguration:
             folder=Path(value["folder"]),
             logs=Path(value["logs"]),
             nodes=tuple(ProcessNode.from_values(node) for node in value["nodes"]),
+            warm_start=value["warm_start"],
         )

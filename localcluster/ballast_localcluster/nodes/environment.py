@@ -25,6 +25,11 @@ def search_path() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
+def inherited_environment() -> dict[str, str]:
+    """What the agent hands on of its own environment."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
 def base_environment(*, pod: Manifest, address: str, home: Path, temporary: Path) -> dict[str, str]:
     """What every process of the pod gets before its own variables."""
     return {
@@ -37,7 +42,7 @@ def base_environment(*, pod: Manifest, address: str, home: Path, temporary: Path
         "OMP_NUM_THREADS": "1",
         "POD_IP": address,
         POD_MARK_VARIABLE: pod["metadata"]["uid"],
-        **{name: os.environ[name] for name in _INHERITED if name in os.environ},
+        **inherited_environment(),
     }
 
 

@@ -19,6 +19,7 @@ from ballast_localcluster.nodes.references import ConfigurationError, References
 from ballast_localcluster.nodes.runner import ContainerRunner
 from ballast_localcluster.nodes.states import now, pod_status
 from ballast_localcluster.nodes.volumes import Volumes
+from ballast_localcluster.nodes.warm_start import WarmStart
 from ballast_localcluster.processes import kill_marked
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Host:
     folder: Path
     logs: Path
     address: str
+    warm_start: WarmStart | None = None
 
 
 class Pod:
@@ -156,6 +158,7 @@ class Pod:
                 log_folder=self.log_folder,
                 address=self._address,
                 host_address=self._host.address,
+                warm_start=self._host.warm_start,
             )
             await self._realise(volumes)
             refreshing = asyncio.create_task(volumes.keep_tokens_fresh())

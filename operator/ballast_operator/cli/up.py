@@ -15,8 +15,14 @@ import click
     help="YAML file that describes process nodes; see docs/localcluster.md.",
 )
 @click.option("--name", default="ballast", show_default=True, help="Name of the cluster; several may run.")
+@click.option(
+    "--warm-start/--no-warm-start",
+    default=True,
+    show_default=True,
+    help="Fork the trainers from one process that has torch imported (from the first one on), or start each.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def up(nodes: str, name: str, output: str) -> None:
+def up(nodes: str, name: str, warm_start: bool, output: str) -> None:
     """Start a local Kubernetes cluster in the background.
 
     A real control plane (etcd, API server, controllers, scheduler) and process nodes, whose pods are
@@ -28,7 +34,7 @@ def up(nodes: str, name: str, output: str) -> None:
 
     try:
         chosen = {"default": default_nodes, "none": tuple}.get(nodes, lambda: read_nodes(Path(nodes)))()
-        cluster = start(name, chosen)
+        cluster = start(name, chosen, warm_start=warm_start)
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
