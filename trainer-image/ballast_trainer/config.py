@@ -68,6 +68,33 @@ class PipelineConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StragglersConfig:
+    """What a tensor group does about ranks that are late."""
+
+    policy: str = "none"
+    """``none``; ``resize``: a late rank leaves out columns (some accuracy is lost); ``migrate``: others
+    compute its columns (nothing is lost); ``semi``: the cheaper split of both."""
+    selection: str = "priority"
+    """Which columns are left out: ``priority``, those whose weights change least, or ``random`` ones."""
+    differentiated: bool = False
+    """Leave out more in layers that change little, and less in the others."""
+    imputation: str = "zero"
+    """What stands for a gradient that is not computed: ``zero``, ``average`` or ``same`` as last time."""
+    epoch_steps: int = 20
+    """Steps after which columns are chosen anew."""
+    tolerance: float = 0.05
+    """A rank is late where it is slower than the fastest by more than this fraction."""
+
+    def __post_init__(self) -> None:
+        where = "parallelism.stragglers"
+        _one_of(f"{where}.policy", self.policy, ("none", "resize", "migrate", "semi"))
+        _one_of(f"{where}.selection", self.selection, ("priority", "random"))
+        _one_of(f"{where}.imputation", self.imputation, ("zero", "average", "same"))
+        _require(self.epoch_steps >= 1, f"{where}.epochSteps", f"{self.epoch_steps} is below 1")
+        _require(self.tolerance >= 0, f"{where}.tolerance", f"{self.tolerance} is below 0")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelismConfig:
     """How many ranks work at each position of the pipeline."""
 
@@ -75,6 +102,7 @@ class ParallelismConfig:
     """Ranks that share the matrices of each layer."""
     data: int = 1
     """Replicas of the pipeline; each takes its share of the microbatches."""
+    stragglers: StragglersConfig = dataclasses.field(default_factory=StragglersConfig)
 
     def __post_init__(self) -> None:
         _require(self.tensor >= 1, "parallelism.tensor", f"{self.tensor} is below 1")
@@ -112,8 +140,18 @@ class RebalanceConfig:
     every_steps: int = 20
     min_gain: float = 0.05
     """Move only where the predicted step time falls by at least this fraction."""
+    balancer: str = "exact"
+    """``exact``: the best partition there is; ``diffusion``: chain moves from the one in force."""
+    by: str = "time"
+    """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
+    memory_bytes: int | None = None
+    """What parameters, gradients and optimizer state may take on a rank; None: no limit."""
 
     def __post_init__(self) -> None:
+        _one_of("rebalance.balancer", self.balancer, ("exact", "diffusion"))
+        _one_of("rebalance.by", self.by, ("time", "parameters"))
+        if self.memory_bytes is not None:
+            _require(self.memory_bytes >= 1, "rebalance.memoryBytes", f"{self.memory_bytes} is below 1")
         _require(self.every_steps >= 1, "rebalance.everySteps", f"{self.every_steps} is below 1")
         _require(self.min_gain >= 0, "rebalance.minGain", f"{self.min_gain} is below 0")
 

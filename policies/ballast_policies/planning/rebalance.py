@@ -3,7 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
+from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.moves import Move, moves_between
 from ballast_policies.planning.partition import Partition, PlanningError
@@ -41,6 +44,8 @@ def decide_rebalance(
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
+    balanced: Sequence[float] | None = None,
+    link_seconds: Sequence[float] | None = None,
     method: str = "exact",
 ) -> RebalanceDecision:
     """Compare the partition in force with the best one.
@@ -56,21 +61,35 @@ def decide_rebalance(
         speeds: relative speed of each rank.
         bytes: bytes of each layer.
         memory: bytes that each rank can hold.
+        balanced: what is spread evenly in place of the seconds, e.g. each layer's parameters; what is
+            gained is told by the seconds all the same.
+        link_seconds: with ``network``: transfer of one microbatch over each link, shape (p - 1,).
         method: ``exact`` (dynamic programming; of the optimal partitions, the one that moves the fewest
-            bytes) or ``diffusion`` (chain moves from today's).
+            bytes), ``diffusion`` (chain moves from today's), or ``network`` (over slow links).
 
     Raises:
         PlanningError: ``method`` is unknown, or no partition fits the memory.
     """
+    weights = seconds if balanced is None else balanced
     if method == "exact":
-        candidate = nearest_partition(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
+        candidate = nearest_partition(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
     elif method == "diffusion":
-        passed = diffuse(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
+        passed = diffuse(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
         candidate = passed[-1] if passed else partition
+    elif method == "network":
+        candidate = _over_links(partition, weights, microbatches, link_seconds, speeds, bytes, memory)
     else:
-        raise PlanningError(f"method: {method!r} is not one of exact, diffusion")
-    before = predict_step_seconds(partition.loads(seconds, speeds), microbatches)
-    after = predict_step_seconds(candidate.loads(seconds, speeds), microbatches)
+        raise PlanningError(f"method: {method!r} is not one of exact, diffusion, network")
+
+    def step(of: Partition) -> float:
+        loads = of.loads(seconds, speeds)
+        if method != "network" or not link_seconds:
+            return predict_step_seconds(loads, microbatches)
+        # The steady period takes the place of the largest load; filling passes each link twice.
+        period = steady_period_seconds(loads / microbatches, link_seconds)
+        return (microbatches - 1) * period + float(loads.sum()) / microbatches + 2 * sum(link_seconds)
+
+    before, after = step(partition), step(candidate)
     cost = before if move_seconds is None else move_seconds
     gain = (before - after) / before if before > 0 else 0.0
     moves = moves_between(partition, candidate)
@@ -99,3 +118,29 @@ def decide_rebalance(
         f"{len(moves)} layers move: {before:.4f} -> {after:.4f} s a step ({gain:.1%}), "
         f"saving {saved:.2f} s over {horizon_steps} steps for {cost:.3f} s",
     )
+
+
+def _over_links(
+    partition: Partition,
+    weights: Sequence[float],
+    microbatches: int,
+    link_seconds: Sequence[float] | None,
+    speeds: Sequence[float] | None,
+    bytes: Sequence[int] | None,
+    memory: Sequence[int] | None,
+) -> Partition:
+    if link_seconds is None or len(link_seconds) != partition.ranks - 1:
+        raise PlanningError(
+            f"method network needs link_seconds for {partition.ranks - 1} links, got {link_seconds}"
+        )
+    found = network_aware_partition(
+        [weight / microbatches for weight in weights],
+        partition.ranks,
+        boundary_seconds=[1.0] * (partition.layers - 1),
+        link_factors=link_seconds,
+        speeds=speeds,
+    )
+    if memory is not None and bytes is not None and (found.loads(bytes) > np.asarray(memory, float)).any():
+        # The shortest period does not fit: the best partition that does, blind to the links.
+        return nearest_partition(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
+    return found

@@ -1,10 +1,13 @@
 """Which layers go where: the planner's answers, from what this job measured."""
 
+import dataclasses
+import logging
 from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
 from ballast_policies.planning import (
     Partition,
+    PlanningError,
     RebalanceDecision,
     decide_rebalance,
     even_partition,
@@ -16,6 +19,8 @@ from ballast_policies.planning import (
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.profile import LayerCosts
 from ballast_trainer.runtime.state import Training
+
+logger = logging.getLogger(__name__)
 
 
 def partition_of(stages: Sequence[Stage]) -> Partition:
@@ -54,20 +59,66 @@ def best_step_seconds(training: Training, costs: LayerCosts) -> float:
     return predict_step_seconds(loads, training.microbatches)
 
 
-def rebalance_decision(training: Training, *, move_seconds: float | None) -> RebalanceDecision | None:
-    """Whether to move layers now, over the steps that are left; None before anything was measured."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """By layer, on one rank that holds it.
+
+    Attributes:
+        bytes: of parameters, gradients and optimizer state.
+        parameters: how many numbers of them are parameters.
+    """
+
+    bytes: tuple[int, ...]
+    parameters: tuple[int, ...]
+
+
+def layer_sizes(training: Training) -> LayerSizes:
+    """The sizes of all layers as they are now; collective."""
+    count = training.model.layer_count
+    mine = [0.0] * (2 * count)
+    # Every copy of a layer is summed: of replicas, and of the ranks of a column.
+    share = 1 / (training.copies * training.world.mesh.column)
+    for layer in training.layers:
+        mine[layer.index] = share * layer.byte_count()
+        mine[count + layer.index] = share * sum(p.numel() for p in layer.module.parameters())
+    summed = [round(value) for value in training.world.sum(mine)]
+    return LayerSizes(bytes=tuple(summed[:count]), parameters=tuple(summed[count:]))
+
+
+def rebalance_decision(
+    training: Training, sizes: LayerSizes, *, move_seconds: float | None
+) -> RebalanceDecision | None:
+    """Whether to move layers now, over the steps that are left.
+
+    None before anything was measured, and where no partition fits the memory (which is logged).
+    """
     costs = training.profile.costs()
     if costs is None:
         return None
-    return decide_rebalance(
-        partition_of(training.stages),
-        costs.total,
-        microbatches=training.microbatches,
-        min_gain=training.config.rebalance.min_gain,
-        horizon_steps=training.config.total_steps - training.step,
-        move_seconds=move_seconds,
-        speeds=_stage_speeds(training),
-    )
+    settings = training.config.rebalance
+    stages = len(training.stages)
+    memory = None
+    if settings.memory_bytes is not None:
+        # A rank's memory is shared evenly by its stages.
+        each = settings.memory_bytes * training.world.positions // max(stages, training.world.positions)
+        memory = [each] * stages
+    try:
+        return decide_rebalance(
+            partition_of(training.stages),
+            costs.total,
+            microbatches=training.microbatches,
+            min_gain=settings.min_gain,
+            horizon_steps=training.config.total_steps - training.step,
+            move_seconds=move_seconds,
+            speeds=_stage_speeds(training),
+            bytes=sizes.bytes,
+            memory=memory,
+            balanced=sizes.parameters if settings.by == "parameters" else None,
+            method=settings.balancer,
+        )
+    except PlanningError as error:
+        logger.warning("layers stay where they are: %s", error)
+        return None
 
 
 def _stage_speeds(training: Training) -> list[float] | None:

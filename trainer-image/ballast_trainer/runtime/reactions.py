@@ -12,6 +12,7 @@ from ballast_policies.planning import RebalanceDecision
 
 from ballast_trainer.runtime.decide import (
     initial_stages,
+    layer_sizes,
     rebalance_decision,
     repack_proposal,
     usable_stages,
@@ -149,9 +150,10 @@ class Reactions:
         if training.world.positions == 1:
             return
         watch = StopWatch()
+        sizes = layer_sizes(training)
         decided = None
         if self._voice.liaison is not None:
-            decided = rebalance_decision(training, move_seconds=progress.move_seconds)
+            decided = rebalance_decision(training, sizes, move_seconds=progress.move_seconds)
             if decided is not None:
                 logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
         decision: RebalanceDecision | None = training.world.from_rank_0(decided)

@@ -1,0 +1,120 @@
+"""Decisions under all that they must weigh: memory, what is balanced, links, noise; and what actions cost."""
+
+import numpy as np
+import pytest
+from ballast_policies.planning import (
+    Partition,
+    PlanningError,
+    decide_rebalance,
+    even_partition,
+    fitted_action_seconds,
+    simulated_step_seconds,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SECONDS = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=14)
+
+
+def decide(partition, seconds, **changes):
+    arguments = {"microbatches": 8, "min_gain": 0.05, "horizon_steps": 1000, "move_seconds": 0.1} | changes
+    return decide_rebalance(partition, seconds, **arguments)
+
+
+@pytest.mark.parametrize("method", ["exact", "diffusion"])
+@given(seconds=SECONDS, data=st.data())
+def test_no_decision_passes_a_memory_limit(method, seconds, data):
+    """Wherever layers are sent, they fit the rank that gets them."""
+    bytes = data.draw(st.lists(st.integers(1, 9), min_size=len(seconds), max_size=len(seconds)))
+    partition = even_partition(len(seconds), 3)
+    limit = int(partition.loads(bytes).max()) + data.draw(st.integers(0, 5))
+    decision = decide(partition, seconds, bytes=bytes, memory=[limit] * 3, method=method, min_gain=0.0)
+    assert (decision.partition.loads(bytes) <= limit).all()
+
+
+def test_a_limit_that_nothing_fits_is_refused_with_the_numbers():
+    """Rather than passed."""
+    with pytest.raises(PlanningError, match="do not fit"):
+        decide(even_partition(4, 2), [1.0] * 4, bytes=[5] * 4, memory=[9, 9])
+
+
+def test_parameters_are_spread_evenly_where_that_is_asked_for_and_helps():
+    """What is balanced is the parameters; whether it pays is told by the seconds."""
+    parameters = [6, 1, 1, 1, 1, 2]
+    heavy = [0.6, 0.1, 0.1, 0.1, 0.1, 0.2]
+    decision = decide(even_partition(6, 2), heavy, balanced=parameters)
+    assert decision.rebalance
+    assert decision.partition.bounds == (0, 1, 6)
+    reversed_cost = decide(even_partition(6, 2), heavy[::-1], balanced=parameters)
+    assert not reversed_cost.rebalance
+
+
+@pytest.mark.parametrize("slow_link", [0, 1, 2])
+def test_lb3_a_decision_over_a_slow_link_is_no_slower_in_the_simulator(slow_link):
+    """With one link slow, what the network-aware decision moves to beats the blind one's or equals it."""
+    seconds = np.array([0.9, 1.1, 1.0, 1.3, 0.8, 1.0, 1.2, 0.7, 1.0, 1.1, 0.9, 1.0])
+    links = [0.1, 0.1, 0.1]
+    links[slow_link] = 1.2
+    start = Partition(bounds=(0, 6, 8, 10, 12))
+    microbatches = 32
+    steps = {}
+    for method, arguments in (("exact", {}), ("network", {"link_seconds": links})):
+        decision = decide(start, microbatches * seconds, microbatches=32, method=method, **arguments)
+        loads = microbatches * decision.partition.loads(seconds)
+        steps[method] = simulated_step_seconds(loads / 3, loads * 2 / 3, microbatches, boundary_seconds=links)
+        if method == "network":
+            assert decision.step_seconds_after == pytest.approx(steps[method], rel=0.1)
+    assert steps["network"] <= steps["exact"] * (1 + 1e-9)
+
+
+def test_over_links_the_number_of_links_is_checked():
+    """One less than ranks."""
+    with pytest.raises(PlanningError, match="2 links"):
+        decide(even_partition(6, 3), [1.0] * 6, method="network", link_seconds=[0.1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_sends_no_layer_back_and_forth(seed):
+    """Layers measured 2 % too long or too short, a hundred times: at most one move, the first."""
+    random = np.random.default_rng(seed)
+    seconds = random.uniform(0.5, 1.0, 24)
+    partition, moves = even_partition(24, 4), []
+    for look in range(100):
+        noisy = seconds * random.uniform(0.98, 1.02, 24)
+        decision = decide(partition, noisy, move_seconds=0.0)
+        if decision.rebalance:
+            moves.append(look)
+            partition = decision.partition
+    assert moves in ([], [0]), moves
+
+
+@settings(max_examples=30)
+@given(st.floats(0.0, 0.5), st.sampled_from(["1F1B", "GPipe"]), st.integers(4, 12))
+def test_what_an_action_costs_is_found_from_a_step(action, schedule, microbatches):
+    """The simulator's step with an action's cost gives that cost back."""
+    forward, backward = np.array([3.0, 5.0, 2.0, 4.0]), np.array([6.0, 9.0, 5.0, 7.0])
+
+    def predict(each):
+        return simulated_step_seconds(
+            forward, backward, microbatches, schedule=schedule, action_seconds=each, fixed_seconds=0.3
+        )
+
+    found = fitted_action_seconds(predict(action), predict, tolerance=1e-5)
+    assert found == pytest.approx(action, abs=1e-3)
+    assert fitted_action_seconds(0.5 * predict(0.0), predict) == 0.0
+
+
+def test_the_first_stage_of_a_split_backward_has_weights_only():
+    """Its input does not learn: the stage before waits for nothing, and all of it can fill the bubble."""
+    forward, backward = np.full(4, 8.0), np.full(4, 16.0)
+    step = simulated_step_seconds(forward, backward, 8, schedule="ZeroBubbleH1")
+    # 1F1B needs (m + p - 1) x 3; zero bubble saves at least one forward of filling.
+    assert 8 * 3 < step < (8 + 4 - 1) * 3
+
+
+def test_interleaved_stages_are_simulated_as_so_many_a_rank():
+    """Two stages a rank halve the bubble: (p - 1) / (v m)."""
+    whole = simulated_step_seconds(np.full(4, 8.0), np.full(4, 16.0), 8)
+    halves = simulated_step_seconds(np.full(8, 4.0), np.full(8, 8.0), 8, schedule="Interleaved1F1B", chunks=2)
+    assert whole / 24 - 1 == pytest.approx(3 / 8)
+    assert halves / 24 - 1 == pytest.approx(3 / 16)

@@ -1,0 +1,111 @@
+"""What the trainer weighs when it rebalances, from its configuration and its own measurements."""
+
+import logging
+
+import pytest
+import torch
+from ballast_policies.planning import Partition
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.runtime.decide import LayerSizes, layer_sizes, partition_of, rebalance_decision
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.process_group import World
+from ballast_trainer.runtime.profile import Meter, Profile
+from ballast_trainer.runtime.state import Training
+from ballast_trainer.testing import local_plan
+
+LAYERS = 8
+SECONDS = (0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4)
+SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS)
+
+
+def job(bounds, **rebalance):
+    """A job of two ranks that has measured its layers once, seen from rank 0."""
+    config = TrainerConfig.from_mapping(
+        {
+            "totalSteps": 1000,
+            "model": {"name": "gpt", "layers": LAYERS, "args": {"dim": 16, "heads": 2, "context": 8}},
+            "pipeline": {"microbatches": 4, "globalBatchSize": 4},
+            "rebalance": rebalance,
+        }
+    )
+    model, device = build_model(config.model), torch.device("cpu")
+    plan = local_plan(["rank-0", "rank-1"])
+    training = Training(
+        config=config,
+        model=model,
+        device=device,
+        speed=None,
+        dynamics=(),
+        layers=LayerSet(model, config.training, device, lambda index, module: module),
+        meter=Meter(LAYERS, device, None),
+        profile=Profile(LAYERS),
+        world=World(epoch=1, rank=0, size=2, pods=("rank-0", "rank-1"), device=device),
+        plan=plan,
+        stages=stages_over(Partition(bounds=bounds), (0, 1)),
+    )
+    training.profile.add([*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS])
+    return training
+
+
+@pytest.mark.parametrize("balancer", ["exact", "diffusion"])
+def test_measured_time_is_balanced(balancer):
+    """By either balancer."""
+    decision = rebalance_decision(job((0, 4, 8), balancer=balancer), SIZES, move_seconds=0.01)
+    assert decision.rebalance
+    assert decision.partition.bounds == (0, 5, 8)
+
+
+def test_a_rank_is_never_sent_more_than_its_memory():
+    """The better partition does not fit; the best that does is taken, or none."""
+    decision = rebalance_decision(job((0, 2, 8), memoryBytes=600), SIZES, move_seconds=0.01)
+    assert decision.partition.bounds == (0, 5, 8)
+    decision = rebalance_decision(job((0, 2, 8), memoryBytes=400), SIZES, move_seconds=0.01)
+    assert decision.partition.bounds == (0, 4, 8)
+
+
+def test_memory_that_is_too_small_for_any_partition_is_said(caplog):
+    """Nothing moves, and a warning has the numbers."""
+    with caplog.at_level(logging.WARNING):
+        assert rebalance_decision(job((0, 4, 8), memoryBytes=300), SIZES, move_seconds=0.01) is None
+    assert "800 bytes do not fit 2 ranks" in caplog.text
+
+
+def test_parameters_are_balanced_where_asked_for():
+    """The layers of one rank hold most of them; seconds decide whether it pays."""
+    sizes = LayerSizes(bytes=(100,) * LAYERS, parameters=(1, 1, 1, 1, 1, 4, 4, 4))
+    decision = rebalance_decision(job((0, 4, 8), by="parameters"), sizes, move_seconds=0.01)
+    assert decision.partition.bounds == (0, 6, 8)
+    assert not rebalance_decision(job((0, 4, 8), by="parameters"), SIZES, move_seconds=0.01).rebalance
+
+
+def test_the_measured_cost_of_moving_decides():
+    """What the last move took, against the steps that are left."""
+    training = job((0, 4, 8))
+    training.step = 999
+    decision = rebalance_decision(training, SIZES, move_seconds=60.0)
+    assert not decision.rebalance
+    assert "moving costs 60.000 s" in decision.why
+    assert partition_of(training.stages) == decision.partition
+
+
+def test_layer_sizes_are_those_of_the_layers_held():
+    """Parameters and their gradients, as they are now."""
+    training = job((0, 4, 8))
+    training.world = World(epoch=1, rank=0, size=1, pods=("rank-0",), device=training.device)
+    training.stages = stages_over(Partition(bounds=(0, LAYERS)), (0,))
+    training.layers.hold(training.layers.make(index) for index in range(LAYERS))
+    sizes = layer_sizes(training)
+    for layer in training.layers:
+        count = sum(p.numel() for p in layer.module.parameters())
+        assert sizes.parameters[layer.index] == count
+        assert sizes.bytes[layer.index] == layer.byte_count() >= 2 * 4 * count
+
+
+@pytest.mark.parametrize(("field", "value"), [("balancer", "magic"), ("by", "weight"), ("memoryBytes", 0)])
+def test_settings_that_mean_nothing_are_refused(field, value):
+    """With the field's name."""
+    with pytest.raises(ConfigurationError, match=f"rebalance.{field}"):
+        job((0, 4, 8), **{field: value})
