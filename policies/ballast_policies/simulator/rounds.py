@@ -53,6 +53,8 @@ class Rounds:
         self._settings = settings
         self._shuffler = random.Random(settings.seed + SHUFFLER_STREAM)
         self._backfill = settings.policy != "fifo"
+        # ``decide_round`` has its pools by name, so that is the last tie here too.
+        self._by_name = np.argsort(np.argsort(ledger.gpu_types))
         k = len(ledger.gpu_types)
         self._shares = Shares(
             job=np.zeros(0, dtype=np.int64),
@@ -190,7 +192,7 @@ class Rounds:
             -speed[e, column],
             job[e],
             ~stays[e, column],
-            column,
+            self._by_name[column],
         )
 
     def _type_ranks(self) -> list[int]:

@@ -17,7 +17,7 @@ from ballast_policies.simulator.settings import BALLAST_RULES, Cluster, Settings
 from ballast_policies.simulator.solving import Solver, name_of
 from ballast_policies.simulator.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 TYPES = ("v100", "p100")
@@ -35,8 +35,18 @@ def worlds(draw):
     return sizes, ThroughputTable(source="drawn", rows=rows), {"v100": 4, "p100": draw(st.integers(0, 5))}
 
 
+def world(sizes, on_v100, on_p100, gpus):
+    rows = {
+        kind: {f"('t{i}', {sizes[i]})": {"null": rate} for i, rate in enumerate(rates)}
+        for kind, rates in zip(TYPES, (on_v100, on_p100), strict=True)
+    }
+    return sizes, ThroughputTable(source="given", rows=rows), dict(zip(TYPES, gpus, strict=True))
+
+
 @settings(max_examples=60)
 @given(world=worlds())
+@example(world=world([1, 4, 1, 1], [1.0] * 4, [1.0] * 4, (4, 4)))
+@example(world=world([1] * 5, [1.0] * 5, [0.0, 0.0, 1.0, 1.0, 2.0], (4, 2)))
 def test_the_simulator_grants_what_decide_round_places(world):
     """Ten rounds in a row: the same jobs on the same types."""
     sizes, table, gpus = world
