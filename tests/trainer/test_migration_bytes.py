@@ -1,0 +1,61 @@
+"""Only what moves travels, counted where it is sent."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ballast_policies.planning import Partition
+from ballast_trainer.config import ModelConfig, TrainingConfig
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.mesh import Mesh
+from ballast_trainer.runtime.migrate import migrate, plan_moves
+from ballast_trainer.runtime.packing import pack
+
+from tests.trainer.tensor_parallel_ranks import on_ranks
+
+pytestmark = pytest.mark.processes
+
+MODEL = ModelConfig(name="gpt", args={"layers": 8, "dim": 32, "heads": 2, "context": 8})
+BEFORE, AFTER = (0, 3, 5, 8), (0, 4, 5, 8)
+
+
+def moved_and_counted(world):
+    """Layer 3 moves from rank 1 to rank 0, optimizer state and all; what this rank gave to the network."""
+    model = build_model(MODEL)
+    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
+    layers.hold(layers.make(index) for index in range(BEFORE[world.rank], BEFORE[world.rank + 1]))
+    for layer in layers:
+        for parameter in layer.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        layer.optimizer.step()
+    size = pack(layers[3].state()).numel() if world.rank == 1 else 0
+    sent, summed = [], []
+    real_isend, real_all_reduce = dist.isend, dist.all_reduce
+
+    def isend(tensor, *args, **kwargs):
+        sent.append((kwargs["tag"], kwargs["dst"], tensor.nbytes))
+        return real_isend(tensor, *args, **kwargs)
+
+    def all_reduce(tensor, *args, **kwargs):
+        summed.append(tensor.nbytes)
+        return real_all_reduce(tensor, *args, **kwargs)
+
+    dist.isend, dist.all_reduce = isend, all_reduce
+    before, after = (stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER))
+    migration = migrate(world, layers, plan_moves(before, after))
+    held = {layer.index: sum(p.numel() for p in layer.module.parameters()) for layer in layers}
+    return {"size": size, "sent": sent, "summed": sum(summed), "bytes": migration.byte_count, "held": held}
+
+
+def test_only_the_bytes_of_moved_layers_travel():
+    """One message from the old rank to the new one, of the size reported; agreeing takes a few bytes."""
+    ranks = on_ranks(moved_and_counted, 3, mesh=Mesh())
+    size = ranks[1]["size"]
+    assert [rank["sent"] for rank in ranks] == [[], [(3, 0, size)], []]
+    assert {rank["bytes"] for rank in ranks} == {size}
+    assert max(rank["summed"] for rank in ranks) <= 64
+    # Weights and both moments of AdamW, and a description.
+    weights = 4 * ranks[0]["held"][3]
+    assert 3 * weights <= size < 3 * weights + 4096
+    assert [sorted(rank["held"]) for rank in ranks] == [[0, 1, 2, 3], [4], [5, 6, 7]]
