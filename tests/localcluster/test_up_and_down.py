@@ -12,6 +12,7 @@ from ballast_localcluster.processes import MARK_VARIABLE, marked_processes
 pytestmark = pytest.mark.api
 
 COMMAND_SECONDS = 120
+SCENARIO = "test_a_pod_of_a_job"
 
 
 @pytest.fixture
@@ -73,3 +74,29 @@ def test_what_cannot_be_done_is_one_line(ballast, words, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_tests_may_use_a_cluster_of_ones_own(ballast):
+    """With BALLAST_TEST_KUBECONFIG they bring their definitions along, and start no cluster."""
+    started = json.loads(ballast("up", "--nodes", "none", "--name", "own", "--output", "json").stdout)
+    scenario = Path(__file__).parents[1] / "operator" / "api" / "test_rbac.py"
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(scenario), "-k", SCENARIO],
+        env={**os.environ, "BALLAST_TEST_KUBECONFIG": started["kubeconfig"], "BALLAST_CONTROLPLANE": "/none"},
+        cwd=scenario.parents[3],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stdout
+    assert " passed" in tested.stdout
+    found = subprocess.run(
+        [started["kubectl"], "--kubeconfig", started["kubeconfig"], "get", "crd", "-o", "name"],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+    )
+    assert "customresourcedefinition.apiextensions.k8s.io/trainingjobs.ballast.dev" in found.stdout
