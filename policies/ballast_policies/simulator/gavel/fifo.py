@@ -5,7 +5,7 @@ and the first who waits takes over from who is done.  New ones should go to a ra
 Gavel uses another variable than the one it draws: they go to the last type by name that has not been
 struck off (v100), with room or without, and what is struck off when that is full is the drawn one.
 With space sharing, who waits joins the running job with which it does most, if that is more than 1.5
-jobs' worth.
+jobs' worth.  One thing differs: nobody is put where it cannot run at all, which would never end.
 """
 
 import random
@@ -49,11 +49,12 @@ class Fifo:
             row = queue.pop(0)
             gpus = int(ledger.gpus[row])
             fits = [column for column in open_ if room[column] >= gpus]
-            if not fits:
+            runs = [column for column in open_ if ledger.rate[row, column] > 0]
+            if not fits or not runs:
                 queue.insert(0, row)
                 break
             if self._agnostic:
-                drawn, column = fits[self._draw.randrange(len(fits))], open_[-1]
+                drawn, column = fits[self._draw.randrange(len(fits))], runs[-1]
             else:
                 drawn = column = max(fits, key=lambda j: ledger.rate[row, j])
             kept[row] = column
@@ -74,7 +75,7 @@ class Fifo:
                 continue
             if queue:
                 follower = queue.pop(0)
-                if gpus[follower] <= room[column]:
+                if gpus[follower] <= room[column] and self._ledger.rate[follower, column] > 0:
                     kept[follower] = column
                     room[column] -= int(gpus[follower])
             del kept[row]
