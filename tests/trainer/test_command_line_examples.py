@@ -1,5 +1,7 @@
 """The examples: each can be read, says how it is run, and between them they show everything there is."""
 
+import itertools
+import json
 import re
 from pathlib import Path
 
@@ -41,9 +43,21 @@ def test_every_schedule_and_every_kind_of_change_has_an_example():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["zero-bubble-v", "interleaved-zero-bubble"])
-def test_an_example_runs_with_its_four_ranks(gang, name):
-    """The first steps of the schedules that ask most of their ranks."""
-    config = read_config(ROOT / f"examples/trainer/{name}.yaml", ("totalSteps=3",))
-    running = gang(config, ranks=4)
+def test_an_example_runs_with_its_four_ranks_and_is_traced(gang, name, tmp_path):
+    """The first steps of the schedules that ask most of their ranks; what these did, action by action."""
+    config = read_config(ROOT / f"examples/trainer/{name}.yaml", ("totalSteps=4",))
+    trace = tmp_path / "trace.json"
+    running = gang(config, ranks=4, options=["--trace", str(trace), "--trace-step", "2"])
     assert set(running.exit_codes().values()) == {0}, running.errors()
-    assert len(running.losses()) == 3
+    assert len(running.losses()) == 4
+    actions = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["args"]["step"] for event in actions} == {1, 2}
+    for rank in range(4):
+        mine = [event for event in actions if event["tid"] == rank]
+        forwards = [event for event in mine if event["cat"] == "forward"]
+        # Eight microbatches through two stages, in two steps; the loss is part of the last one's forward.
+        losses = 16 if rank == {"zero-bubble-v": 0}.get(name, 3) else 0
+        assert len(forwards) == 2 * 8 * 2 + losses
+        assert any(event["cat"] == "update" for event in mine)
+        ends = [(event["ts"], event["ts"] + event["dur"]) for event in mine]
+        assert all(end <= begin + 1 for (_, end), (begin, _) in itertools.pairwise(ends))

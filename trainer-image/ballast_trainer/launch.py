@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.precision import check_precision
 from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
+from ballast_trainer.runtime.recording import RecordingMeter, write_trace
 from ballast_trainer.runtime.reshape import announce_ready
 from ballast_trainer.runtime.session import Session
 from ballast_trainer.runtime.stages import preload
@@ -42,6 +44,7 @@ PEER_TIMEOUT_SECONDS = 120.0
 HANG_SECONDS_ENV = "BALLAST_HANG_SECONDS"
 """Seconds without a heartbeat after which a rank counts as hung."""
 HANG_SECONDS = 20.0
+TRACED_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,8 @@ def train(
     local_rank: int = 0,
     joining: bool = False,
     lost: Callable[[str], None] | None = None,
+    trace: Path | None = None,
+    trace_step: int = 10,
 ) -> Outcome:
     """Join the plan's ranks as ``pod`` and train to the end.
 
@@ -133,6 +138,8 @@ def train(
         local_rank: which GPU of the machine to use.
         joining: the plan grows a job that runs already, and this pod is new in it.
         lost: called on a thread of its own when a rank hangs; must end the process.
+        trace: write what the ranks did in two steps here, as a chrome trace, when the run ends.
+        trace_step: the first of them, 1-based.
 
     Raises:
         ConfigurationError: the plan has more ranks than the model has layers.
@@ -175,6 +182,11 @@ def train(
     stages = usable_stages(plan.stages, placement, model.layer_count) or initial_stages(
         None, placement, model.layer_count, config.pipeline.replicas
     )
+    meter = Meter(model.layer_count, device, speed)
+    if trace is not None:
+        meter = RecordingMeter(
+            model.layer_count, device, speed, first_step=trace_step - 1, steps=TRACED_STEPS
+        )
     training = Training(
         config=config,
         model=model,
@@ -182,7 +194,7 @@ def train(
         speed=speed,
         dynamics=dynamics,
         layers=LayerSet(model, config.training, device, prepare),
-        meter=Meter(model.layer_count, device, speed),
+        meter=meter,
         profile=Profile(model.layer_count),
         world=world,
         plan=plan,
@@ -203,7 +215,10 @@ def train(
         heartbeat=heartbeat,
     )
     try:
-        return session.run(joining=joining)
+        outcome = session.run(joining=joining)
+        if trace is not None and isinstance(meter, RecordingMeter):
+            write_trace(trace, meter, rank=rank, ranks=ranks, store=store)
+        return outcome
     finally:
         if heartbeat is not None:
             heartbeat.close()

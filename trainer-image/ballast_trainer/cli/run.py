@@ -43,7 +43,15 @@ def _open_store(rank: int, stop: StopSignal) -> Any:
     return dist.PrefixStore(f"attempt-{attempt}", store)
 
 
-def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_folder: Path | None) -> int:
+def _run(
+    config: dict[str, Any],
+    *,
+    log: str,
+    single_process: bool,
+    channel_folder: Path | None,
+    trace: Path | None,
+    trace_step: int,
+) -> int:
     import torch
 
     from ballast_trainer.channel.base import Channel
@@ -82,6 +90,8 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
         stop=stop,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         lost=end_on_lost_peer(),
+        trace=trace,
+        trace_step=trace_step,
     )
     return end(outcome.reason, outcome.message, step=outcome.step)
 
@@ -101,6 +111,14 @@ def _run(config: dict[str, Any], *, log: str, single_process: bool, channel_fold
 @click.option(
     "--channel", "channel_folder", type=click.Path(path_type=Path), default=None, help="Directory for plans."
 )
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write what each rank did in two steps here when the run ends, for chrome://tracing or Perfetto.",
+)
+@click.option(
+    "--trace-step", type=click.IntRange(1), default=10, show_default=True, help="The first of them."
+)
 def run(
     config_path: Path,
     assignments: tuple[str, ...],
@@ -108,6 +126,8 @@ def run(
     single_process: bool,
     ranks: int | None,
     channel_folder: Path | None,
+    trace: Path | None,
+    trace_step: int,
 ) -> None:
     """Train from a configuration file: alone, with --ranks, or as a rank of torchrun."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
@@ -115,7 +135,14 @@ def run(
     def body() -> int:
         try:
             config = read_config(config_path, assignments)
-            return _run(config, log=log, single_process=single_process, channel_folder=channel_folder)
+            return _run(
+                config,
+                log=log,
+                single_process=single_process,
+                channel_folder=channel_folder,
+                trace=trace,
+                trace_step=trace_step,
+            )
         except Exception as error:
             reason = reason_of(error)
             if reason is ExitReason.FAILED:

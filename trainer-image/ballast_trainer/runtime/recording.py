@@ -1,0 +1,124 @@
+"""What the ranks really did in some steps, as a chrome trace beside the simulated one.
+
+A recording meter notes when each action began and ended, by the machine's clock: ranks of one
+machine share it.  At the end of the run rank 0 gathers the notes over the store and writes the file.
+"""
+
+import datetime
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.runtime.profile import Meter
+
+GATHER_SECONDS = 30.0
+"""How long rank 0 waits for the notes of the others once it is done."""
+
+_CATEGORIES = {"F": "forward", "B": "backward", "U": "update"}
+
+
+class RecordingMeter(Meter):
+    """A meter that also notes the actions of a few steps.
+
+    Attributes:
+        actions: (kind, step, microbatch, begin, end); kind is ``F``, ``B`` or ``U``, times in seconds.
+    """
+
+    def __init__(
+        self,
+        layer_count: int,
+        device: torch.device,
+        speed: EmulatedSpeed | None,
+        *,
+        first_step: int,
+        steps: int,
+    ) -> None:
+        super().__init__(layer_count, device, speed)
+        self.actions: list[tuple[str, int, int, float, float]] = []
+        self._steps = range(first_step, first_step + steps)
+        self._kind = "F"
+        self._noted_microbatch = 0
+        self._began = 0.0
+
+    def begin(self, microbatch: int, into: list[float], layer: int | None) -> None:
+        """See :class:`Meter`."""
+        self._kind = "F" if into is self.forward else "B"
+        self._noted_microbatch, self._began = microbatch, time.perf_counter()
+        super().begin(microbatch, into, layer)
+
+    def end(self) -> None:
+        """See :class:`Meter`."""
+        super().end()
+        self._note(self._kind, self._noted_microbatch)
+
+    def start_optimizer(self) -> float:
+        """See :class:`Meter`."""
+        self._began = time.perf_counter()
+        return super().start_optimizer()
+
+    def add_optimizer(self, layer: int, began: float) -> float:
+        """See :class:`Meter`."""
+        now = super().add_optimizer(layer, began)
+        self._note("U", layer)
+        self._began = time.perf_counter()
+        return now
+
+    def _note(self, kind: str, number: int) -> None:
+        if self.step in self._steps:
+            self.actions.append((kind, self.step, number, self._began, time.perf_counter()))
+
+
+def write_trace(path: Path, meter: RecordingMeter, *, rank: int, ranks: int, store: Any) -> None:
+    """Gather all ranks' notes; rank 0 writes them.
+
+    Args:
+        path: of the trace.
+        meter: this rank's.
+        rank: this process at its start.
+        ranks: at the start; ranks that were released have left their notes.
+        store: where the ranks met; None for one rank.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if rank != 0:
+        store.set(_key(rank), json.dumps(meter.actions))
+        return
+    noted = {0: meter.actions}
+    for other in range(1, ranks):
+        store.wait([_key(other)], datetime.timedelta(seconds=GATHER_SECONDS))
+        noted[other] = json.loads(store.get(_key(other)))
+    path.write_text(chrome_trace_of(noted))
+
+
+def chrome_trace_of(noted: dict[int, list[tuple[str, int, int, float, float]]]) -> str:
+    """JSON for chrome://tracing and Perfetto; a row a rank, times from the first action's begin."""
+    zero = min((action[3] for actions in noted.values() for action in actions), default=0.0)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "measured"}}
+    ]
+    for rank, actions in noted.items():
+        name = {"name": f"rank {rank}"}
+        events.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": name})
+        for kind, step, number, begin, end in actions:
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": rank,
+                    "name": f"{kind}{number}",
+                    "cat": _CATEGORIES[kind],
+                    "ts": round((begin - zero) * 1e6, 3),
+                    "dur": round((end - begin) * 1e6, 3),
+                    "args": {"step": step, "layer" if kind == "U" else "microbatch": number},
+                }
+            )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _key(rank: int) -> str:
+    return f"trace/{rank}"
