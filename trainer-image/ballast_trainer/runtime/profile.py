@@ -30,6 +30,7 @@ class Meter:
         by_layer: whether this step's seconds are told apart by layer.
         microbatch: the microbatch that runs; None outside of a schedule's chunks.
         step: the step that runs, 0-based.
+        busy: seconds of forward and backward this step on the meter's clock, layers not told apart.
         first_microbatch: place of this replica's first microbatch among those of the whole step.
     """
 
@@ -68,6 +69,7 @@ class Meter:
         """Forget the last step's seconds; the optimizer's are kept, since they are counted after a step."""
         self.step = step
         self.by_layer = by_layer
+        self.busy = 0.0
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
 
@@ -104,6 +106,7 @@ class Meter:
         if self._layer is not None:
             self._into[self._layer] += now - self._mark
         self.microbatch = None
+        self.busy += now - self._chunk_mark
         if self._speed is not None:
             self._speed.pad(self._chunk_wall, now - self._chunk_mark)
 
@@ -112,6 +115,10 @@ class Meter:
         now = self._now()
         self.optimizer[layer] += now - began
         return now
+
+    def busy_seconds(self) -> float:
+        """Seconds of this rank's forward and backward this step, multiplied by the emulated slow-down."""
+        return self.busy * (self._speed.factor if self._speed is not None else 1.0)
 
     def seconds(self) -> list[float]:
         """Forward, backward, optimizer of all layers in one list of 3 L; zero for other ranks' layers."""

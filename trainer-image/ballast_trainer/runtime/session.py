@@ -35,6 +35,7 @@ class _Agreed:
     epoch: int
     loss: float
     squared_norm: float
+    exchange: bool
     seconds: list[float]
 
 
@@ -168,11 +169,22 @@ class Session:
         measured = training.profile.wants(training.step)
         training.meter.start_step(training.step, by_layer=measured)
         assert training.pipeline is not None
+        training.balance.begin_step(
+            training.step,
+            training.layers,
+            training.world.tensor,
+            microbatches=training.microbatches,
+            exchange=training.exchange_due,
+        )
         loss = training.pipeline.run(training.batch())
+        training.balance.finish_step(training.meter.busy_seconds(), microbatches=training.microbatches)
         average_over_replicas(training.world, training.layers)
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
+        training.exchange_due = agreed.exchange
+        if training.balance.changed:
+            self._voice.event("workload", **training.balance.as_json())
         loss_scale = training.loss_scale.value
         if training.loss_scale.step_is_sound(agreed.squared_norm, step=training.step):
             optimizer_step(
@@ -216,6 +228,7 @@ class Session:
             float(newest),
             share * loss if loss is not None else 0.0,
             squared_norm_once(training.world, training.layers) / training.copies,
+            float(training.balance.wants_exchange),
             *(share * second for second in seconds),
         ]
 
@@ -226,7 +239,8 @@ class Session:
             epoch=round(summed[1]),
             loss=summed[2] / training.loss_scale.value,
             squared_norm=summed[3],
-            seconds=summed[4:],
+            exchange=summed[4] > 0,
+            seconds=summed[5:],
         )
 
     def _agree_late(self, summed: list[float], done: StepDone) -> _Agreed:

@@ -16,6 +16,7 @@ from ballast_trainer.runtime.precision import LossScale
 from ballast_trainer.runtime.process_group import World
 from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
 from ballast_trainer.runtime.stages import Pipeline, build_pipeline
+from ballast_trainer.tensor_parallel.balance import Balance
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Training:
         step: optimizer steps done, which is the index of the next step.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
+        balance: what this rank's tensor group does about late ranks.
+        exchange_due: some rank wants its tensor group to exchange times before the next step.
         overhead: what rebalancing has cost so far.
     """
 
@@ -57,9 +60,14 @@ class Training:
     step: int = 0
     pipeline: Pipeline | None = None
     loss_scale: LossScale = dataclasses.field(init=False)
+    balance: Balance = dataclasses.field(init=False)
+    exchange_due: bool = False
 
     def __post_init__(self) -> None:
         self.loss_scale = LossScale(self.config.training.precision)
+        self.balance = Balance(
+            self.config.parallelism.stragglers, self.device, self.speed, seed=self.config.training.seed
+        )
 
     overhead: Overhead = dataclasses.field(default_factory=Overhead)
 

@@ -9,6 +9,8 @@ from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.slicing import slicings
 
+MIGRATING = ("migrate", "semi")
+SPLIT_BACKWARD = ("ZeroBubbleH1", "InterleavedZeroBubble", "ZeroBubbleV")
 WHOLE_DYNAMICS = ("freezing",)
 """Kinds of change that do not look inside a layer, and so do not mind that it is cut."""
 
@@ -19,9 +21,16 @@ def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
     Raises:
         ConfigurationError: in words.
     """
-    size = config.parallelism.tensor
+    size, schedule = config.parallelism.tensor, config.pipeline.schedule
     if size == 1:
         return
+    policy = config.parallelism.stragglers.policy
+    if policy in MIGRATING and schedule in SPLIT_BACKWARD:
+        raise ConfigurationError(
+            "parallelism.stragglers.policy",
+            f"{policy} sends weights' gradients home with the inputs', which {schedule} computes apart. "
+            "To fix: policy resize, or pipeline.schedule 1F1B",
+        )
     for dynamic in config.dynamics:
         if dynamic.kind not in WHOLE_DYNAMICS:
             raise ConfigurationError(

@@ -32,7 +32,8 @@ class ProductClock:
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = time.thread_time if one_thread else time.perf_counter
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds on the clock that products are timed by."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._clock()
@@ -43,9 +44,9 @@ class ProductClock:
         if not self.running:
             yield
             return
-        wall, began = time.perf_counter(), self._now()
+        wall, began = time.perf_counter(), self.now()
         yield
-        spent = self._now() - began
+        spent = self.now() - began
         if self._speed is None:
             self.seconds += spent
         else:

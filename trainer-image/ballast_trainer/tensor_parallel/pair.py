@@ -54,6 +54,7 @@ class ParallelPair(nn.Module):
         rider: carries the gradients of units handed over, on the backward all-reduce.
         lineages: contraction columns left out this step, by ``inner`` and ``outer``.
         clock: times the products.
+        rows: positions of the last microbatch, over all of its sequences.
     """
 
     def __init__(self, axis: Axis, *, units: int, blocks: int = 1) -> None:
@@ -66,6 +67,7 @@ class ParallelPair(nn.Module):
         self.rider: Rider | None = None
         self.lineages: dict[str, Lineage] = {}
         self.clock = ProductClock(torch.device("cpu"))
+        self.rows = 1
 
     @property
     def inner(self) -> ColumnLinear:
@@ -101,6 +103,7 @@ class ParallelPair(nn.Module):
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D], whole on every rank."""
         value = spread(value, self.axis, self.rider)
+        self.rows = value.numel() // value.shape[-1]
         drawn = self.draw(value)
         own = self.units_at(0, self.units - self.handed_over)
         partial = self._partial(value, own, drawn, self.lineages)

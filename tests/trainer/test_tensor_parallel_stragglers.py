@@ -1,0 +1,159 @@
+"""A tensor group with a rank that is late: found, and relieved; the lateness is emulated."""
+
+import json
+import socket
+
+import pytest
+import torch
+import yaml
+from ballast_trainer.config import StragglersConfig
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import Job
+from ballast_trainer.models.gpt import Block
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.importance import ColumnImportance
+from ballast_trainer.tensor_parallel.layers import split_layer
+
+SLOW_RANK, SLOW = 1, 8.0
+
+
+def short(config):
+    config["model"] = {"name": "gpt", "layers": 4, "args": {"dim": 32, "heads": 8, "context": 16}}
+    config["pipeline"] = {"microbatches": 2, "globalBatchSize": 8}
+    return config
+
+
+def with_stragglers(config, **stragglers):
+    config["parallelism"] = {"tensor": 2, "stragglers": {"tolerance": 0.5, **stragglers}}
+    return config
+
+
+@pytest.fixture
+def late_group(pods):
+    """Starts two ranks, of which the second takes eight times as long (emulated by sleeping)."""
+
+    def start(config):
+        path = pods.folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        for rank in range(2):
+            environment = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "BALLAST_EMULATED_SLOWDOWN": json.dumps({"default": SLOW if rank == SLOW_RANK else 1.0}),
+            }
+            pods.start(f"rank-{rank}", ["run", "--config", str(path), "--log", "json"], environment)
+        assert set(pods.exit_codes().values()) == {0}, pods.errors()
+        return pods
+
+    return start
+
+
+@pytest.mark.processes
+def test_a_late_rank_is_found_and_its_work_moves_without_loss(
+    late_group, small_config, single_process_losses
+):
+    """Policy migrate: the slow rank hands over most of its work, and the curve stays to 1e-5."""
+    config = short(small_config(totalSteps=8))
+    expected = single_process_losses(config)
+    running = late_group(with_stragglers(config, policy="migrate"))
+    found = running.events("workload")[0]
+    assert found["late"] == [SLOW_RANK]
+    assert found["migrated"][SLOW_RANK] > 0.5
+    assert found["migrated"][0] == 0 == max(found["left_out"])
+    losses = running.losses()
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+
+
+@pytest.mark.processes
+def test_a_late_rank_leaves_columns_out(late_group, small_config, single_process_losses):
+    """Policy resize: only the late rank's products get smaller; the loss is another one, and still falls."""
+    config = short(small_config(totalSteps=10))
+    expected = single_process_losses(config)
+    running = late_group(with_stragglers(config, policy="resize", epochSteps=3))
+    found = running.events("workload")[0]
+    assert found["left_out"][SLOW_RANK] > 0.3
+    assert found["left_out"][0] == 0 == max(found["migrated"])
+    losses = running.losses()
+    before = found["step"]
+    assert all(abs(losses[step] - expected[step]) < 1e-5 for step in range(1, before))
+    assert abs(losses[10] - expected[10]) > 1e-4
+    assert losses[10] < losses[1] - 0.2
+
+
+def importance(**config):
+    torch.manual_seed(0)
+    block = split_layer(Block(32, 8, 0.0), Axis(ranks=(0, 1)))
+    up = block.get_submodule("mlp").up
+    return ColumnImportance(up, StragglersConfig(policy="resize", **config), seed=1), up.weight
+
+
+def change(weight, columns, by=0.1):
+    with torch.no_grad():
+        weight[:, columns] += by
+
+
+def test_columns_that_change_least_are_left_out():
+    """Priority selection: after an epoch in which half of the columns moved, the others go first."""
+    chosen, weight = importance()
+    chosen.end_epoch()
+    change(weight, slice(0, 16))
+    chosen.end_epoch()
+    assert list(chosen.choose(0.5, 32)) == list(range(16))
+
+
+def test_what_was_left_out_keeps_its_figure_and_comes_back():
+    """Columns left out do not count as unchanged; once the others settle they are computed again."""
+    chosen, weight = importance()
+    chosen.end_epoch()
+    change(weight, slice(0, 16), by=0.2)
+    change(weight, slice(16, 32), by=0.1)
+    chosen.end_epoch()
+    assert list(chosen.choose(0.5, 32)) == list(range(16))
+    change(weight, slice(0, 16), by=0.01)
+    chosen.end_epoch()
+    assert list(chosen.choose(0.5, 32)) == list(range(16, 32))
+
+
+def test_random_selection_differs_from_epoch_to_epoch():
+    """Of the asked number, ascending, without looking at the weights."""
+    chosen, _ = importance(selection="random")
+    first, second = chosen.choose(0.5, 32), chosen.choose(0.5, 32)
+    assert len(first) == len(second) == 16
+    assert list(first) == sorted(first) and list(first) != list(second)
+
+
+def test_a_layer_that_is_settled_leaves_out_more():
+    """Differentiated ratio: few columns above the threshold raise gamma, many lower it to 0.8 of itself."""
+    chosen, weight = importance(differentiated=True, epoch_steps=10)
+    chosen.end_epoch()
+    change(weight, slice(0, 8), by=0.5)
+    chosen.end_epoch()
+    assert len(chosen.choose(0.5, 32)) == 8
+    change(weight, slice(0, 32), by=0.5)
+    chosen.keep_all()
+    chosen.end_epoch()
+    assert len(chosen.choose(0.5, 32)) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"parallelism": {"tensor": 2, "stragglers": {"policy": "pray"}}}, "migrate, none, resize, semi"),
+        (
+            {
+                "parallelism": {"tensor": 2, "stragglers": {"policy": "semi"}},
+                "pipeline": {"schedule": "ZeroBubbleH1", "microbatches": 4, "globalBatchSize": 8},
+            },
+            "weights' gradients home",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_words(small_config, change, words):
+    """Before any rank starts."""
+    with pytest.raises(ConfigurationError, match=words):
+        Job.from_mapping({**small_config(), **change})

@@ -1,0 +1,230 @@
+"""The tensor group watches itself, and does less or elsewhere what a late rank would do too late.
+
+Each rank measures its own seconds (T) and those of its products (M).  Where one of them finds that its
+own have changed by a tenth, all exchange theirs; from the same numbers each then works out the same
+decision (:func:`ballast_policies.planning.tensor_parallel.decide_workload`), and no message more is
+needed to act on it.
+"""
+
+import dataclasses
+import logging
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from ballast_policies.planning.tensor_parallel import (
+    MoveCosts,
+    SemiDecision,
+    decide_workload,
+    mean_is_stale,
+    own_work_seconds,
+)
+
+from ballast_trainer.config import StragglersConfig
+from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.runtime.layers import Layer
+from ballast_trainer.runtime.seeding import mixed_key
+from ballast_trainer.tensor_parallel.clock import ProductClock
+from ballast_trainer.tensor_parallel.importance import ColumnImportance
+from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
+from ballast_trainer.tensor_parallel.pair import ParallelPair, pairs
+from ballast_trainer.tensor_parallel.pretest import measure_costs
+from ballast_trainer.tensor_parallel.product import Lineage
+
+logger = logging.getLogger(__name__)
+
+MEASURED_STEPS = 3
+"""Steps whose median is a rank's seconds."""
+
+COLUMNS = 1000
+"""What a decision counts a rank's whole work as: it is carried out to a thousandth."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """The pairs of one layer, and how important their columns are."""
+
+    index: int
+    pairs: list[ParallelPair]
+    importance: dict[tuple[int, str], ColumnImportance]
+
+
+class Balance:
+    """Measures this rank, and sets its layers to what its tensor group has decided.
+
+    Attributes:
+        wants_exchange: this rank's seconds are not those that the decision in force was made from.
+        decision: what is in force; None before the first exchange.
+        changed: the decision was made before the step that runs.
+    """
+
+    def __init__(
+        self, config: StragglersConfig, device: torch.device, speed: EmulatedSpeed | None, *, seed: int
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._slowdown = speed.factor if speed is not None else 1.0
+        self._seed = seed
+        self._clock = ProductClock(device, speed)
+        self._clock.running = speed is not None or self.active
+        self._measured: deque[tuple[float, float]] = deque(maxlen=MEASURED_STEPS)
+        self._baseline: float | None = None
+        self._costs: MoveCosts | None = None
+        self._held: dict[int, _Held] = {}
+        self.wants_exchange = False
+        self.decision: SemiDecision | None = None
+        self.changed = False
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is done about late ranks."""
+        return self._config.policy != "none"
+
+    def as_json(self) -> dict[str, Any]:
+        """The decision in force, as fractions of each rank's work."""
+        assert self.decision is not None
+        return {
+            "late": list(self.decision.stragglers),
+            "migrated": [count / COLUMNS for count in self.decision.migrated],
+            "left_out": [count / COLUMNS for count in self.decision.pruned],
+            "why": self.decision.why,
+        }
+
+    def begin_step(
+        self, step: int, layers: Iterable[Layer], axis: Axis, *, microbatches: int, exchange: bool
+    ) -> None:
+        """Before a step; collective over the tensor axis.
+
+        Args:
+            step: 0-based.
+            layers: held by this rank.
+            axis: the tensor group.
+            microbatches: of the step on each replica.
+            exchange: some rank of the job wants its group to exchange times.
+        """
+        self._clock.seconds, self.changed = 0.0, False
+        if axis.size == 1 or not self._clock.running:
+            return
+        held = self._hold(layers)
+        if not self.active or not held:
+            return
+        if exchange:
+            self._exchange(held, axis, microbatches)
+        epoch = step % self._config.epoch_steps == 0
+        resizes = self._config.policy in {"resize", "semi"}
+        if resizes and epoch and self._config.selection == "priority":
+            for layer in held:
+                for importance in layer.importance.values():
+                    importance.end_epoch()
+        if self.decision is None:
+            return
+        fractions = [count / COLUMNS for count in self.decision.migrated]
+        begin_migration([layer.pairs for layer in held], fractions, axis, microbatches=microbatches)
+        if resizes and (epoch or self.changed):
+            self._resize(held, axis)
+
+    def _hold(self, layers: Iterable[Layer]) -> list[_Held]:
+        """The layers with pairs; one that has come anew starts with no history."""
+        held = {}
+        for layer in layers:
+            found = pairs([layer.module])
+            known = self._held.get(layer.index)
+            if known is None or known.pairs != found:
+                known = _Held(layer.index, found, self._importance(layer.index, found))
+                for pair in found:
+                    pair.clock = self._clock
+            if found:
+                held[layer.index] = known
+        self._held = held
+        return [held[index] for index in sorted(held)]
+
+    def _importance(self, index: int, found: list[ParallelPair]) -> dict[tuple[int, str], ColumnImportance]:
+        return {
+            (number, name): ColumnImportance(
+                linear, self._config, mixed_key(self._seed, index, 2 * number + (name == "outer"))
+            )
+            for number, pair in enumerate(found)
+            for name, linear in (("inner", pair.inner), ("outer", pair.outer))
+        }
+
+    def _exchange(self, held: list[_Held], axis: Axis, microbatches: int) -> None:
+        seconds, products = (
+            (statistics.median(column) for column in zip(*self._measured, strict=True))
+            if self._measured
+            else (0.0, 0.0)
+        )
+        rows = axis.gather_values([seconds, products], self._device)
+        columns = (COLUMNS,) * axis.size
+        if all(row[1] > 0 for row in rows):
+            if self._costs is None and self._config.policy == "semi":
+                every = [pair for layer in held for pair in layer.pairs]
+                self._costs = measure_costs(
+                    every, axis, COLUMNS, microbatches=microbatches, slowdown=self._slowdown
+                )
+            total, products_ = own_work_seconds(
+                [row[0] for row in rows], [row[1] for row in rows], columns, self.decision
+            )
+            decision = decide_workload(
+                self._config.policy,
+                total,
+                products_,
+                columns,
+                costs=self._costs or MoveCosts(),
+                tolerance=self._config.tolerance,
+            )
+            self.changed = decision != self.decision
+            self.decision = decision
+            if self.changed and axis.index == 0:
+                logger.info("tensor group of rank %d: %s", axis.ranks[0], decision.why)
+        self._measured.clear()
+        self._baseline, self.wants_exchange = None, False
+
+    def _resize(self, held: list[_Held], axis: Axis) -> None:
+        assert self.decision is not None
+        migrated, pruned = (
+            row[axis.index] / COLUMNS for row in (self.decision.migrated, self.decision.pruned)
+        )
+        # What is left out is left out of the work that this rank has not handed over.
+        ratio = pruned / (1 - migrated)
+        for layer in held:
+            for number, pair in enumerate(layer.pairs):
+                pair.lineages = {}
+                for name in ("inner", "outer"):
+                    importance = layer.importance[number, name]
+                    if ratio <= 0:
+                        importance.keep_all()
+                        continue
+                    columns = (pair.inner if name == "inner" else pair.outer).weight.shape[1]
+                    if name == "outer":
+                        columns = columns // pair.units * (pair.units - pair.handed_over)
+                    kept = importance.choose(ratio, columns)
+                    pair.lineages[name] = Lineage(
+                        layer=f"layer {layer.index} pair {number}",
+                        matrix=name,
+                        columns=columns,
+                        kept=torch.from_numpy(kept).to(self._device),
+                        imputation=self._config.imputation,
+                    )
+
+    def finish_step(self, busy_seconds: float, *, microbatches: int) -> None:
+        """After a step's backward: gradients come home, and the step's seconds are noted.
+
+        Args:
+            busy_seconds: T of this rank, without what it waited for others.
+            microbatches: of the step on each replica.
+        """
+        if not self.active or not self._held:
+            return
+        finish_migration([layer.pairs for layer in self._held.values()], microbatches=microbatches)
+        # On a GPU the seconds of the stage contain the waiting; those of the products do not.
+        seconds = self._clock.seconds if self._device.type == "cuda" else busy_seconds
+        self._measured.append((seconds, self._clock.seconds))
+        if len(self._measured) < MEASURED_STEPS:
+            return
+        median = statistics.median(row[0] for row in self._measured)
+        if self._baseline is None:
+            self._baseline = median
+        self.wants_exchange = self.decision is None or mean_is_stale(self._baseline, median)

@@ -1,0 +1,80 @@
+"""What it costs on this machine to leave columns out, and to send them: Algorithm 2, line 1.
+
+Both are measured on the layers that are held, once, when the group first finds a rank late.
+"""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from ballast_policies.planning.tensor_parallel import LinearCost, MoveCosts, fit_cost
+
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.migration import numbers_per_unit
+from ballast_trainer.tensor_parallel.pair import ParallelPair
+from ballast_trainer.tensor_parallel.product import Lineage
+
+_FRACTIONS = (0.25, 0.75)
+_REPEATS = 3
+
+
+def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    taken = []
+    for _ in range(_REPEATS):
+        began = clock()
+        work()
+        taken.append(clock() - began)
+    return statistics.median(taken)
+
+
+def _resize(pair: ParallelPair, fraction: float) -> None:
+    """The copies that a resized pair makes in a forward and a backward."""
+    for linear in (pair.inner, pair.outer):
+        weight = linear.weight.detach()
+        columns = weight.shape[1]
+        kept = torch.arange(max(1, round(columns * (1 - fraction))), device=weight.device)
+        lineage = Lineage(layer="", matrix="", columns=columns, kept=kept)
+        value = weight.new_zeros(pair.rows, columns)
+        for matrix, name in ((value, "input"), (weight, "weight")):
+            lineage.select(matrix)
+            lineage.restore(lineage.select(matrix), name)
+
+
+def measure_costs(
+    pairs: Sequence[ParallelPair], axis: Axis, columns: int, *, microbatches: int, slowdown: float
+) -> MoveCosts:
+    """Omega and Phi in seconds a step; collective over the axis, the same on all of its ranks.
+
+    Args:
+        pairs: all that are held; the first stands for all.
+        axis: the tensor group.
+        columns: what counts as a rank's whole work, L.
+        microbatches: of a step.
+        slowdown: of this rank's device, where one is emulated.
+    """
+    pair = pairs[0]
+    device = pair.outer.weight.device
+    times = len(pairs) * microbatches * slowdown
+    left_out = [
+        times * _seconds(functools.partial(_resize, pair, fraction), pair.clock.now)
+        for fraction in _FRACTIONS
+    ]
+    numbers = sum(numbers_per_unit(each) * each.units for each in pairs)
+    sent = []
+    for fraction in _FRACTIONS:
+        buffer = torch.zeros(max(1, round(fraction * numbers)), device=device)
+        # Weights go out by a broadcast, their gradients come home with an all-reduce.
+        there = _seconds(functools.partial(axis.broadcast, buffer, 0), time.perf_counter)
+        back = _seconds(functools.partial(axis.all_reduce, buffer), time.perf_counter)
+        sent.append(there + back)
+    rows = axis.gather_values([*left_out, *sent], device)
+    slowest = [max(column) for column in zip(*rows, strict=True)]
+    at = [fraction * columns for fraction in _FRACTIONS]
+    resize, communicate = fit_cost(at, slowest[:2]), fit_cost(at, slowest[2:])
+    return MoveCosts(
+        resize_fixed=resize.fixed,
+        resize=LinearCost(per_column=resize.per_column),
+        communicate=communicate,
+    )
