@@ -280,3 +280,34 @@ def test_a_job_told_to_stop_drains_saves_and_goes_on_from_there(gang, flowing, t
     again = gang({**config, "totalSteps": saved["step"] + 4}, ranks=3)
     assert set(again.exit_codes().values()) == {0}, again.errors()
     assert sorted(again.losses()) == list(range(saved["step"] + 1, saved["step"] + 5))
+
+
+@pytest.mark.parametrize("schedule", ["PipeDream", "PipeDream2BW"])
+def test_a_job_resumed_from_a_checkpoint_learns_as_if_it_had_never_stopped(gang, flowing, tmp_path, schedule):
+    """The pipeline drains at every checkpoint, so a run cut there and a whole one are the same."""
+    saved = {"path": str(tmp_path / "whole"), "everySteps": 4}
+    whole = gang(flowing(schedule, totalSteps=8, checkpoint=saved), ranks=2)
+    cut = {"path": str(tmp_path / "cut"), "everySteps": 4}
+    first = gang(flowing(schedule, totalSteps=4, checkpoint=cut), ranks=2)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    second = gang(flowing(schedule, totalSteps=8, checkpoint=cut), ranks=2)
+    assert set(second.exit_codes().values()) == {0}, second.errors()
+    assert set(whole.exit_codes().values()) == {0}, whole.errors()
+    assert {**first.losses(), **second.losses()} == whole.losses()
+
+
+def test_ranks_leave_a_pipeline_without_a_flush(gang, flowing):
+    """Freezing makes layers cheap, two or more of four ranks are released, and all steps are trained."""
+    config = flowing(
+        "PipeDream2BW",
+        totalSteps=80,
+        dynamics=[FREEZING],
+        repack={"enabled": True, "minStages": 2, "everySteps": 10, "maxSlowdown": 5.0},
+    )
+    running = gang(config, ranks=4)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (repacked,) = running.events("repack")[:1]
+    assert repacked["ranks_after"] < 4
+    held = running.events("drain")[-1]["versions_held"]
+    assert held == [2] * running.events("repack")[-1]["ranks_after"]
+    assert sorted(running.losses()) == list(range(1, 81))

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 20
 RATE = 0.1
 
 
@@ -79,8 +79,11 @@ def half_square(output, target):
     return ((output - target) ** 2).mean() / 2
 
 
-def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=half_square):
-    """Carry the schedule out; returns (loss by step, what was counted by rank)."""
+def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=half_square, told_after=None):
+    """Carry the schedule out; returns (loss by step, what was counted by rank).
+
+    After its step ``told_after`` every rank is told to end as soon as all of them can.
+    """
     transport, outcomes = Threads(), {}
     config = TrainingConfig(optimizer="torch.optim:SGD", learning_rate=RATE)
 
@@ -105,10 +108,13 @@ def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=h
             device=torch.device("cpu"),
         )
         try:
-            executor.begin(RankOrder(schedule, rank, steps), 0)
+            order = RankOrder(schedule, rank, steps)
+            executor.begin(order, 0)
             losses = []
             while not executor.ended:
                 losses.append(executor.advance())
+                if len(losses) - 1 == told_after:
+                    executor.end_after(told_after + order.lead)
             outcomes[rank] = losses, executor.finish()
         except Exception as error:
             outcomes[rank] = error
@@ -142,7 +148,7 @@ def shifts(schedule):
     return modules, learn
 
 
-def trained_quadratic(schedule, steps):
+def trained_quadratic(schedule, steps, told_after=None):
     """Final weights of sum(w) -> 1 by stage, and what the ranks counted."""
     modules, learn = shifts(schedule)
     microbatches = schedule.microbatches // steps
@@ -151,7 +157,15 @@ def trained_quadratic(schedule, steps):
         torch.ones(microbatches, 1, dtype=torch.float64),
     )
     boundary = Boundary(shape=(1, 1), dtype=torch.float64, learns=True)
-    _, counted = run(schedule, modules, steps=steps, batch=lambda step: batch, boundary=boundary, learn=learn)
+    _, counted = run(
+        schedule,
+        modules,
+        steps=steps,
+        batch=lambda step: batch,
+        boundary=boundary,
+        learn=learn,
+        told_after=told_after,
+    )
     return [float(modules[rank][rank].weight.detach()) for rank in range(schedule.ranks)], counted
 
 
@@ -203,6 +217,31 @@ def test_what_a_schedule_claims_is_what_is_counted(name, p, steps):
     _, counted = trained_quadratic(schedule, steps)
     assert tuple(c.in_flight[rank] for rank, c in enumerate(counted)) == facts.stage_in_flight
     assert tuple(c.versions[rank] for rank, c in enumerate(counted)) == facts.versions_held
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
+    p=st.integers(1, 4),
+    m=st.integers(1, 5),
+    steps=st.integers(1, 6),
+    told_after=st.integers(0, 5),
+)
+def test_a_run_told_to_end_early_is_the_shorter_run(name, p, m, steps, told_after):
+    """Every rank drains after the same step, whatever it has begun by then, and nothing is left over."""
+    if name == "PipeDream2BW":
+        m = max(m, p)
+
+    def schedule_of(count):
+        if name == "PipeDream2BW":
+            return double_buffered(p, count * m, update_every=m)
+        return build_schedule(name, ranks=p, microbatches=count * m)
+
+    lead = RankOrder(schedule_of(steps), 0, steps).lead
+    done = min(steps, told_after + lead + 1)
+    got, _ = trained_quadratic(schedule_of(steps), steps, told_after)
+    wanted, _ = trained_quadratic(schedule_of(done), done)
+    assert got == wanted
 
 
 class Curve(nn.Module):

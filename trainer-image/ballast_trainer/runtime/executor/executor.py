@@ -119,6 +119,7 @@ class Executor:
         if step >= self._last_step:
             return
         self._last_step = step
+        self._links.end_before((step + 1) * self._order.microbatches)
         for stage, versions in self._versions.items():
             versions.forget(self._uses(stage, (step + 1) * self._order.microbatches))
 

@@ -65,11 +65,16 @@ class Links:
         self._next: Message | None = next(self._coming, None)
         self._posted: dict[Message, tuple[torch.Tensor, Any]] = {}
         self._admitted = 0
+        self._end: int | None = None
 
     def admit(self, microbatches: int) -> None:
         """Microbatches below this number will run for sure: their messages may be awaited."""
         self._admitted = microbatches
         self._post()
+
+    def end_before(self, microbatch: int) -> None:
+        """Microbatches from this number on will not run: their messages do not come."""
+        self._end = microbatch
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Send what an action has produced."""
@@ -98,15 +103,14 @@ class Links:
                 pending.popleft().work.wait()
 
     def _post(self) -> None:
-        while (
-            self._next is not None
-            and len(self._posted) < AHEAD
-            and self._next.producer.microbatch < self._admitted
-        ):
+        while self._next is not None and len(self._posted) < AHEAD:
             message = self._next
-            buffer = self._boundaries[message.boundary].empty(self._device)
-            work = self._transport.receive(buffer, message.source, self._tag(message))
-            self._posted[message] = (buffer, work)
+            if self._end is None or message.producer.microbatch < self._end:
+                if message.producer.microbatch >= self._admitted:
+                    return
+                buffer = self._boundaries[message.boundary].empty(self._device)
+                work = self._transport.receive(buffer, message.source, self._tag(message))
+                self._posted[message] = (buffer, work)
             self._next = next(self._coming, None)
 
     def _travels(self, message: Message) -> bool:
