@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 RATE = 0.1
 
 
