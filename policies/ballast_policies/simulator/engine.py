@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ballast_policies.simulator.accounts import positions
 from ballast_policies.simulator.ideal import run_ideally
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.result import Counters, Result, summarise
@@ -256,9 +257,10 @@ class _Run:
 
     def _count_leases(self, grant: Grant) -> None:
         before, after = self._running, grant
-        where = np.full(self.ledger.count, -1)
-        where[before.job] = before.column
-        went_on = where[after.job] == after.column
+        order = np.argsort(before.job)
+        at = positions(before.job[order], after.job)
+        went_on = at >= 0
+        went_on[went_on] = before.column[order][at[went_on]] == after.column[went_on]
         self.ledger.extensions[after.job[went_on]] += 1
         self.counters.lease_extensions += int(went_on.sum())
         self.counters.lease_opportunities += len(before.job)

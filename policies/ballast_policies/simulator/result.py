@@ -200,7 +200,7 @@ def summarise(
         solves=len(counters.solves),
         solve_seconds=float(sum(counters.solves)),
         duration=duration,
-        jobs=tuple(_job_result(ledger, row) for row in rows.tolist()),
+        jobs=tuple(_job_result(ledger, row) for row in rows.tolist()) if settings.record_jobs else (),
         timeline=tuple(counters.timeline),
     )
 

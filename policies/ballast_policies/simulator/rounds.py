@@ -12,6 +12,7 @@ import numpy as np
 from ballast_policies.allocation.rounds.account import forgetting
 from ballast_policies.allocation.rounds.priority import SHARE_EPSILON, by_urgency, priorities
 from ballast_policies.allocation.rounds.selection import Claims, select
+from ballast_policies.simulator.accounts import Accounts, positions
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import Settings
 from ballast_policies.simulator.solving import Shares
@@ -63,38 +64,30 @@ class Rounds:
             solve_seconds=0.0,
             status="",
         )
-        self._received = np.zeros((0, k))
-        self._deficit: dict[tuple[int, int], np.ndarray] = {}
-        self._entry: dict[tuple[int, int], int] = {}
-        self._promised = np.zeros((0, k))
-        self._closed: dict[tuple[int, int], np.ndarray] = {}
+        self._accounts = Accounts(k)
 
     def reset(self, shares: Shares) -> None:
         """Shares have changed: go on with the accounts, or begin new ones, as the rules say."""
-        rules, zero = self._settings.rules, np.zeros((2, len(self._ledger.gpu_types)))
-        for key, entry in self._entry.items():
-            if rules.account_goes_on:
-                self._closed[key] = np.stack([self._promised[entry], self._received[entry]])
-            elif rules.deficits:
-                short = self._promised[entry] - self._received[entry]
-                self._deficit[key] = self._deficit.get(key, 0.0) + short
-        keys = list(zip(shares.job.tolist(), shares.partner.tolist(), strict=True))
+        rules = self._settings.rules
         self._shares = shares
-        self._entry = {key: entry for entry, key in enumerate(keys)}
-        opened = np.array([self._closed.pop(key, zero) for key in keys]).reshape(len(keys), *zero.shape)
-        self._promised, self._received = opened[:, 0].copy(), opened[:, 1].copy()
+        self._accounts.open(
+            shares.job,
+            shares.partner,
+            done=self._ledger.done,
+            go_on=rules.account_goes_on,
+            deficits=rules.deficits,
+        )
 
     def pass_time(self, grant: Grant, ran: np.ndarray, seconds: float) -> None:
         """Book that ``seconds`` have passed, in which the granted ran for ``ran`` s."""
         if self._settings.rules.account_goes_on:
             kept = forgetting(seconds, self._settings.round_seconds)
-            self._promised *= kept
-            self._received *= kept
-        self._promised += self._shares.share * seconds
-        keys = zip(grant.job.tolist(), grant.partner.tolist(), strict=True)
-        entries = np.array([self._entry.get(key, -1) for key in keys], dtype=np.int64)
+            self._accounts.promised *= kept
+            self._accounts.received *= kept
+        self._accounts.promised += self._shares.share * seconds
+        entries = self._accounts.entries(grant.job, grant.partner)
         known = entries >= 0
-        self._received[entries[known], grant.column[known]] += ran[known]
+        self._accounts.received[entries[known], grant.column[known]] += ran[known]
 
     def fill(self, active: np.ndarray, running: Grant) -> Grant:
         """Within a round: who runs goes on, and others start on what is free."""
@@ -103,10 +96,8 @@ class Rounds:
             running.column, weights=ledger.gpus[running.job], minlength=len(ledger.capacity)
         ).astype(np.int64)
         room = ledger.capacity - used
-        busy = np.zeros(ledger.count, dtype=bool)
-        busy[running.job] = True
-        busy[running.partner[running.partner >= 0]] = True
-        waiting = active[~busy[active]]
+        busy = np.sort(np.concatenate([running.job, running.partner[running.partner >= 0]]))
+        waiting = active[positions(busy, active) < 0]
         if not room.any() or not len(waiting):
             return running
         more = self.grant(waiting, NOBODY, room)
@@ -125,19 +116,20 @@ class Rounds:
             room: GPUs of each type to hand out.
         """
         ledger, rules, shares = self._ledger, self._settings.rules, self._shares
-        alive = np.zeros(ledger.count + 1, dtype=bool)
-        alive[active] = True
-        alive[-1] = True  # what partner -1 refers to
-        entries = np.flatnonzero(alive[shares.job] & alive[shares.partner])
-        has_entry = np.zeros(ledger.count, dtype=bool)
-        has_entry[shares.job[entries]] = True
-        newcomers = active[~has_entry[active]]
+        # Rows are in order of arrival, so ``active`` is sorted.
+        alive = (positions(active, shares.job) >= 0) & (
+            (shares.partner < 0) | (positions(active, shares.partner) >= 0)
+        )
+        entries = np.flatnonzero(alive)
+        has_entry = np.sort(shares.job[entries])
+        newcomers = active[positions(has_entry, active) < 0]
         job = np.concatenate([shares.job[entries], newcomers])
         partner = np.concatenate([shares.partner[entries], np.full(len(newcomers), -1)])
         nothing = np.zeros((len(newcomers), len(ledger.gpu_types)))
         share = np.concatenate([shares.share[entries], nothing])
-        promised = np.concatenate([self._promised[entries], nothing])
-        received = np.concatenate([self._received[entries], nothing])
+        promised = np.concatenate([self._accounts.promised[entries], nothing])
+        received = np.concatenate([self._accounts.received[entries], nothing])
+        deficit = np.concatenate([self._accounts.deficit[entries], nothing])
         usable = ledger.rate[job] > 0
         usable[partner >= 0] &= share[partner >= 0] > SHARE_EPSILON
         if not self._backfill:
@@ -146,20 +138,20 @@ class Rounds:
         priority = priorities(share, promised, received, round_seconds=self._settings.round_seconds)[
             e, column
         ]
-        order = self._order(job, partner, share, received, priority, e, column, running)
+        order = self._order(job, share, received, deficit, priority, e, column, running)
         e, column = e[order], column[order]
         claims = Claims(job=job[e], partner=partner[e], column=column, gpus=ledger.gpus[job[e]])
         granted = select(claims, room)
         if rules.newcomers_block:
-            granted = granted[has_entry[claims.job[granted]]]
+            granted = granted[positions(has_entry, claims.job[granted]) >= 0]
         return Grant(job=claims.job[granted], partner=claims.partner[granted], column=claims.column[granted])
 
     def _order(
         self,
         job: np.ndarray,
-        partner: np.ndarray,
         share: np.ndarray,
         received: np.ndarray,
+        deficit: np.ndarray,
         priority: np.ndarray,
         e: np.ndarray,
         column: np.ndarray,
@@ -168,9 +160,6 @@ class Rounds:
         ledger, rules = self._ledger, self._settings.rules
         if rules.by_type:
             rank = np.array(self._type_ranks())
-            zero = np.zeros(len(ledger.gpu_types))
-            keys = zip(job.tolist(), partner.tolist(), strict=True)
-            deficit = np.array([self._deficit.get(key, zero) for key in keys]).reshape(share.shape)
             return by_urgency(
                 -rank[column].astype(float),
                 -priority.astype(np.float32),
@@ -181,10 +170,10 @@ class Rounds:
         rate = ledger.rate[job]
         speed = rate / np.maximum(rate.max(axis=1, keepdims=True), 1e-300)
         stays = np.zeros_like(share, dtype=bool)
-        where = np.full(ledger.count, -1)
-        where[running.job] = running.column
-        at = where[job]
-        stays[np.flatnonzero(at >= 0), at[at >= 0]] = True
+        ran = np.argsort(running.job, kind="stable")
+        at = positions(running.job[ran], job)
+        known = np.flatnonzero(at >= 0)
+        stays[known, running.column[ran][at[known]]] = True
         return by_urgency(
             priority,
             -share[e, column],

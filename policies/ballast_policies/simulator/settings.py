@@ -102,7 +102,10 @@ BALLAST_RULES = Rules(
 )
 """What the operator does: every change leads to a new allocation; rounds are as ``decide_round`` decides."""
 
-RULES = {rules.name: rules for rules in (GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES)}
+WHOLE_ROUND_RULES = dataclasses.replace(BALLAST_RULES, name="whole-rounds", end_with_last_job=True)
+"""The operator's priorities and accounts, decided once a round: for years of thousands of GPUs."""
+
+RULES = {rules.name: rules for rules in (GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,7 @@ class Settings:
     seed: int = 0
     measure: tuple[int, int] | None = None
     record_timeline: bool = False
+    record_jobs: bool = True
     launch_seconds: float = 0.0
     stop_seconds: float = 0.0
 

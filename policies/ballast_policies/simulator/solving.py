@@ -1,11 +1,13 @@
 """From the ledger to the allocation problem, and back to arrays of shares."""
 
 import dataclasses
+import time
 
 import numpy as np
 
+from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
-from ballast_policies.allocation.registry import POLICIES, allocate
+from ballast_policies.allocation.registry import POLICIES, allocate, solve
 from ballast_policies.simulator.gavel.shares import GavelPolicies
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import Settings
@@ -49,6 +51,8 @@ class Solver:
         if self._settings.rules.gavels_policies and self._gavel.answers:
             (job, partner, share), seconds = self._gavel.solve(rows, lambda: self.problem(rows, now))
             return Shares(job=job, partner=partner, share=share, solve_seconds=seconds, status="as Gavel")
+        if not self._shares_gpus:
+            return self._solve_alone(rows, now)
         problem = self.problem(rows, now)
         allocation = allocate(
             self._settings.policy,
@@ -57,6 +61,31 @@ class Solver:
             space_sharing=self._settings.space_sharing,
         )
         return self._as_shares(rows, allocation)
+
+    def _solve_alone(self, rows: np.ndarray, now: float) -> Shares:
+        """Without pairs: from the ledger's arrays to arrays, for thousands of jobs at a time."""
+        ledger, started = self._ledger, time.perf_counter()
+        deadline = ledger.deadline[rows] - now
+        posed = from_arrays(
+            gpu_types=ledger.gpu_types,
+            capacity=ledger.capacity,
+            throughput=ledger.rate[rows],
+            gpus=ledger.gpus[rows],
+            weights=ledger.weight[rows],
+            steps_remaining=ledger.left[rows],
+            elapsed=np.maximum(0.0, now - ledger.arrival[rows]),
+            isolated_elapsed=ledger.isolated_elapsed[rows],
+            deadlines=np.where(np.isfinite(deadline), deadline, np.nan),
+            usd_per_hour=self._prices,
+        )
+        answer = solve(self._settings.policy, posed, agnostic=self._settings.agnostic)
+        return Shares(
+            job=rows,
+            partner=np.full(len(rows), -1),
+            share=posed.alone(answer.x),
+            solve_seconds=time.perf_counter() - started,
+            status=answer.status,
+        )
 
     def problem(self, rows: np.ndarray, now: float) -> Problem:
         """The allocation problem of the jobs ``rows`` at ``now``."""
