@@ -16,22 +16,25 @@ input, and that is the rule for ties unless a policy states a finer one.
 
 import dataclasses
 
-import highspy
 import numpy as np
 
-from ballast_policies.allocation.instance import Columns, Instance
+from ballast_policies.allocation import by_prices
+from ballast_policies.allocation.by_prices import Start
+from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.merging import merged
+from ballast_policies.allocation.program import (
+    SOLVER,
+    InfeasibleError,
+    Program,
+    Solved,
+    SolverError,
+    by_simplex,
+)
 
-SOLVER = f"HiGHS {highspy.Highs().version()}"
-TIME_LIMIT_SECONDS = 600.0
+__all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise"]
 
-
-class SolverError(RuntimeError):
-    """The solver ended without an optimal solution; the text says how."""
-
-
-class InfeasibleError(SolverError):
-    """No x satisfies the demands."""
+LARGE = 1000
+"""Rows from which on prices are faster than the simplex method."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +47,7 @@ class LinearSolution:
         bound: proven upper bound on the optimum.
         level_duals: (n,) lambda: what one step/s less demanded of job m would add to the objective.
         shadow_prices: (k,) p: what one GPU more of type j would add to the objective.
+        start: prices and level to start the next program from that is like this one; with ``gain``.
         cut: ``level_duals @ throughput(x) <= cut`` for every feasible x; only with ``gain``.
     """
 
@@ -53,6 +57,7 @@ class LinearSolution:
     level_duals: np.ndarray
     shadow_prices: np.ndarray
     cut: float = float("inf")
+    start: Start | None = None
 
 
 def maximise(
@@ -61,6 +66,7 @@ def maximise(
     value: np.ndarray | None = None,
     base: np.ndarray | None = None,
     slope: np.ndarray | None = None,
+    start: Start | None = None,
 ) -> LinearSolution:
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
 
@@ -69,6 +75,7 @@ def maximise(
         value: (columns,) worth of full time on each column.
         base: (n,) steps/s demanded of each job; 0: nothing demanded.
         slope: (n,) steps/s demanded per unit of t.
+        start: of the solution of a similar program; large programs are solved faster from there.
 
     Raises:
         InfeasibleError: the demands cannot be met.
@@ -95,7 +102,7 @@ def maximise(
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
     same = merged(problem, base, slope, value=value)
     if same is None:
-        program = _Program(
+        program = Program(
             columns=problem.columns,
             time_first=np.ones(len(problem.columns)),
             time_second=(problem.columns.second >= 0).astype(float),
@@ -103,11 +110,13 @@ def maximise(
             base=base / full,
             slope=slope / (full * unit),
             scale=1.0 / full,
+            capacity=problem.capacity,
+            gain=gain,
         )
     else:
         columns, time_first, time_second = same.program()
         one = same.chosen
-        program = _Program(
+        program = Program(
             columns=columns,
             time_first=time_first,
             time_second=time_second,
@@ -115,16 +124,15 @@ def maximise(
             base=(base / full)[one],
             slope=(slope / (full * unit))[one],
             scale=1.0 / full[one],
+            capacity=problem.capacity,
+            gain=gain,
         )
-    status, x, level, time, prices = _run(program, problem.capacity, gain)
-    if status == highspy.HighsModelStatus.kInfeasible:
-        raise InfeasibleError("the demands cannot be met")
-    if status != highspy.HighsModelStatus.kOptimal:
-        raise SolverError(f"HiGHS ended with {highspy.Highs().modelStatusToString(status)}")
+    solved, after = _solved(program, None if start is None else start.scaled(unit))
+    x, level, time = solved.x, solved.level, solved.time
     if same is not None:
         x = same.spread(x)
         level, time = (level / same.size)[same.of], (time / same.size)[same.of]
-    return certified(
+    solution = certified(
         problem,
         x=problem.feasible(x),
         value=value,
@@ -132,8 +140,23 @@ def maximise(
         slope=slope,
         level=level / full,
         time=time,
-        prices=prices,
+        prices=solved.prices,
     )
+    return solution if after is None else dataclasses.replace(solution, start=after.scaled(1.0 / unit))
+
+
+def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
+    """By the method that is faster; with what a similar program may start from."""
+    rows = program.rows() if len(program) >= LARGE else None
+    priced = None if rows is None else by_prices.solve(rows, start=start)
+    if priced is None:
+        # Also where the demands cannot be met, for HiGHS to say so.
+        return by_simplex(program), None
+    columns = program.columns
+    solved = Solved(
+        x=priced.X[columns.first, columns.kind], level=priced.level, time=priced.time, prices=priced.prices
+    )
+    return solved, priced.start
 
 
 def certified(
@@ -179,91 +202,3 @@ def certified(
     if not (level > 0).any():
         bound = available = float("inf")
     return LinearSolution(x=x, t=t, bound=bound, level_duals=level, shadow_prices=prices, cut=available)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Program:
-    """What goes to the solver: jobs or classes of jobs, demands as fractions of full speed.
-
-    Attributes:
-        columns: rates as steps/s of one job at 1, GPUs of all that run.
-        time_first, time_second: (columns,) time that the first and the second spend there at 1.
-        value: (columns,) worth at 1.
-        base, slope: (n,) demands; both 0: no row.
-        scale: (n,) 1 / full speed.
-    """
-
-    columns: Columns
-    time_first: np.ndarray
-    time_second: np.ndarray
-    value: np.ndarray
-    base: np.ndarray
-    slope: np.ndarray
-    scale: np.ndarray
-
-
-def _run(
-    program: _Program, capacity: np.ndarray, gain: float
-) -> tuple[highspy.HighsModelStatus, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Status, x, and the duals of level (per fraction of full speed), time and capacity; 0 on failure."""
-    demanded = np.flatnonzero((program.base > 0) | (program.slope > 0))
-    c, n, d, k = len(program.columns), len(program.scale), len(demanded), len(capacity)
-    highs = highspy.Highs()
-    highs.silent()
-    highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
-    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
-    highs.passModel(_model(program, demanded, capacity, gain))
-    highs.run()
-    status = highs.getModelStatus()
-    if status != highspy.HighsModelStatus.kOptimal:
-        return status, np.zeros(c), np.zeros(n), np.zeros(n), np.zeros(k)
-    solution = highs.getSolution()
-    duals = np.array(solution.row_dual)
-    level = np.zeros(n)
-    level[demanded] = np.maximum(-duals[:d], 0.0)
-    time, prices = np.maximum(duals[d : d + n], 0.0), np.maximum(duals[d + n :], 0.0)
-    return status, np.array(solution.col_value)[:c], level, time, prices
-
-
-def _model(program: _Program, demanded: np.ndarray, capacity: np.ndarray, gain: float) -> highspy.HighsLp:
-    """Rows in the order level of the demanded, time, capacity; columns x, then t where there is a gain."""
-    columns = program.columns
-    c, n, d, k = len(columns), len(program.scale), len(demanded), len(capacity)
-    level_row = np.full(n, -1)
-    level_row[demanded] = np.arange(d)
-    here = np.arange(c)
-    shared = np.flatnonzero(columns.second >= 0)
-    rows = [level_row[columns.first], d + columns.first, d + n + columns.kind]
-    values = [columns.rate_first * program.scale[columns.first], program.time_first, columns.gpus]
-    places = [here, here, here]
-    if len(shared):
-        second = columns.second[shared]
-        rows += [level_row[second], d + second]
-        values += [columns.rate_second[shared] * program.scale[second], program.time_second[shared]]
-        places += [shared, shared]
-    if gain:
-        rows.append(level_row[demanded])
-        values.append(-program.slope[demanded])
-        places.append(np.full(d, c))
-    row, entry, place = np.concatenate(rows), np.concatenate(values), np.concatenate(places)
-    kept = (row >= 0) & (entry != 0)
-    row, entry, place = row[kept], entry[kept], place[kept]
-    order = np.argsort(place, kind="stable")
-    width = c + (1 if gain else 0)
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = width, d + n + k
-    lp.sense_ = highspy.ObjSense.kMaximize
-    infinite = highspy.kHighsInf
-    lp.col_cost_ = np.concatenate([program.value, [gain] if gain else []])
-    lp.col_lower_ = np.concatenate([np.zeros(c), [-infinite] if gain else []])
-    lp.col_upper_ = np.full(width, infinite)
-    lp.row_lower_ = np.concatenate([program.base[demanded], np.full(n + k, -infinite)])
-    lp.row_upper_ = np.concatenate([np.full(d, infinite), np.ones(n), capacity])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    counts = np.bincount(place, minlength=width)
-    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    lp.a_matrix_.index_ = row[order].astype(np.int32)
-    lp.a_matrix_.value_ = entry[order]
-    return lp

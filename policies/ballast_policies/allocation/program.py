@@ -1,0 +1,165 @@
+"""A linear program over columns as the simplex method gets it, and what any method gives back."""
+
+import dataclasses
+
+import highspy
+import numpy as np
+
+from ballast_policies.allocation.columns import Columns
+from ballast_policies.allocation.rows import Rows, dense_rows
+
+SOLVER = f"HiGHS {highspy.Highs().version()}"
+TIME_LIMIT_SECONDS = 600.0
+
+
+class SolverError(RuntimeError):
+    """The solver ended without an optimal solution; the text says how."""
+
+
+class InfeasibleError(SolverError):
+    """No x satisfies the demands."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """Jobs or classes of jobs, demands as fractions of full speed.
+
+        maximise    value . x + gain t    within levels, times and capacities, as in ``linear``
+
+    Attributes:
+        columns: rates as steps/s of one job at 1, GPUs of all that run.
+        time_first, time_second: (columns,) time that the first and the second spend there at 1.
+        value: (columns,) worth at 1.
+        base, slope: (n,) demands; both 0: no row.
+        scale: (n,) 1 / full speed.
+        capacity: (k,) GPUs.
+        gain: 1, or 0: there is no t.
+    """
+
+    columns: Columns
+    time_first: np.ndarray
+    time_second: np.ndarray
+    value: np.ndarray
+    base: np.ndarray
+    slope: np.ndarray
+    scale: np.ndarray
+    capacity: np.ndarray
+    gain: float
+
+    def __len__(self) -> int:
+        return len(self.scale)
+
+    def rows(self) -> Rows | None:
+        """The same with a dense row a job; None where jobs share, or one has a demand and no column."""
+        columns = self.columns
+        if (columns.second >= 0).any() or (self.time_first != 1.0).any():
+            return None
+        present = np.zeros(len(self), dtype=bool)
+        present[columns.first] = True
+        if ((self.base > 0) | (self.slope > 0))[~present].any():
+            return None
+        gpus = np.ones(len(self))
+        gpus[columns.first] = columns.gpus
+        return dense_rows(
+            first=columns.first,
+            kind=columns.kind,
+            rates=columns.rate_first * self.scale[columns.first],
+            gpus=gpus,
+            value=self.value if self.value.any() else None,
+            base=self.base,
+            slope=self.slope,
+            capacity=self.capacity,
+            gain=self.gain,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solved:
+    """Optimal shares and multipliers of a program.
+
+    Attributes:
+        x: (columns,).
+        level, time: (n,) of the demands (per fraction of full speed) and of the jobs' time.
+        prices: (k,) of the capacities.
+    """
+
+    x: np.ndarray
+    level: np.ndarray
+    time: np.ndarray
+    prices: np.ndarray
+
+
+def by_simplex(program: Program) -> Solved:
+    """Solve by HiGHS.
+
+    Raises:
+        InfeasibleError: the demands cannot be met.
+        SolverError: HiGHS ended otherwise without an optimum.
+    """
+    demanded = np.flatnonzero((program.base > 0) | (program.slope > 0))
+    c, n, d = len(program.columns), len(program), len(demanded)
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
+    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
+    highs.passModel(_model(program, demanded))
+    highs.run()
+    status = highs.getModelStatus()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        raise InfeasibleError("the demands cannot be met")
+    if status != highspy.HighsModelStatus.kOptimal:
+        raise SolverError(f"HiGHS ended with {highs.modelStatusToString(status)}")
+    solution = highs.getSolution()
+    duals = np.array(solution.row_dual)
+    level = np.zeros(n)
+    level[demanded] = np.maximum(-duals[:d], 0.0)
+    return Solved(
+        x=np.array(solution.col_value)[:c],
+        level=level,
+        time=np.maximum(duals[d : d + n], 0.0),
+        prices=np.maximum(duals[d + n :], 0.0),
+    )
+
+
+def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
+    """Rows in the order level of the demanded, time, capacity; columns x, then t where there is a gain."""
+    columns, capacity, gain = program.columns, program.capacity, program.gain
+    c, n, d, k = len(columns), len(program), len(demanded), len(capacity)
+    level_row = np.full(n, -1)
+    level_row[demanded] = np.arange(d)
+    here = np.arange(c)
+    shared = np.flatnonzero(columns.second >= 0)
+    rows = [level_row[columns.first], d + columns.first, d + n + columns.kind]
+    values = [columns.rate_first * program.scale[columns.first], program.time_first, columns.gpus]
+    places = [here, here, here]
+    if len(shared):
+        second = columns.second[shared]
+        rows += [level_row[second], d + second]
+        values += [columns.rate_second[shared] * program.scale[second], program.time_second[shared]]
+        places += [shared, shared]
+    if gain:
+        rows.append(level_row[demanded])
+        values.append(-program.slope[demanded])
+        places.append(np.full(d, c))
+    row, entry, place = np.concatenate(rows), np.concatenate(values), np.concatenate(places)
+    kept = (row >= 0) & (entry != 0)
+    row, entry, place = row[kept], entry[kept], place[kept]
+    order = np.argsort(place, kind="stable")
+    width = c + (1 if gain else 0)
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = width, d + n + k
+    lp.sense_ = highspy.ObjSense.kMaximize
+    infinite = highspy.kHighsInf
+    lp.col_cost_ = np.concatenate([program.value, [gain] if gain else []])
+    lp.col_lower_ = np.concatenate([np.zeros(c), [-infinite] if gain else []])
+    lp.col_upper_ = np.full(width, infinite)
+    lp.row_lower_ = np.concatenate([program.base[demanded], np.full(n + k, -infinite)])
+    lp.row_upper_ = np.concatenate([np.full(d, infinite), np.ones(n), capacity])
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    counts = np.bincount(place, minlength=width)
+    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    lp.a_matrix_.index_ = row[order].astype(np.int32)
+    lp.a_matrix_.value_ = entry[order]
+    return lp

@@ -1,0 +1,120 @@
+"""What each job does at given prices of the GPU types: the dual function of ``rows``, job by job.
+
+At prices p, full time of job m on type j costs K_mj = gpus_m p_j - value_mj. The cheapest way to reach the
+rate d_m within its time lies on the lower convex hull of the points (rate_mj, K_mj) and (0, 0) for
+idling: a mix of at most two of them. The hull is walked from its cheapest point to the right until d_m is
+between two points, all jobs at once; its slope there is lambda_m, what a faster job would cost.
+
+Weak duality makes any prices a bound:
+
+    optimum <= ( sum mu + p . capacity - lambda . base ) / (lambda . slope + p . lift)    with gain,
+    and the numerator without.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.rows import Rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Response:
+    """The jobs' best answers.
+
+    Attributes:
+        prices: (k,) p.
+        t: as asked.
+        costs: (n, k + 1) K; infinite where there is no column.
+        demand: (n,) d.
+        low, high: (n,) the two columns of the mix, k is idling; the same where the demand does not bind.
+        rate_low, rate_high: (n,) their rates.
+        share: (n,) of time on ``high``; the rest is on ``low``.
+        level: (n,) lambda.
+        time: (n,) mu.
+    """
+
+    prices: np.ndarray
+    t: float
+    costs: np.ndarray
+    demand: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    rate_low: np.ndarray
+    rate_high: np.ndarray
+    share: np.ndarray
+    level: np.ndarray
+    time: np.ndarray
+
+    @property
+    def mixed(self) -> np.ndarray:
+        """(n,) whether the demand binds, so that there are two columns."""
+        return self.low != self.high
+
+    def used(self, gpus: np.ndarray) -> np.ndarray:
+        """(k,) GPUs of each type in use."""
+        k = len(self.prices)
+        high = np.bincount(self.high, weights=gpus * self.share, minlength=k + 1)
+        low = np.bincount(self.low, weights=gpus * (1.0 - self.share), minlength=k + 1)
+        used: np.ndarray = (high + low)[:k]
+        return used
+
+    def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
+        """(n, k + 1) what full time in each column would cost more than the mix does for the same."""
+        reduced: np.ndarray = self.level[:, None] * -rates
+        reduced += self.costs
+        reduced += self.time[:, None]
+        return reduced
+
+    def total(self, rows: Rows) -> float:
+        """What a unit of t costs: lambda . slope + p . lift."""
+        return float(self.level @ rows.slope + self.prices @ rows.lift)
+
+    def bound(self, rows: Rows) -> float:
+        """The bound above."""
+        available = float(self.time.sum() + self.prices @ rows.capacity - self.level @ rows.base)
+        if not rows.gain:
+            return available
+        total = self.total(rows)
+        return available / total if total > 0 else float("inf")
+
+
+def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
+    """The cheapest answers at ``prices`` (k,) >= 0 to the demands at ``t``."""
+    n, k = len(rows), len(prices)
+    demand = rows.demand(t)
+    costs = rows.gpus[:, None] * np.append(prices, 0.0)
+    if rows.value is not None:
+        costs -= rows.value
+    costs[~rows.usable] = np.inf
+    everyone = np.arange(n)
+    high = np.full(n, k) if rows.value is None else costs.argmin(axis=1)
+    rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
+    low, rate_low, cost_low = high.copy(), rate_high.copy(), cost_high.copy()
+    behind = np.flatnonzero(demand > rate_high)
+    while len(behind):
+        low[behind], rate_low[behind], cost_low[behind] = high[behind], rate_high[behind], cost_high[behind]
+        rates, cost = rows.rates[behind, :k], costs[behind, :k]
+        faster = rates - rate_low[behind, None]
+        rise = np.full_like(faster, np.inf)
+        np.divide(cost - cost_low[behind, None], faster, out=rise, where=faster > 0)
+        best = rise.argmin(axis=1)
+        here = np.arange(len(behind))
+        high[behind], rate_high[behind], cost_high[behind] = best, rates[here, best], cost[here, best]
+        behind = behind[demand[behind] > rate_high[behind]]
+    mixed = low != high
+    apart = np.where(mixed, rate_high - rate_low, 1.0)
+    level = np.where(mixed, (cost_high - cost_low) / apart, 0.0)
+    return Response(
+        prices=prices,
+        t=t,
+        costs=costs,
+        demand=demand,
+        low=low,
+        high=high,
+        rate_low=rate_low,
+        rate_high=rate_high,
+        share=np.where(mixed, (demand - rate_low) / apart, 1.0),
+        level=level,
+        time=np.maximum(level * rate_low - cost_low, 0.0),
+    )

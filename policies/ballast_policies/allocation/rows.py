@@ -1,0 +1,115 @@
+"""A linear program of jobs that run alone: a dense row a job, and few rows that couple them.
+
+    maximise    value . x + gain t
+    subject to  rates_m . x_m >= base_m + slope_m t   for every job m      (level, dual lambda_m)
+                sum_j x_mj <= 1                       for every job m      (time, dual mu_m)
+                sum_m gpus_m x_mj + lift_j t <= capacity_j   for every type j     (capacity, dual p_j)
+                x >= 0
+
+With k GPU types only the k capacities couple the jobs; so given their prices p (and t) each job's best
+answer is known in closed form (``responses``), and what has to be found is k numbers (``price_steps``).
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """The program above. Column k of ``rates`` and ``usable`` is idling: free, and worth nothing.
+
+    Attributes:
+        rates: (n, k + 1) speed of full time on each type, of order 1; 0: no such column.
+        usable: (n, k + 1) whether there is a column.
+        gpus: (n,) GPUs taken at full time.
+        value: (n, k + 1) worth of full time, or None: nothing is worth anything but t.
+        base, slope: (n,) demands.
+        capacity: (k,).
+        lift: (k,) GPUs of each type that a unit of t takes.
+        gain: 1, or 0: there is no t (it is 0).
+    """
+
+    rates: np.ndarray
+    usable: np.ndarray
+    gpus: np.ndarray
+    value: np.ndarray | None
+    base: np.ndarray
+    slope: np.ndarray
+    capacity: np.ndarray
+    lift: np.ndarray
+    gain: float
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def reach(self) -> np.ndarray:
+        """(n,) the fastest rate."""
+        fastest: np.ndarray = self.rates.max(axis=1)
+        return fastest
+
+    @property
+    def highest(self) -> float:
+        """The t at which the first job would be at full speed for all of its time."""
+        rising = self.slope > 0
+        if not rising.any():
+            return float("inf")
+        return float(((self.reach - self.base)[rising] / self.slope[rising]).min())
+
+    def demand(self, t: float) -> np.ndarray:
+        """(n,) demanded at t, as far as a job can reach it at all."""
+        rising = self.slope * t if self.slope.any() else 0.0
+        demand: np.ndarray = np.minimum(self.base + rising, self.reach)
+        return demand
+
+    def sample(self, index: np.ndarray) -> "Rows":
+        """The rows at ``index``, with the part of the capacities that corresponds to their GPUs."""
+        taken = self.gpus[index]
+        part = float(taken.sum() / self.gpus.sum())
+        return dataclasses.replace(
+            self,
+            rates=self.rates[index],
+            usable=self.usable[index],
+            gpus=taken,
+            value=None if self.value is None else self.value[index],
+            base=self.base[index],
+            slope=self.slope[index],
+            capacity=self.capacity * part,
+            lift=self.lift * part,
+        )
+
+
+def dense_rows(
+    *,
+    first: np.ndarray,
+    kind: np.ndarray,
+    rates: np.ndarray,
+    gpus: np.ndarray,
+    value: np.ndarray | None,
+    base: np.ndarray,
+    slope: np.ndarray,
+    capacity: np.ndarray,
+    gain: float,
+) -> Rows:
+    """Rows from columns: entry c belongs to job ``first[c]`` on type ``kind[c]``; gpus: (n,)."""
+    n, k = len(base), len(capacity)
+    table, usable = np.zeros((n, k + 1)), np.zeros((n, k + 1), dtype=bool)
+    table[first, kind] = rates
+    usable[first, kind] = True
+    usable[:, k] = True
+    worth = None
+    if value is not None:
+        worth = np.zeros((n, k + 1))
+        worth[first, kind] = value
+    return Rows(
+        rates=table,
+        usable=usable,
+        gpus=gpus,
+        value=worth,
+        base=base,
+        slope=slope,
+        capacity=capacity,
+        lift=np.zeros(k),
+        gain=gain,
+    )

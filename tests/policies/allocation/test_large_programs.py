@@ -1,0 +1,105 @@
+"""Programs of many jobs are solved by prices; they must agree with the simplex method on the whole."""
+
+import numpy as np
+import pytest
+from ballast_policies.allocation import linear
+from ballast_policies.allocation.instance import from_arrays
+from ballast_policies.allocation.registry import solve
+
+
+def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):
+    """Jobs of gangs and weights with speeds of their own, on GPU types of unlike sizes."""
+    draw = np.random.default_rng(seed)
+    size = 10 ** draw.uniform(-1, 2, jobs)
+    speed = np.sort(draw.uniform(1, 8, types))
+    T = (
+        size[:, None]
+        * speed ** draw.uniform(0.3, 1.2, (jobs, 1))
+        * np.exp(noise * draw.normal(size=(jobs, types)))
+    )
+    if ties:
+        T = np.ceil(T)
+    T[draw.random((jobs, types)) < unusable] = 0.0
+    gpus = draw.choice([1, 2, 4, 8], jobs, p=[0.7, 0.1, 0.15, 0.05])
+    parts = draw.dirichlet(np.full(types, 5.0))
+    return from_arrays(
+        gpu_types=tuple(f"type-{j}" for j in range(types)),
+        capacity=np.maximum(8, np.floor(parts * gpus.sum() / contention)),
+        throughput=T,
+        gpus=gpus,
+        weights=draw.choice([1.0, 5.0], jobs),
+        steps_remaining=size * 10 ** draw.uniform(3, 5, jobs),
+    )
+
+
+def simplex(monkeypatch, problem, **demands):
+    """The whole program by HiGHS's simplex method."""
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "LARGE", 10**9)
+        return linear.maximise(problem, **demands)
+
+
+def slopes(problem):
+    return np.divide(
+        problem.weights,
+        problem.level_scale,
+        out=np.zeros(len(problem.gpus)),
+        where=problem.runnable,
+    )
+
+
+SCENES = {
+    "contended": {},
+    "one job limits all": {"contention": 0.5},
+    "hardly contended": {"contention": 1.6},
+    "one type": {"types": 1},
+    "many ties": {"ties": True},
+    "few types each": {"unusable": 0.6},
+    "speeds that hardly differ": {"noise": 0.001},
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_raised_demands_are_those_of_the_simplex_method(scene, monkeypatch):
+    """The level, and a bound of weak duality that proves it, to 1e-9."""
+    problem = cluster(3, **SCENES[scene])
+    found = linear.maximise(problem, slope=slopes(problem))
+    assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slopes(problem)).t, rel=1e-8)
+    assert found.bound - found.t <= 1e-8 * found.bound
+    assert (problem.gpus_used(found.x) <= problem.capacity * (1 + 1e-12)).all()
+    assert (problem.time_used(found.x) <= 1 + 1e-12).all()
+    assert (found.x >= 0).all()
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_worth_beside_demands_is_that_of_the_simplex_method(scene, monkeypatch):
+    """What leftovers are handed out by: the most worth while every job keeps nine tenths of its level."""
+    problem = cluster(4, **SCENES[scene])
+    draw, columns = np.random.default_rng(0), problem.columns
+    value = columns.gpus * columns.rate_first / problem.fastest[columns.first]
+    value *= draw.uniform(0.5, 1.0, len(value))
+    base = 0.9 * slopes(problem) * linear.maximise(problem, slope=slopes(problem)).t
+    found = linear.maximise(problem, value=value, base=base)
+    assert value @ found.x == pytest.approx(
+        value @ simplex(monkeypatch, problem, value=value, base=base).x, rel=1e-8
+    )
+    assert found.bound - value @ found.x <= 1e-8 * found.bound
+    assert (problem.throughput(found.x) >= base * (1 - 1e-8)).all()
+
+
+def test_demands_that_nobody_can_meet_are_refused():
+    """As by the simplex method: an error, not a wrong answer."""
+    problem = cluster(5)
+    with pytest.raises(linear.InfeasibleError):
+        linear.maximise(
+            problem,
+            value=np.ones(len(problem.columns)),
+            base=2.0 * slopes(problem) * linear.maximise(problem, slope=slopes(problem)).t,
+        )
+
+
+@pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "finish-time-fairness", "max-throughput"])
+def test_policies_over_many_jobs_are_certified(policy):
+    """Gap 1e-6, by the bound that the policy's own objective is held against."""
+    answer = solve(policy, cluster(6))
+    assert answer.gap <= 1e-6
