@@ -67,9 +67,10 @@ def test_section_5_4_3_hierarchical_reaches_the_levels_of_the_staged_procedure(p
         },
         jobs=tuple(dataclasses.replace(job, entity=team) for job, team in zip(p.jobs, teams, strict=False)),
     )
+    # The stages written out freeze who could rise by less than 1e-7, which the later stages add to.
     book = Book(p)
     want = filling_by_stages(book, team_weights(book))
-    assert levels_of(allocate("hierarchical", p), p) == pytest.approx(want, rel=1e-6, abs=1e-7)
+    assert levels_of(allocate("hierarchical", p), p) == pytest.approx(want, rel=5e-6, abs=1e-7)
 
 
 @settings(max_examples=40, deadline=None)
