@@ -8,9 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ballast_trainer.models.gpt import Block
+from ballast_policies.contract import Stage
+from ballast_trainer.config import TrainingConfig
+from ballast_trainer.models.gpt import Block, build_gpt
+from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.process_group import join
+from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.runtime.stages import build_pipeline
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.pair import pairs
@@ -109,3 +114,51 @@ def step_of_a_block(world, fractions, dropout):
         "handed_over": [pair.handed_over for pair in held[0]],
         "helped": helped,
     }
+
+
+def pipelined_step(world, scatter_gather):
+    """A step of a small GPT over pipeline x tensor; what each rank sends to other stages, in bytes."""
+    model = build_gpt(layers=5, dim=DIM, heads=4, context=6, dropout=0.1)
+    config = TrainingConfig()
+    layers = LayerSet(model, config, world.device, lambda _, module: split_layer(module, world.tensor))
+    bounds = (0, 2, 5)
+    stages = tuple(
+        Stage(rank=rank, first_layer=bounds[rank], end_layer=bounds[rank + 1]) for rank in range(2)
+    )
+    held = range(bounds[world.position], bounds[world.position + 1])
+    layers.hold(layers.make(index) for index in held)
+    meter = Meter(model.layer_count, world.device, None)
+    pipeline = build_pipeline(
+        stages=stages,
+        rank=world.position,
+        world_size=world.positions,
+        layers=layers,
+        meter=meter,
+        loss=model.loss,
+        seed=0,
+        microbatches=2,
+        schedule="1F1B",
+        device=world.device,
+        group=world.pipeline.group,
+        tensor=world.tensor if scatter_gather else None,
+    )
+    batch = model.batch(0, 0, 4)
+    pipeline.prepare(batch)
+    sent = []
+    operation = dist.P2POp
+
+    def counted(op, tensor, *arguments, **named):
+        if op is dist.isend:
+            sent.append(tensor.nbytes)
+        return operation(op, tensor, *arguments, **named)
+
+    # Where torch's stages send; this process ends after the step.
+    dist.P2POp = counted
+    world.tensor.bytes.clear()
+    loss = pipeline.run(batch)
+    gradients = {
+        f"{layer.index}.{name}": parameter.grad
+        for layer in layers
+        for name, parameter in layer.module.named_parameters()
+    }
+    return {"loss": loss, "sent": sent, "gradients": gradients, "gathered": world.tensor.bytes["all_gather"]}

@@ -1,11 +1,14 @@
 """Tensor, pipeline and data axes on one mesh: the loss curve is that of one process."""
 
 import pytest
+import torch
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 from ballast_trainer.runtime.mesh import Mesh, Place
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.trainer.tensor_parallel_ranks import DIM, on_ranks, pipelined_step
 
 MESHES = {
     "tensor 2": (2, {"tensor": 2}),
@@ -107,3 +110,22 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(gang, small_config, singl
     }
     # Each tensor has a kilobyte of its own beside its numbers.
     assert sizes[3] < 1.25 * sizes[9]
+
+
+@pytest.mark.processes
+def test_scatter_gather_sends_bsh_over_t_between_stages():
+    """Each tensor rank sends b s h / t numbers a microbatch, each way; all tensors stay identical.
+
+    Without it each of the t = 2 ranks sends all of b s h (Narayanan, section 4.4.1).
+    """
+    whole = on_ranks(pipelined_step, 4, False, mesh=Mesh(tensor=2))
+    parts = on_ranks(pipelined_step, 4, True, mesh=Mesh(tensor=2))
+    microbatches, b, s, t = 2, 2, 6, 2
+    for rank in range(4):
+        assert whole[rank]["sent"] == [4 * b * s * DIM] * microbatches
+        assert parts[rank]["sent"] == [4 * b * s * DIM // t] * microbatches
+        assert whole[rank]["gathered"] == 0
+        assert parts[rank]["gathered"] == 4 * b * s * DIM // t * microbatches
+        assert parts[rank]["loss"] == whole[rank]["loss"]
+        for name, gradient in whole[rank]["gradients"].items():
+            assert torch.equal(parts[rank]["gradients"][name], gradient), name

@@ -102,6 +102,8 @@ class ParallelismConfig:
     """Ranks that share the matrices of each layer."""
     data: int = 1
     """Replicas of the pipeline; each takes its share of the microbatches."""
+    scatter_gather: bool = True
+    """Each tensor rank sends its part of the activations between stages, which the receivers put together."""
     stragglers: StragglersConfig = dataclasses.field(default_factory=StragglersConfig)
 
     def __post_init__(self) -> None:

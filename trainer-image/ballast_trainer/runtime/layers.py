@@ -30,7 +30,11 @@ MODULE, OPTIMIZER = "module.", "optimizer."
 
 def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        # One call for all tensors of a layer; a quarter of the time of torch's default on a CPU.
+        fused = all(p.device.type == "cpu" and p.is_floating_point() for p in parameters)
+        return torch.optim.AdamW(
+            parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused or None
+        )
     if config.optimizer == "sgd":
         return torch.optim.SGD(
             parameters, lr=config.learning_rate, momentum=0.9, weight_decay=config.weight_decay
@@ -174,6 +178,12 @@ class LayerStack(nn.Module):
         config = layers[0].config
         self._precision, self._recompute = config.precision, config.recompute
         self.input_learns = False
+        # A list, not a module: gone through for every microbatch.
+        self._layers = list(zip(self.indices, self.stack, strict=True))
+        self.entrance: Callable[[torch.Tensor], torch.Tensor] | None = None
+        """What makes the first layer's input of what another stage sent; None: nothing to make."""
+        self.exit: Callable[[torch.Tensor], torch.Tensor] | None = None
+        """What makes the message to the next stage of the last layer's output."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
@@ -185,24 +195,29 @@ class LayerStack(nn.Module):
             value.register_hook(torch.Tensor.contiguous)
         key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
         measured = meter.by_layer and microbatch is not None
-        with computing_in(self._precision, self._device):
-            for index, layer in zip(self.indices, self.stack, strict=True):
+        if self.entrance is not None:
+            value = self.entrance(value)
+        device, recompute = self._device, self._recompute and torch.is_grad_enabled()
+        with computing_in(self._precision, device):
+            for index, layer in self._layers:
                 if measured:
                     meter.enter(index)
-                value = self._run(index, layer, key, value)
+                if recompute:
+                    value = self._recomputed(index, layer, key, value)
+                else:
+                    seed_layer(device, key, index)
+                    value = layer(value)
                 if measured and value.requires_grad:
                     # Runs when the gradient of this output is known: layer index's backward begins.
                     value.register_hook(functools.partial(_enter_backward, meter, index))
-        return value
+        return value if self.exit is None else self.exit(value)
 
-    def _run(self, index: int, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
+    def _recomputed(self, index: int, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
         def run(value: torch.Tensor) -> torch.Tensor:
             seed_layer(self._device, key, index)
             output: torch.Tensor = layer(value)
             return output
 
-        if not (self._recompute and torch.is_grad_enabled()):
-            return run(value)
         # The second forward seeds itself as the first did: no generator state to keep.
         recomputed: torch.Tensor = checkpoint(run, value, use_reentrant=False, preserve_rng_state=False)
         return recomputed

@@ -6,6 +6,7 @@ whose import takes seconds.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -14,10 +15,12 @@ from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import Schedule
 
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.runtime.executor.pipelines import ExecutedPipeline, FlowingPipeline
 from ballast_trainer.runtime.layers import Layer, LayerSet, LayerStack
 from ballast_trainer.runtime.layout import flows, holders_of, schedule_of, schedule_of_run
 from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.tensor_parallel.exchange import gather, scatter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -139,7 +142,8 @@ def _metered_stage_class() -> Any:
         def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if not self.has_backward:
                 return
-            if self._whole_backward():
+            # The check goes through all parameters: made only where it matters.
+            if not kwargs.get("full_backward", True) and self._whole_backward():
                 kwargs["full_backward"] = True
             with self._metered(bwd_chunk_id, self.meter.backward, self.last_layer):
                 super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
@@ -191,12 +195,13 @@ def build_pipeline(
     device: torch.device,
     group: Any = None,
     replicas: Sequence[int] = (),
+    tensor: Axis | None = None,
 ) -> Pipeline:
     """The pipeline of one rank; every rank must build it at the same step.
 
     ``rank`` and ``world_size`` count pipeline positions; ``group`` are the ranks of this pipeline,
     None for all.  Replicas of stages, and schedules without a flush, are carried out by our own
-    executor, all else by torch.
+    executor, all else by torch.  The ranks of ``tensor`` send a part of the activations each.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
@@ -237,6 +242,9 @@ def build_pipeline(
         if stage.rank == rank:
             held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
             stack = _stack(layers, stage, meter, seed, device)
+            if tensor is not None and tensor.size > 1:
+                stack.entrance = functools.partial(gather, axis=tensor) if number > 0 else None
+                stack.exit = functools.partial(scatter, axis=tensor) if number < len(stages) - 1 else None
             made = _stage_class(stack, number, len(stages), device, group=group)
             made.meter, made.last_layer = meter, stack.indices[-1]
             made.weight_shares = _weight_shares(held)

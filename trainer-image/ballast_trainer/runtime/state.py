@@ -83,6 +83,7 @@ class Training:
             rank=self.world.position,
             world_size=self.world.positions,
             group=self.world.pipeline.group,
+            tensor=self.world.tensor if self.config.parallelism.scatter_gather else None,
             layers=self.layers,
             meter=self.meter,
             loss=self.loss_scale.scaled(self.model.loss),

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.runtime.axis import Axis
 
 
@@ -46,6 +47,53 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return value.chunk(axis.size, -1)[axis.index].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.cat(ctx.axis.all_gather(gradient), -1), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return torch.cat(axis.all_gather(chunk), -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.chunk(ctx.axis.size, -1)[ctx.axis.index].contiguous(), None
+
+
+def scatter(value: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """[b, s, h], whole on every rank -> this rank's [b, s, h / t], which it sends to the next stage.
+
+    The stages' tensor groups would otherwise send the same tensor t times; so each pair of ranks sends
+    b s h / t numbers, forward and backward (scatter/gather optimisation of Megatron-LM's pipeline).
+
+    Raises:
+        ConfigurationError: h does not divide by t.
+    """
+    if value.shape[-1] % axis.size:
+        raise ConfigurationError(
+            "parallelism.scatterGather",
+            f"activations {tuple(value.shape)} between stages do not divide over {axis.size} tensor ranks. "
+            "To fix: set it to false",
+        )
+    chunk: torch.Tensor = _Scatter.apply(value, axis)
+    return chunk
+
+
+def gather(chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """The reverse of :func:`scatter`, at the receiving stage: an all-gather inside its tensor group."""
+    value: torch.Tensor = _Gather.apply(chunk, axis)
+    return value
 
 
 def spread(value: torch.Tensor, axis: Axis, rider: Rider | None = None) -> torch.Tensor:
