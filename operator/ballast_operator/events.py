@@ -38,6 +38,8 @@ WARNING_REASONS = frozenset(
         "NodeLost",
         "PeerLost",
         "ShrinkTimeout",
+        "GrowTimeout",
+        "GrowthGivenUp",
     }
 )
 """Reasons that ask for a person's attention."""

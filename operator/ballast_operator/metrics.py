@@ -26,6 +26,7 @@ class Metrics:
         self.solve_fallbacks = Counter(
             "ballast_solve_fallbacks", "Allocations made by the greedy fallback.", ["reason"], registry=r
         )
+        self.grown_gpus = Counter("ballast_grown_gpus", "GPUs that jobs took while they ran.", registry=r)
         self.rounds = Counter("ballast_rounds", "Rounds decided.", registry=r)
         self.reconcile_seconds = Histogram(
             "ballast_reconcile_seconds",

@@ -4,7 +4,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from ballast_policies.contract import PLAN_KEY, ContractError, Plan, lease_name, plan_config_map_name
+from ballast_policies.contract import (
+    CONFIG_KEY,
+    PLAN_KEY,
+    ContractError,
+    Plan,
+    lease_name,
+    plan_config_map_name,
+)
 
 from ballast_operator.desired.plan import WRITTEN_ANNOTATION
 from ballast_operator.kube.caches import Caches
@@ -43,7 +50,7 @@ class Observer:
             return None
         metadata = item["metadata"]
         spec, problem = self._spec(key, item)
-        plan, written = self._plan(key, metadata["uid"])
+        plan, written, config = self._plan(key, metadata["uid"])
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if _owned(pod, metadata["uid"])]
         return JobView(
             key=key,
@@ -57,6 +64,7 @@ class Observer:
             lease=self._lease(key, metadata["uid"]),
             plan=plan,
             plan_written=written,
+            plan_config=config,
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
 
@@ -81,12 +89,12 @@ class Observer:
 
     def held(self) -> dict[Key, Held]:
         """What jobs hold by their status, or are about to by a write under way."""
-        found = dict(self.reservations)
+        found: dict[Key, Held] = {}
         for item in self.caches[JOB]:
             held = read_status(item).held
             if held is not None:
                 found[(item["metadata"].get("namespace", ""), item["metadata"]["name"])] = held
-        return found
+        return {**found, **self.reservations}
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
@@ -117,16 +125,18 @@ class Observer:
             self._renewals[key] = known
         return read_lease(item, quiet_seconds=self._clock() - known[1])
 
-    def _plan(self, key: Key, uid: str) -> tuple[Plan | None, Time | None]:
+    def _plan(self, key: Key, uid: str) -> tuple[Plan | None, Time | None, str]:
+        """(plan, when it was written, the trainer's configuration beside it)."""
         item = self.caches[CONFIG_MAP].get((key[0], plan_config_map_name(key[1])))
         if item is None or not _owned(item, uid):
-            return None, None
+            return None, None, ""
         try:
             plan = Plan.from_json((item.get("data") or {}).get(PLAN_KEY, ""))
         except ContractError:
-            return None, None
+            return None, None, ""
         written = (item["metadata"].get("annotations") or {}).get(WRITTEN_ANNOTATION)
-        return plan, parse(written) if written else parse(item["metadata"]["creationTimestamp"])
+        when = parse(written if written else item["metadata"]["creationTimestamp"])
+        return plan, when, (item.get("data") or {}).get(CONFIG_KEY, "")
 
 
 def _owned(item: Object, uid: str) -> bool:

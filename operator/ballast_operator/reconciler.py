@@ -85,9 +85,10 @@ class Reconciler:
             return None
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
         outcome = self._decide(view)
-        launching = view.status.held is None and outcome.status.held is not None
-        if launching and outcome.status.held is not None:
-            self._observer.reservations[key] = outcome.status.held
+        before, after = view.status.held, outcome.status.held
+        launching = after is not None and (before is None or len(after.slots) > len(before.slots))
+        if launching and after is not None:
+            self._observer.reservations[key] = after
         try:
             # 3. Apply.
             try:
@@ -108,9 +109,12 @@ class Reconciler:
             held.pool if held is not None else wish.pool if wish is not None else "", PoolTerms()
         )
         lacking = ""
-        if held is None and wish is not None and wish.verb is Verb.PLACE:
+        wanted: tuple[str, ...] = ()
+        if wish is not None:
+            wanted = wish.nodes if held is None and wish.verb is Verb.PLACE else wish.more
+        if wanted:
             lacking = shortage(
-                wish.nodes,
+                wanted,
                 key=view.key,
                 nodes=self._observer.nodes(),
                 pods=self._observer.caches[POD],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.gauges import set_gauges
+from ballast_operator.allocator.growth import growth
 from ballast_operator.allocator.inputs import Inputs, complete, structure, values
 from ballast_operator.allocator.isolation import isolated_speeds
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
@@ -171,11 +172,20 @@ class Allocator:
                 reason=refusal.reason,
                 why=refusal.message,
             )
+        more = growth(
+            round_,
+            gangs={gang.job: gang for gang in snapshot.gangs},
+            nodes=snapshot.nodes,
+            most={} if policy.spec.dry_run else snapshot.growable,
+        )
         advice = advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs)
         speeds = isolated_speeds(snapshot.problem, snapshot.running)
         for name, key in snapshot.keys.items():
             wishes[key] = dataclasses.replace(
-                wishes[key], advice=advice.get(key, ()), isolated_speed=speeds.get(name, 0.0)
+                wishes[key],
+                more=more.get(name, ()),
+                advice=advice.get(key, ()),
+                isolated_speed=speeds.get(name, 0.0),
             )
         self._publish(wishes, jobs)
         set_gauges(self._metrics, snapshot, jobs)

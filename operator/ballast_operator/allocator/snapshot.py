@@ -7,23 +7,15 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.rounds import Gang, Node, Placement
 
+from ballast_operator.allocator.gang_size import Refusal, gang_size, may_grow, most_gpus, refuse
 from ballast_operator.allocator.throughput import Measurements, estimate
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, NodePool
-from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use
 from ballast_operator.views.spec import JobSpec
 from ballast_operator.views.status import Cause, Held
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a job is not in the problem at all."""
-
-    reason: str
-    message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +30,7 @@ class Snapshot:
         running: job name -> its placement, for gangs that hold GPUs and go on.
         running_since: job name -> epoch seconds.
         leaving: jobs whose gang is ending and that will want GPUs again.
+        growable: job -> GPUs that it could use, for gangs that may grow now.
         unmeasured: jobs of whose speed nothing is known: any figure of theirs is a guess.
         refusals: jobs that cannot be placed by this policy.
         overlaps: nodes that match two pools, in words.
@@ -57,6 +50,7 @@ class Snapshot:
     overlaps: tuple[str, ...]
     empty_pools: tuple[str, ...]
     dry_pools: tuple[str, ...]
+    growable: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def job_id(key: Key) -> str:
@@ -95,7 +89,7 @@ def take_snapshot(
         by_pool[value.pool] += value.gpus
     gpu_types = tuple(sorted({pool.gpu_type for pool in spec.node_pools}))
     gangs, problem_jobs, keys, launches, refusals = [], [], {}, {}, {}
-    running, since, unmeasured = {}, {}, set()
+    running, since, unmeasured, growable = {}, {}, set(), {}
     for view in jobs:
         name = job_id(view.key)
         if not wants_gpus(view, now):
@@ -118,6 +112,8 @@ def take_snapshot(
         if held is not None:
             running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)
             since[name] = held.since.timestamp()
+            if may_grow(view, now):
+                growable[name] = most_gpus(view)
     return Snapshot(
         nodes=tuple(values),
         members={name: tuple(node.name for node in members) for name, members in pools.items()},
@@ -133,6 +129,7 @@ def take_snapshot(
         launches=launches,
         keys=keys,
         unmeasured=frozenset(unmeasured),
+        growable=growable,
         refusals=refusals,
         overlaps=tuple(overlaps),
         empty_pools=tuple(name for name, members in pools.items() if not members),
@@ -191,52 +188,6 @@ def as_job(
         isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
         deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
     )
-
-
-def gang_size(
-    view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
-) -> int:
-    """Most stages that the job wants and that some pool it may use has; at least ``minStages``.
-
-    A job that has repacked asks for no more than it had then: its model got smaller for good.
-    """
-    spec = view.spec
-    assert spec is not None
-    wanted = spec.max_stages
-    if spec.layers is not None:
-        wanted = min(wanted, spec.layers)
-    if view.status.repacks:
-        wanted = min(wanted, len(view.status.repacks[-1]["survivors"]))
-    largest = max((by_pool[pool.name] for pool in pools if pool.gpu_type in allowed), default=0)
-    return max(1, min(spec.min_stages, wanted), min(wanted, largest))
-
-
-def refuse(
-    spec: JobSpec, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str], size: int
-) -> Refusal | None:
-    """Why no round of this policy can ever place the job; None: one can."""
-    have = ", ".join(sorted({pool.gpu_type for pool in pools}))
-    if spec.layers is not None and spec.min_stages > spec.layers:
-        return Refusal(
-            reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.minStages {spec.min_stages} is above model.layers {spec.layers}. "
-            "To fix: lower minStages",
-        )
-    if not allowed:
-        return Refusal(
-            reason=JobReason.NO_MATCHING_GPU_TYPE,
-            message=f"gpuTypes allows {', '.join(spec.gpu_types)}; the node pools have {have}. "
-            "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
-        )
-    largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
-    if max(largest.values(), default=0) < size:
-        sizes = ", ".join(f"{name} {count}" for name, count in sorted(largest.items()))
-        return Refusal(
-            reason=JobReason.EXCEEDS_CAPACITY,
-            message=f"needs {size} GPUs of one pool; the pools that it may use have: {sizes}. "
-            "To fix: lower pipeline.minStages, or add nodes",
-        )
-    return None
 
 
 def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[str, float]:

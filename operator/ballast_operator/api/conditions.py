@@ -39,6 +39,8 @@ class JobCondition(enum.StrEnum):
     """Layers have moved between ranks while training."""
     REPACKED = "Repacked"
     """The job has handed pods back while training."""
+    GROWN = "Grown"
+    """The job has taken more GPUs while training."""
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
     INFORMED = "Informed"
@@ -114,6 +116,9 @@ class JobReason(enum.StrEnum):
     SHRINK_TIMEOUT = "ShrinkTimeout"
     """Restarts: a shrink was not acknowledged in time."""
 
+    GROW_TIMEOUT = "GrowTimeout"
+    """Restarts: new ranks did not join in time."""
+
     # Rebalanced
     LAYERS_MOVED = "LayersMoved"
     """Rebalanced: the trainer moved layers; the message has the imbalance before and after."""
@@ -125,6 +130,14 @@ class JobReason(enum.StrEnum):
     """Repacked: the named pods are gone and their GPUs are free."""
     PROPOSAL_REFUSED = "ProposalRefused"
     """Not repacked: the trainer's proposal breaks the spec's limits; the message says which."""
+
+    # Grown
+    GROWING = "Growing"
+    """Not grown yet: the message names the pods that are to join."""
+    RANKS_JOINED = "RanksJoined"
+    """Grown: the named pods are ranks of the gang."""
+    GROWTH_GIVEN_UP = "GrowthGivenUp"
+    """Not grown: new pods failed or did not run in time; the gang goes on as it was."""
 
     # Preempted
     PREEMPTED = "Preempted"

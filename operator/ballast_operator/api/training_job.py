@@ -98,6 +98,9 @@ class TrainingJobSpec(ApiModel):
     """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
     deadline: Time | None = None
     """When it should be done, as 2030-01-31T12:00:00Z; kept, where it can be, by ``min-cost-slo``."""
+    grow: bool = False
+    """Whether it takes more GPUs of its pool while it trains, up to ``pipeline.maxStages``, when no other job
+    can use them."""
     checkpoint: Checkpoint
     """Where and how often the state is saved."""
     suspend: bool = False

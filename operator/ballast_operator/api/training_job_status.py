@@ -45,6 +45,14 @@ class JobAllocation(StatusModel):
     """Which launch of the job this is, from 1."""
     since: Time
     """When it was given."""
+    joining: Annotated[
+        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
+    ] = ()
+    """Those of the pods that are to join the running gang, and have not yet."""
+    joining_since: Time | None = None
+    """When the last growth was decided."""
+    first_newcomer: Annotated[int, Field(ge=0)] = 0
+    """Number in the name of the first pod of the last growth."""
     ending: Ending | None = None
     """Set once the launch has to end."""
 
@@ -157,7 +165,7 @@ class TrainingJobStatus(StatusModel):
     state: JobState | None = None
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
-    """Admitted, Running, Rebalanced, Repacked, Preempted, Informed, OnTime, Succeeded, Failed."""
+    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, Informed, OnTime, Succeeded, Failed."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None

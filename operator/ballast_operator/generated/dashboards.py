@@ -123,13 +123,14 @@ GPUS = Dashboard(
             queries=_one(f"max by (state) (ballast_jobs{_HERE})", "{{state}}"),
         ),
         Panel(
-            title="GPUs that repacks set free",
-            description="GPUs handed back by pipelines that shrank while they trained, an hour.",
+            title="GPUs handed back and taken",
+            description="By pipelines that shrank or grew while they trained, an hour.",
             unit="short",
             queries=(
                 Query(
-                    expression=f"sum(increase(ballast_released_gpus_total{_HERE}[1h]))", legend="GPUs an hour"
+                    expression=f"sum(increase(ballast_released_gpus_total{_HERE}[1h]))", legend="handed back"
                 ),
+                Query(expression=f"sum(increase(ballast_grown_gpus_total{_HERE}[1h]))", legend="taken"),
                 Query(
                     expression=f"sum(increase(ballast_repacks_total{_HERE}[1h]))", legend="repacks an hour"
                 ),

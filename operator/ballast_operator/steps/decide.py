@@ -87,9 +87,13 @@ def _next_step(situation: Situation) -> Outcome:
 
 
 def _committed(view: JobView) -> bool:
-    """In the middle of a shrink: it ends, one way or the other, before anything else is asked of the job."""
-    plan = view.launched_plan
-    return plan is not None and plan.directive is Directive.SHRINK and view.shrinking
+    """In the middle of a change of shape: it ends, one way or the other, before the GPUs are taken back."""
+    plan, held = view.launched_plan, view.status.held
+    if plan is None or held is None:
+        return False
+    if plan.directive is Directive.GROW and held.joining:
+        return True
+    return plan.directive is Directive.SHRINK and view.shrinking
 
 
 def _misconfigured(view: JobView, now: Time) -> JobStatus:

@@ -3,6 +3,7 @@
 from ballast_policies.contract import Directive
 
 from ballast_operator.steps.outcome import Situation, seconds_since
+from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.status import Cause
 
@@ -18,7 +19,9 @@ def failed(situation: Situation) -> Failure | None:
     view = situation.view
     plan = view.launched_plan
     released = {pod.name for pod in view.released} if view.shrinking else set()
-    gang = [pod for pod in view.gang if pod.name not in released or pod.phase == "Failed"]
+    outside = {*view.newcomers, *(pod.name for pod in view.gang if _given_up(view, pod))}
+    gang = [pod for pod in view.gang if pod.name not in outside]
+    gang = [pod for pod in gang if pod.name not in released or pod.phase == "Failed"]
     if view.acknowledged:
         gang = [pod for pod in gang if pod.name not in released]
     culprit = next((pod for pod in gang if pod.at_fault), None)
@@ -36,6 +39,14 @@ def failed(situation: Situation) -> Failure | None:
     if peers and not settling(situation):
         return Cause.PEER_LOST, f"{describe(peers[0])}; no other rank is to blame"
     return _silent(situation, started=view.acknowledged or plan.directive is not Directive.RUN)
+
+
+def _given_up(view: JobView, pod: PodView) -> bool:
+    """A newcomer of a growth that was given up: never a rank of the gang."""
+    held, plan = view.status.held, view.launched_plan
+    if held is None or plan is None or not held.first_newcomer or pod.rank < held.first_newcomer:
+        return False
+    return pod.name not in held.pods and plan.rank_of(pod.name) is None and not view.shrinking
 
 
 def settling(situation: Situation) -> bool:

@@ -10,6 +10,7 @@ from ballast_policies.contract import Directive, Report
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.steps.cost import accrue
 from ballast_operator.steps.failure import failed, settling
+from ballast_operator.steps.growing import begin_growth, carry_on_growth, strays, wants_to_grow
 from ballast_operator.steps.outcome import Outcome, Situation, say, seconds_since
 from ballast_operator.steps.shrinking import answer, carry_on_shrink, open_proposal
 from ballast_operator.steps.stopping import end
@@ -29,14 +30,19 @@ def run_gang(situation: Situation) -> Outcome:
     if failure is not None:
         return end(situation, *failure)
     status = follow(situation)
-    if view.shrinking:
+    if view.status.held is not None and view.status.held.joining:
+        outcome = carry_on_growth(_with_status(situation, status))
+    elif view.shrinking:
         outcome = carry_on_shrink(_with_status(situation, status))
     else:
         proposal = open_proposal(situation)
         if proposal is not None:
             outcome = answer(_with_status(situation, status), proposal)
+        elif wants_to_grow(situation):
+            outcome = begin_growth(_with_status(situation, status))
         else:
             outcome = Outcome(status=status, again_seconds=_next_look(situation))
+    outcome = dataclasses.replace(outcome, actions=(*strays(view), *outcome.actions))
     if any(not pod.alive for pod in view.gang) or settling(situation):
         return dataclasses.replace(outcome, again_seconds=min(outcome.again_seconds or 1.0, 1.0))
     return (

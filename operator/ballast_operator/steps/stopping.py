@@ -47,6 +47,9 @@ def end(situation: Situation, cause: Cause, message: str) -> Outcome:
         repacked = status.condition(JobCondition.REPACKED)
         if repacked is not None and repacked.reason == JobReason.REPACKING:
             status = say(situation, status, JobCondition.REPACKED, False, reason, f"broken off: {message}")
+        grown = status.condition(JobCondition.GROWN)
+        if grown is not None and grown.reason == JobReason.GROWING:
+            status = say(situation, status, JobCondition.GROWN, False, reason, f"broken off: {message}")
     return Outcome(status=status, again_seconds=0.0, counts=counts, allocate=True)
 
 

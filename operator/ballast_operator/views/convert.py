@@ -40,6 +40,7 @@ def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
         throughput=throughput,
         weight=spec.weight,
         suspend=spec.suspend,
+        grow=spec.grow,
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,
         checkpoint_path=spec.checkpoint.path,
@@ -107,6 +108,9 @@ def _held(allocation: api.JobAllocation | None) -> Held | None:
         ),
         plan_id=allocation.plan_id,
         since=allocation.since,
+        joining=allocation.joining,
+        joining_since=allocation.joining_since,
+        first_newcomer=allocation.first_newcomer,
         ending=None
         if ending is None
         else Ending(cause=Cause(ending.cause), message=ending.message, since=ending.since),
@@ -131,6 +135,9 @@ def write_status(status: JobStatus) -> dict[str, Any]:
             plan_id=held.plan_id,
             launch=held.launch,
             since=held.since,
+            joining=held.joining,
+            joining_since=held.joining_since,
+            first_newcomer=held.first_newcomer,
             ending=None
             if held.ending is None
             else api.Ending(

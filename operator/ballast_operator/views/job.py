@@ -22,6 +22,7 @@ class JobView:
         lease: None before it exists.
         plan: the newest plan; None before the first launch.
         plan_written: when it was written.
+        plan_config: the trainer's configuration beside the plan, as JSON.
         created: when the job was made.
     """
 
@@ -36,6 +37,7 @@ class JobView:
     lease: LeaseView | None = None
     plan: Plan | None = None
     plan_written: Time | None = None
+    plan_config: str = ""
     created: Time | None = None
 
     @property
@@ -82,6 +84,14 @@ class JobView:
             and plan.directive is Directive.SHRINK
             and len(plan.ranks) < len(held.slots)
         )
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """Pods that are to join the gang and that the plan does not name yet."""
+        plan, held = self.launched_plan, self.status.held
+        if plan is None or held is None:
+            return ()
+        return tuple(name for name in held.joining if plan.rank_of(name) is None)
 
     @property
     def finished_step(self) -> int | None:

@@ -19,6 +19,7 @@ class JobSpec:
         repack_enabled, repack_min_stages, repack_max_slowdown: which shrinks are accepted.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of stages.
+        grow: it may take more GPUs while it trains.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
         checkpoint_path: where checkpoints go, as the pods see it.
@@ -41,5 +42,6 @@ class JobSpec:
     ttl_seconds: int | None
     checkpoint_path: str
     template: Mapping[str, Any]
+    grow: bool = False
     entity: str | None = None
     deadline: Time | None = None

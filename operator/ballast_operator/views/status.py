@@ -36,6 +36,8 @@ class Cause(enum.StrEnum):
     """Ranks lost touch with each other and nobody else is to blame."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
     """A shrink was not acknowledged in time."""
+    GROW_TIMEOUT = "GrowTimeout"
+    """New ranks did not join in time."""
 
     @property
     def is_restart(self) -> bool:
@@ -84,6 +86,9 @@ class Held:
         launch: which launch of the job, from 1.
         slots: in the order of the ranks.
         plan_id: the allocator's round that chose it.
+        joining: those of the slots' pods that are to join the running gang, and have not yet.
+        joining_since: when the last growth was decided.
+        first_newcomer: number in the name of the first pod of the last growth; 0: there was none.
         ending: set once the launch has to end; never unset.
     """
 
@@ -93,6 +98,9 @@ class Held:
     slots: tuple[Slot, ...]
     plan_id: str
     since: Time
+    joining: tuple[str, ...] = ()
+    joining_since: Time | None = None
+    first_newcomer: int = 0
     ending: Ending | None = None
 
     @property

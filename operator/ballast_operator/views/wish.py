@@ -34,6 +34,7 @@ class Wish:
         launches: ``status.launches`` of the snapshot that this answers. A job that has moved on since
             ignores the wish, so that no answer is ever carried out twice.
         gpu_type, pool, nodes: for PLACE: where; one node a rank, repeated where it hosts several.
+        more: for KEEP: nodes of GPUs that the gang may take in addition.
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for NONE.
         why: in a sentence.
@@ -47,6 +48,7 @@ class Wish:
     gpu_type: str = ""
     pool: str = ""
     nodes: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
     plan_id: str = ""
     reason: str = ""
     why: str = ""

@@ -79,6 +79,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "entity": draw(NAMES),
         "deadline": f"20{draw(st.integers(30, 99))}-01-31T12:00:00Z",
         "checkpoint": {"path": "/" + draw(NAMES), "everySteps": 5, "keep": 1},
+        "grow": draw(st.booleans()),
         "suspend": draw(st.booleans()),
         "backoffLimit": draw(st.integers(0, 1000)),
         "ttlSecondsAfterFinished": draw(st.integers(0, 2**31 - 1)),

@@ -80,6 +80,7 @@ class Trainer:
     shrink_at: int | None = None
     shrink_to: int = 1
     silent: bool = False
+    deaf: bool = False
     epoch: int = 0
     launch: int = 0
     step: int = 0
@@ -98,11 +99,14 @@ class Trainer:
         if plan.launch != self.launch:
             self.launch, self.step = plan.launch, self.saved
             self.resumed_from.append(self.saved)
-        if plan.epoch > self.epoch:
+        if plan.epoch > self.epoch and not (self.deaf and plan.directive is Directive.GROW):
             self.epoch = plan.epoch
             self._reach(world, plan, now)
             return
         if plan.directive is Directive.CHECKPOINT_AND_STOP:
+            return
+        if plan.epoch > self.epoch:
+            self._write(world, now)  # alive, and no more
             return
         self.step = min(self.total, self.step + self.pace)
         self.saved = self.step - self.step % 20

@@ -2,15 +2,15 @@
 
 import asyncio
 
-from ballast_operator.kube.kinds import JOB, POD
+from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.operator.loops.machines import end_pod
+from tests.operator.loops.machines import end_pod, node
 from tests.operator.loops.simulation import NAMESPACE, Simulation
-from tests.operator.loops.world import Crash, unavailable
+from tests.operator.loops.world import GPU, Crash, unavailable
 
 NAMES = ("one", "two", "three")
 NODES = ("a", "b")
@@ -18,6 +18,8 @@ NODES = ("a", "b")
 
 class Chaos(RuleBasedStateMachine):
     """Two nodes, three jobs of which two fit, and trouble."""
+
+    names = NAMES
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,9 +88,9 @@ class Chaos(RuleBasedStateMachine):
             stamp = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
             self.simulation.world.patch(POD, NAMESPACE, data.draw(st.sampled_from(pods)), stamp)
 
-    @rule(name=st.sampled_from(NAMES))
-    def a_trainer_hangs(self, name) -> None:
-        self.simulation.trainers[name].silent = True
+    @rule(number=st.integers(0, 2))
+    def a_trainer_hangs(self, number) -> None:
+        self.simulation.trainers[self.names[number % len(self.names)]].silent = True
 
     @rule(name=st.sampled_from(NODES))
     @precondition(lambda self: not self.dead_nodes)
@@ -96,8 +98,9 @@ class Chaos(RuleBasedStateMachine):
         self.dead_nodes.add(name)
         self.simulation.set_node_ready(name, False)
 
-    @rule(name=st.sampled_from(NAMES), suspend=st.booleans())
-    def a_user_suspends_or_resumes(self, name, suspend) -> None:
+    @rule(number=st.integers(0, 2), suspend=st.booleans())
+    def a_user_suspends_or_resumes(self, number, suspend) -> None:
+        name = self.names[number % len(self.names)]
         spec = self.simulation.world.get(JOB, NAMESPACE, name)["spec"]
         self.simulation.world.patch(JOB, NAMESPACE, name, {"spec": {**spec, "suspend": suspend}})
 
@@ -114,12 +117,12 @@ class Chaos(RuleBasedStateMachine):
         simulation.world.after_write = lambda _: None
         for name in self.dead_nodes:
             simulation.set_node_ready(name, True)
-        for name in NAMES:
+        for number, name in enumerate(self.names):
             simulation.trainers[name].silent = False
-            self.a_user_suspends_or_resumes(name, False)
-        everybody = lambda: all(simulation.state(name) == "Succeeded" for name in NAMES)  # noqa: E731
+            self.a_user_suspends_or_resumes(number, False)
+        everybody = lambda: all(simulation.state(name) == "Succeeded" for name in self.names)  # noqa: E731
         self.run(simulation.until(everybody, ticks=3000, seconds=4.0))
-        for name in NAMES:
+        for name in self.names:
             assert simulation.status(name).held is None
             assert simulation.pods(name) == []
             resumed = simulation.trainers[name].resumed_from
@@ -130,4 +133,35 @@ Chaos.TestCase.settings = settings(
     max_examples=12, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestChaos = Chaos.TestCase
+
+
+class GrowingChaos(Chaos):
+    """One job that takes what it can get, nodes that come and go, and trouble."""
+
+    names = ("one",)
+
+    @initialize()
+    def begin(self) -> None:
+        self.simulation = Simulation(
+            nodes={"a": ("fast", 2), "b": ("fast", 0)}, roundSeconds=30, moves={"maxMovesPerHour": 1000}
+        )
+        self.simulation.add_job(
+            "one", trainer={"total": 800}, totalSteps=800, backoffLimit=1000, stages=(1, 4), grow=True
+        )
+        self.time_passes(5, 1.0)
+        # It grows in the next moments, whatever befalls it.
+        self.simulation.world.put(NODE, node("b", "fast", 1))
+
+    @rule(gpus=st.integers(0, 2))
+    @precondition(lambda self: "b" not in self.dead_nodes)
+    def a_node_has_more_gpus(self, gpus) -> None:
+        had = int(self.simulation.world.get(NODE, "", "b")["status"]["allocatable"][GPU])
+        self.simulation.world.put(NODE, node("b", "fast", max(had, gpus)))
+        self.time_passes(2, 1.0)
+
+
+GrowingChaos.TestCase.settings = settings(
+    max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestGrowingChaos = GrowingChaos.TestCase
 assert ExitCode.PEER_LOST == 76

@@ -1,0 +1,99 @@
+"""How many GPUs a job's gang asks for, whether it may grow, and whether any pool could ever hold it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ballast_operator.api.cluster_policy import NodePool
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
+
+GROWTH_PAUSE_SECONDS = 60.0
+"""Between two growths of a gang, or tries."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a job is not in the problem at all."""
+
+    reason: str
+    message: str
+
+
+def most_gpus(view: JobView) -> int:
+    """Most stages that the job wants.
+
+    One that has repacked asks for no more than it had then: its model got smaller for good.
+    """
+    spec = view.spec
+    assert spec is not None
+    wanted = spec.max_stages if spec.layers is None else min(spec.max_stages, spec.layers)
+    if view.status.repacks:
+        wanted = min(wanted, len(view.status.repacks[-1]["survivors"]))
+    return wanted
+
+
+def may_grow(view: JobView, now: Time) -> bool:
+    """Whether the gang trains, wants more GPUs, and has not just tried to get some."""
+    held, spec = view.status.held, view.spec
+    if held is None or spec is None or not spec.grow or not view.acknowledged or view.shrinking:
+        return False
+    if held.joining or len(held.slots) >= most_gpus(view) or not _same_recipe(view, spec):
+        return False
+    return held.joining_since is None or (now - held.joining_since).total_seconds() >= GROWTH_PAUSE_SECONDS
+
+
+def _same_recipe(view: JobView, spec: JobSpec) -> bool:
+    """Whether newcomers would train by the configuration that the gang was launched with.
+
+    Most changes of a spec take effect at the next launch; how many stages a gang may have is nothing
+    that a rank acts on.
+    """
+    return bool(view.plan_config) and _recipe(json.loads(view.plan_config)) == _recipe(spec.config)
+
+
+def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+    pipeline = {k: v for k, v in config["pipeline"].items() if k not in ("minStages", "maxStages")}
+    return {**config, "pipeline": pipeline}
+
+
+def gang_size(
+    view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
+) -> int:
+    """Most stages that the job wants and that some pool it may use has; at least ``minStages``."""
+    spec = view.spec
+    assert spec is not None
+    wanted = most_gpus(view)
+    largest = max((by_pool[pool.name] for pool in pools if pool.gpu_type in allowed), default=0)
+    return max(1, min(spec.min_stages, wanted), min(wanted, largest))
+
+
+def refuse(
+    spec: JobSpec, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str], size: int
+) -> Refusal | None:
+    """Why no round of this policy can ever place the job; None: one can."""
+    have = ", ".join(sorted({pool.gpu_type for pool in pools}))
+    if spec.layers is not None and spec.min_stages > spec.layers:
+        return Refusal(
+            reason=JobReason.MISCONFIGURED,
+            message=f"pipeline.minStages {spec.min_stages} is above model.layers {spec.layers}. "
+            "To fix: lower minStages",
+        )
+    if not allowed:
+        return Refusal(
+            reason=JobReason.NO_MATCHING_GPU_TYPE,
+            message=f"gpuTypes allows {', '.join(spec.gpu_types)}; the node pools have {have}. "
+            "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
+        )
+    largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
+    if max(largest.values(), default=0) < size:
+        sizes = ", ".join(f"{name} {count}" for name, count in sorted(largest.items()))
+        return Refusal(
+            reason=JobReason.EXCEEDS_CAPACITY,
+            message=f"needs {size} GPUs of one pool; the pools that it may use have: {sizes}. "
+            "To fix: lower pipeline.minStages, or add nodes",
+        )
+    return None
