@@ -101,7 +101,7 @@ def compare(
             "average_jct_seconds": live_mean,
             "makespan_seconds": measure.makespan_seconds(run),
             "launches": sum(measure.launches(run)),
-            "costs": dataclasses.asdict(measure.costs([run], round_seconds=round_seconds)),
+            "costs": dataclasses.asdict(measure.costs(run, round_seconds=round_seconds)),
         },
         "simulated": _summary(told, told_mean, live_mean, measure.makespan_seconds(run)),
         "simulated_without_costs_of_starts": _summary(
@@ -150,11 +150,16 @@ def _per_job(workload: Workload, run: LiveRun, told: Simulated) -> list[dict[str
 def calibrate(live: Live, table: ThroughputTable, folder: Path, jobs: int) -> measure.Costs:
     """What starts and stops cost on this machine, by a run of other jobs."""
     workload = write_trace(
-        folder / "calibration.trace", table, jobs=jobs, seed=CALIBRATION_SEED, seconds_on_v100=(8.0, 24.0)
+        folder / "calibration.trace",
+        table,
+        jobs=jobs,
+        seed=CALIBRATION_SEED,
+        seconds_on_v100=(10.0, 25.0),
+        mean_gap_seconds=3.0,
     )
     live.use_policy("max-min-fairness", GPUS, CALIBRATION_ROUND_SECONDS)
     run = live.run(workload, table, limit_seconds=CALIBRATION_LIMIT_SECONDS)
-    return measure.costs([run], round_seconds=CALIBRATION_ROUND_SECONDS)
+    return measure.costs(run, round_seconds=CALIBRATION_ROUND_SECONDS)
 
 
 def show(outcome: Mapping[str, Any], costs: measure.Costs) -> None:
@@ -183,10 +188,10 @@ def show(outcome: Mapping[str, Any], costs: measure.Costs) -> None:
         )
     seen = live["costs"]
     print(
-        f"\nlaunch {costs.launch:.2f} s and stop {costs.stop:.2f} s in the calibration "
-        f"({costs.launches} and {costs.stops} of them); in this run launch {seen['launch']:.2f} s "
-        f"({seen['launches']}), stop {seen['stop']:.2f} s ({seen['stops']}), last step to Succeeded "
-        f"{seen['end']:.2f} s, a stop comes {seen['late']:.2f} s after the round's end",
+        f"\nlaunch {costs.launch:.2f} s, stop {costs.stop:.2f} s in the calibration "
+        f"({costs.launches} and {costs.changes} starts of the two kinds); in this run {seen['launch']:.2f} s "
+        f"({seen['launches']}) and {seen['stop']:.2f} s ({seen['changes']}); a gang to be stopped trains on "
+        f"for {seen['notice']:.2f} s; from the last step to Succeeded {seen['end']:.2f} s",
         flush=True,
     )
 
@@ -198,8 +203,8 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="may be repeated; default: max-min-fairness")
     parser.add_argument("--seed", action="append", type=int, help="of the trace; may be repeated; default: 0")
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--round", type=int, default=20, help="seconds of a round")
-    parser.add_argument("--calibration-jobs", type=int, default=8)
+    parser.add_argument("--round", type=int, default=30, help="seconds of a round")
+    parser.add_argument("--calibration-jobs", type=int, default=14)
     parser.add_argument("--output", choices=["text", "json"], default="text")
     chosen = parser.parse_args()
     table = built_in_table()

@@ -8,25 +8,28 @@ from live.cluster import LiveRun
 
 AT_ONCE_SECONDS = 2.0
 """A job whose GPUs are granted so soon after its creation found them idle."""
+AFTER_RELEASE_SECONDS = 1.0
+"""A launch that is granted so soon after a stopped gang has let go waited for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Means in seconds, and of how many.
+    """Means in seconds, and of how many; ``launch`` and ``stop`` are what the simulator has as settings.
 
     Attributes:
         launch: from a job's creation to its first step, where the GPUs that it got were idle.
-        stop: from a stop written down by the operator to the GPUs free again.
+        stop: how much longer it takes from a round's end to the first step where others had to leave.
+        launches, changes: starts of the first and of the second kind.
+        notice: from a round's end to the last step of a gang that it stops.
         end: from the last step to ``Succeeded``.
-        late: from a round's end on the grid to a stop written down.
     """
 
     launch: float
-    launches: int
     stop: float
-    stops: int
+    launches: int
+    changes: int
+    notice: float
     end: float
-    late: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,29 +76,45 @@ def launches(run: LiveRun) -> list[int]:
     return [len(job.granted) for job in run.jobs.values()]
 
 
-def costs(runs: Sequence[LiveRun], *, round_seconds: float) -> Costs:
-    """Means over all of ``runs``."""
-    launch, stop, end, late = [], [], [], []
-    for run in runs:
-        for name, job in run.jobs.items():
-            at = {(event["launch"], event["event"]): event["time"] for event in run.events[name]}
-            if (1, "training") in at and job.granted[1] - job.submitted < AT_ONCE_SECONDS:
-                launch.append(at[1, "training"] - job.submitted)
-            for number, told in job.ending.items():
-                finished = at.get((number, "finished"))
-                if finished is None and number in job.released:
-                    stop.append(job.released[number] - told)
-                    late.append((told - run.began + round_seconds / 2) % round_seconds - round_seconds / 2)
-                elif finished is not None and job.succeeded is not None:
-                    end.append(job.succeeded - finished)
+def costs(run: LiveRun, *, round_seconds: float) -> Costs:
+    """What starts and ends cost in ``run``."""
+    launch, change, notice, end = [], [], [], []
+    freed = [
+        job.released[number]
+        for name, job in run.jobs.items()
+        for number in job.ending
+        if number in job.released and "finished" not in _times(run, name, number)
+    ]
+    for name, job in run.jobs.items():
+        for number, granted in job.granted.items():
+            at = _times(run, name, number)
+            if "training" not in at:
+                continue
+            if any(0.0 <= granted - moment < AFTER_RELEASE_SECONDS for moment in freed):
+                change.append(at["training"] - _round_end_before(run, granted, round_seconds))
+            elif number == 1 and granted - job.submitted < AT_ONCE_SECONDS:
+                launch.append(at["training"] - job.submitted)
+            if "stopped" in at:
+                notice.append(at["stopped"] - _round_end_before(run, at["stopped"], round_seconds))
+            elif "finished" in at and job.succeeded is not None:
+                end.append(job.succeeded - at["finished"])
     return Costs(
         launch=_mean(launch),
+        stop=max(0.0, _mean(change) - _mean(launch)) if change and launch else 0.0,
         launches=len(launch),
-        stop=_mean(stop),
-        stops=len(stop),
+        changes=len(change),
+        notice=_mean(notice),
         end=_mean(end),
-        late=_mean(late),
     )
+
+
+def _times(run: LiveRun, job: str, launch: int) -> dict[str, float]:
+    """Event -> Unix seconds, of one launch of a job."""
+    return {event["event"]: event["time"] for event in run.events[job] if event["launch"] == launch}
+
+
+def _round_end_before(run: LiveRun, moment: float, round_seconds: float) -> float:
+    return moment - (moment - run.began) % round_seconds
 
 
 def _mean(values: Sequence[float]) -> float:

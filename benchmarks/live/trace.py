@@ -19,9 +19,9 @@ TYPES = (
 """Gavel's job types."""
 GANGS = ((0.65, 1), (0.85, 2), (1.0, 4))
 """(cumulative probability, GPUs)."""
-SECONDS_ON_V100 = (30.0, 90.0)
+SECONDS_ON_V100 = (45.0, 135.0)
 """Least and most seconds of a job alone on V100s, uniform."""
-MEAN_GAP_SECONDS = 8.0
+MEAN_GAP_SECONDS = 12.0
 LEAST_STEPS_PER_SECOND = 0.5
 
 
@@ -32,6 +32,7 @@ def write_trace(
     jobs: int,
     seed: int,
     seconds_on_v100: tuple[float, float] = SECONDS_ON_V100,
+    mean_gap_seconds: float = MEAN_GAP_SECONDS,
 ) -> Workload:
     """Draw ``jobs`` jobs, write them to ``path`` as Gavel would, and read them back."""
     draw = random.Random(seed)
@@ -42,7 +43,7 @@ def write_trace(
         steps = max(1, round(seconds * table.alone(job_type, "v100")))
         columns = [job_type.name, "-", "-", "-", "0", str(steps), str(job_type.gpus), "1", "-1"]
         lines.append("\t".join([*columns, f"{arrival:.3f}"]))
-        arrival += draw.expovariate(1.0 / MEAN_GAP_SECONDS)
+        arrival += draw.expovariate(1.0 / mean_gap_seconds)
     path.write_text("\n".join(lines) + "\n")
     return read_trace(path)
 
