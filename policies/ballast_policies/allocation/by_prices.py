@@ -14,13 +14,15 @@ import numpy as np
 
 from ballast_policies.allocation.crossing import Crossed, cross
 from ballast_policies.allocation.price_steps import improve, in_units_of_t
-from ballast_policies.allocation.responses import Response, respond
+from ballast_policies.allocation.responses import Response, bound_of, respond
 from ballast_policies.allocation.rows import Rows
 
 SAMPLE = 400
 SEED = 0
 FEWEST, PART = 120, 200
 """The LP has this many jobs at least, and one in so many at first."""
+AFTER = 40
+"""So many where prices of a similar program are at hand."""
 MORE = 3
 """It grows by this factor where it did not do."""
 NEARLY = 0.1
@@ -80,15 +82,19 @@ def solve(rows: Rows, *, start: Start | None = None) -> Priced | None:
             return found
     if start is None:
         at = _improved(rows, at)
-    return _pinned(rows, at) or _exact(rows, at)
+    return _pinned(rows, at) or _exact(rows, at, _first(rows) if start is None else AFTER)
 
 
 def _at(rows: Rows, prices: np.ndarray, t: float) -> Response:
     return in_units_of_t(rows, respond(rows, prices, min(t, rows.highest)))
 
 
+def _first(rows: Rows) -> int:
+    return max(FEWEST, len(rows) // PART)
+
+
 def _improved(rows: Rows, at: Response) -> Response:
-    return improve(rows, at, enough=max(FEWEST, len(rows) // PART) // 3)
+    return improve(rows, at, enough=_first(rows) // 3)
 
 
 def _sampled(rows: Rows) -> Response:
@@ -142,7 +148,7 @@ def _pinned(rows: Rows, at: Response) -> Priced | None:
     elif response.bound(fixed) < 0:
         return None
     else:
-        found = _exact(fixed, response)
+        found = _exact(fixed, response, _first(rows))
         if found is None or found.start.t < 0:
             return None
         X = found.X
@@ -167,32 +173,31 @@ def _shares(response: Response, k: int) -> np.ndarray:
     return X[:, :k]
 
 
-def _exact(rows: Rows, at: Response) -> Priced | None:
+def _exact(rows: Rows, at: Response, undecided: int) -> Priced | None:
     """The exact solution, from a response at prices that should be nearly right."""
-    n = len(rows)
-    undecided = max(FEWEST, n // PART)
-    bound = at.bound(rows)
+    n, bound, tried = len(rows), at.bound(rows), 0
     while True:
         found = cross(rows, at, undecided)
         if found is None:
             if undecided >= n:
                 return None
         else:
-            following = _at(rows, found.prices, found.t if rows.gain else 0.0)
-            better = following.bound(rows)
+            better, time = bound_of(rows, found.prices, found.level)
             if undecided >= n or _proven(rows, found, min(bound, better)):
                 return Priced(
                     X=found.X,
-                    level=found.level if undecided >= n else following.level,
-                    time=found.time if undecided >= n else following.time,
+                    level=found.level,
+                    time=time,
                     prices=found.prices,
-                    start=Start(prices=tuple(following.prices.tolist()), t=found.t),
+                    start=Start(prices=tuple(found.prices.tolist()), t=found.t),
                 )
-            if better < bound:
-                at, bound = following, better
-            at = _improved(rows, at)
+            following = _at(rows, found.prices, found.t if rows.gain else 0.0)
+            at = following if following.bound(rows) < bound else at
+            # Steps are worth their while only where the LP's prices are still at their walls.
+            at = _improved(rows, at) if tried else at
             bound = at.bound(rows)
-        undecided = min(n, MORE * undecided)
+        tried += 1
+        undecided = min(n, max(_first(rows), MORE * undecided))
 
 
 def _proven(rows: Rows, found: Crossed, bound: float) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ballast_policies.allocation.price_steps import floored, price_widths
 from ballast_policies.allocation.responses import Response
-from ballast_policies.allocation.rows import Rows
+from ballast_policies.allocation.rows import Rows, least
 
 DIGITS = 1e-10
 """Feasibility and optimality tolerance of the LP, on rows of order 1."""
@@ -34,8 +34,7 @@ class Crossed:
         X: (n, k) shares.
         t: level reached; 0 without gain.
         prices: (k,).
-        level: (n,) multipliers of the demands, of the decided jobs at the old prices.
-        time: (n,) multipliers of time, likewise.
+        level: (n,) multipliers of the demands.
         exceeded: GPUs (part of a type's) that X takes too many or leaves unused at a wall of the prices.
         valid: whether the decided jobs' shares are within 0 and 1.
     """
@@ -44,7 +43,6 @@ class Crossed:
     t: float
     prices: np.ndarray
     level: np.ndarray
-    time: np.ndarray
     exceeded: float
     valid: bool
 
@@ -90,7 +88,7 @@ def cross(
         active[:, k] = False
         return _solve(rows, at, np.arange(n), active, walls)
     near, corner = closeness(rows, at)
-    nearest = np.minimum(near.min(axis=1), corner)
+    nearest = np.minimum(least(near), corner)
     part = min(WIDEST_WALLS, float(np.partition(nearest, undecided)[undecided]))
     free = np.flatnonzero(nearest <= part)
     active = near[free] <= part
@@ -172,19 +170,19 @@ class _Small:
         places = [np.stack([row, f + row, 2 * f + kind], axis=1).ravel(), np.arange(f), 2 * f + np.arange(k)]
         starts = [3 * np.arange(c + 1), np.array([3 * c + f + k])]
         left = (rows.capacity - decided.used) / size
-        least = np.full(k, -infinite)
+        floor = np.full(k, -infinite)
         if self.walls is not None:
             cost[c + 1 : c + 1 + k] = -self.walls[1] * size / self.money
             cost[c + 1 + k :] = self.walls[0] * size / self.money
             entries += [-np.ones(k), np.ones(k)]
             places += [2 * f + np.arange(k)] * 2
             starts.append(3 * c + f + k + 1 + np.arange(2 * k))
-            least = left
+            floor = left
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = width, 2 * f + k
         lp.sense_ = highspy.ObjSense.kMaximize
         lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
-        lp.row_lower_ = np.concatenate([rows.base[self.free], np.full(f, -infinite), least])
+        lp.row_lower_ = np.concatenate([rows.base[self.free], np.full(f, -infinite), floor])
         lp.row_upper_ = np.concatenate([np.full(f, infinite), np.ones(f), left])
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         lp.a_matrix_.start_ = np.concatenate(starts).astype(np.int32)
@@ -221,18 +219,28 @@ def _solve(
     X[decided.jobs, at.low[decided.jobs]] = 1.0 - share
     X[decided.jobs, at.high[decided.jobs]] = share
     X[free[row], kind] = x[:c]
-    level, time = at.level.copy(), at.time.copy()
+    prices = np.maximum(duals[2 * f :], 0.0) / _positive(rows.capacity)
+    level = _slopes(rows, at, prices)
     level[free] = np.maximum(-duals[:f], 0.0)
-    time[free] = np.maximum(duals[f : 2 * f], 0.0)
     return Crossed(
         X=X[:, :k],
         t=t,
-        prices=np.maximum(duals[2 * f :], 0.0) / _positive(rows.capacity),
+        prices=prices,
         level=level,
-        time=time,
         exceeded=float(x[c + 1 :].max(initial=0.0)),
         valid=bool((share >= -MARGIN).all() and (share <= 1.0 + MARGIN).all()),
     )
+
+
+def _slopes(rows: Rows, at: Response, prices: np.ndarray) -> np.ndarray:
+    """(n,) lambda of the mixes of ``at`` at other prices."""
+    everyone, price = np.arange(len(rows)), np.append(prices, 0.0)
+    rise = rows.gpus * (price[at.high] - price[at.low])
+    if rows.value is not None:
+        rise -= rows.value[everyone, at.high] - rows.value[everyone, at.low]
+    apart = np.where(at.mixed, at.rate_high - at.rate_low, 1.0)
+    slopes: np.ndarray = np.maximum(rise / apart, 0.0)
+    return slopes
 
 
 def _positive(size: np.ndarray) -> np.ndarray:

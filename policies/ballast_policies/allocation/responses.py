@@ -15,7 +15,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.rows import Rows
+from ballast_policies.allocation.rows import Rows, largest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +91,12 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
     high = np.full(n, k) if rows.value is None else costs.argmin(axis=1)
     rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     low, rate_low, cost_low = high.copy(), rate_high.copy(), cost_high.copy()
+    if rows.value is None:
+        # All stand at idling, at no cost: the first side of the hull is the least cost per speed.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            high = np.divide(costs[:, :k], rows.rates[:, :k]).argmin(axis=1)
+        high[demand <= 0] = k
+        rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     behind = np.flatnonzero(demand > rate_high)
     while len(behind):
         low[behind], rate_low[behind], cost_low[behind] = high[behind], rate_high[behind], cost_high[behind]
@@ -118,3 +124,18 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
         level=level,
         time=np.maximum(level * rate_low - cost_low, 0.0),
     )
+
+
+def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, np.ndarray]:
+    """The bound that any multipliers prove, and the mu (n,) that go with them: one pass over the rows."""
+    gains = level[:, None] * rows.rates
+    gains -= rows.gpus[:, None] * np.append(prices, 0.0)
+    if rows.value is not None:
+        gains += rows.value
+    # A column that is not there has neither rate nor value, so it gains nothing.
+    time = np.maximum(largest(gains), 0.0)
+    available = float(time.sum() + prices @ rows.capacity - level @ rows.base)
+    if not rows.gain:
+        return available, time
+    total = float(level @ rows.slope + prices @ rows.lift)
+    return (available / total if total > 0 else float("inf")), time

@@ -28,6 +28,7 @@ class Rows:
         capacity: (k,).
         lift: (k,) GPUs of each type that a unit of t takes.
         gain: 1, or 0: there is no t (it is 0).
+        reach: (n,) the fastest rate.
     """
 
     rates: np.ndarray
@@ -39,15 +40,10 @@ class Rows:
     capacity: np.ndarray
     lift: np.ndarray
     gain: float
+    reach: np.ndarray
 
     def __len__(self) -> int:
         return len(self.gpus)
-
-    @property
-    def reach(self) -> np.ndarray:
-        """(n,) the fastest rate."""
-        fastest: np.ndarray = self.rates.max(axis=1)
-        return fastest
 
     @property
     def highest(self) -> float:
@@ -77,6 +73,7 @@ class Rows:
             slope=self.slope[index],
             capacity=self.capacity * part,
             lift=self.lift * part,
+            reach=self.reach[index],
         )
 
 
@@ -112,4 +109,21 @@ def dense_rows(
         capacity=capacity,
         lift=np.zeros(k),
         gain=gain,
+        reach=largest(table),
     )
+
+
+def largest(table: np.ndarray) -> np.ndarray:
+    """(n,) the largest entry of each row; by columns, which for few columns is several times faster."""
+    result = table[:, 0].copy()
+    for j in range(1, table.shape[1]):
+        np.maximum(result, table[:, j], out=result)
+    return result
+
+
+def least(table: np.ndarray) -> np.ndarray:
+    """(n,) the least entry of each row."""
+    result = table[:, 0].copy()
+    for j in range(1, table.shape[1]):
+        np.minimum(result, table[:, j], out=result)
+    return result
