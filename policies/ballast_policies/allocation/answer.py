@@ -6,6 +6,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.start import Start
 
 CERTIFIED_GAP = 1e-6
 """Relative gap up to which an answer with a bound is called optimal."""
@@ -23,6 +24,7 @@ class Answer:
         objective: value of the objective, where it is not a function of x alone.
         status: as in Allocation; a bound that is not met turns ``optimal`` into ``gap``.
         shadow_prices: (k,) objective per GPU more; None: unknown.
+        start: for a similar instance; None: this policy has none, or the instance was small.
         unmet_deadlines: names of jobs whose deadline cannot be met.
     """
 
@@ -34,6 +36,7 @@ class Answer:
     status: str = "optimal"
     shadow_prices: np.ndarray | None = None
     unmet_deadlines: tuple[str, ...] = ()
+    start: Start | None = None
 
 
 def nothing(problem: Instance) -> Answer:
@@ -88,4 +91,5 @@ def as_allocation(
         solver=answer.solver,
         shadow_prices=shadow,
         unmet_deadlines=answer.unmet_deadlines,
+        start=answer.start,
     )

@@ -16,6 +16,7 @@ from ballast_policies.allocation.crossing import Crossed, cross
 from ballast_policies.allocation.price_steps import improve, in_units_of_t
 from ballast_policies.allocation.responses import Response, bound_of, respond
 from ballast_policies.allocation.rows import Rows
+from ballast_policies.allocation.start import Start
 
 SAMPLE = 400
 SEED = 0
@@ -31,18 +32,6 @@ BEYOND = 1e-9
 """Relative; a demand by more than this above a job's full speed cannot be met."""
 ENOUGH = 1e-10
 """Relative gap at which one stops."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Prices and level to start from: (k) numbers, as ``Priced.start`` gives them."""
-
-    prices: tuple[float, ...]
-    t: float
-
-    def scaled(self, unit: float) -> "Start":
-        """The same for a program whose t counts ``unit`` times as much; only ratios of prices matter."""
-        return Start(prices=self.prices, t=self.t * unit)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,6 +19,7 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.raising import Raised, raise_demands
+from ballast_policies.allocation.start import Start
 
 TOLERANCE = 1e-9
 """Relative: how close bound and value must come, and what a demand may be missed by."""
@@ -58,8 +59,10 @@ class Furthest:
     binding: np.ndarray
 
 
-def furthest(problem: Instance, path: DemandPath, *, start: float = 0.0) -> Furthest:
-    """The furthest point of ``path``, whose point ``start`` must be feasible.
+def furthest(
+    problem: Instance, path: DemandPath, *, start: float = 0.0, prices: Start | None = None
+) -> Furthest:
+    """The furthest point of ``path``, whose point ``start`` must be feasible; ``prices``: of a similar one.
 
     Raises:
         SolverError: the start is not feasible, or the solver failed.
@@ -69,7 +72,8 @@ def furthest(problem: Instance, path: DemandPath, *, start: float = 0.0) -> Furt
     cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
-        raised = raise_demands(problem, base=lowest * (1 - TOLERANCE), slope=slope)
+        raised = raise_demands(problem, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
+        prices = raised.start
         root = _root(path, raised.level_duals, raised.cut, start, trial)
         bound = min(bound, root)
         weight = raised.level_duals * problem.top

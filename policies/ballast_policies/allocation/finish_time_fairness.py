@@ -19,6 +19,7 @@ from ballast_policies.allocation.demand_path import furthest
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.isolated import isolated_shares
 from ballast_policies.allocation.leftovers import hand_out
+from ballast_policies.allocation.start import Start
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +52,7 @@ def _path(problem: Instance) -> _Path:
     return _Path(steps=steps, elapsed=problem.elapsed, isolated=isolated, full=problem.top)
 
 
-def solve(problem: Instance) -> Answer:
+def solve(problem: Instance, start: Start | None = None) -> Answer:
     """Shares that minimise the largest rho.
 
     Raises:
@@ -60,10 +61,11 @@ def solve(problem: Instance) -> Answer:
     path = _path(problem)
     if not (path.steps > 0).any():
         return nothing(problem)
-    found = furthest(problem, path)
+    found = furthest(problem, path, prices=start)
     return Answer(
         x=hand_out(problem, found.raised.x, path.demand(found.s)),
         solver=found.raised.solver,
+        start=found.raised.start,
         bound=1.0 / found.bound,
     )
 

@@ -19,7 +19,6 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation import by_prices
-from ballast_policies.allocation.by_prices import Start
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.merging import merged
 from ballast_policies.allocation.program import (
@@ -30,6 +29,7 @@ from ballast_policies.allocation.program import (
     SolverError,
     by_simplex,
 )
+from ballast_policies.allocation.start import Start
 
 __all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise"]
 

@@ -13,9 +13,10 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.leftovers import hand_out
 from ballast_policies.allocation.raising import raise_demands
+from ballast_policies.allocation.start import Start
 
 
-def solve(problem: Instance) -> Answer:
+def solve(problem: Instance, start: Start | None = None) -> Answer:
     """Shares that finish the last job soonest.
 
     Raises:
@@ -24,10 +25,11 @@ def solve(problem: Instance) -> Answer:
     slope = np.where(problem.runnable, problem.steps(), 0.0)
     if not (slope > 0).any():
         return nothing(problem)
-    raised = raise_demands(problem, base=np.zeros(len(slope)), slope=slope)
+    raised = raise_demands(problem, base=np.zeros(len(slope)), slope=slope, start=start)
     return Answer(
         x=hand_out(problem, raised.x, slope * raised.t),
         solver=raised.solver,
+        start=raised.start,
         bound=1.0 / raised.bound,
         # d(1/t)/dC = -(1/t^2) dt/dC: seconds saved by one GPU more.
         shadow_prices=raised.shadow_prices / raised.t**2,

@@ -16,18 +16,20 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.leftovers import hand_out
 from ballast_policies.allocation.raising import raise_demands
+from ballast_policies.allocation.start import Start
 
 
-def solve(problem: Instance) -> Answer:
+def solve(problem: Instance, start: Start | None = None) -> Answer:
     """Shares that maximise the least level."""
     runs = problem.runnable
     if not runs.any():
         return nothing(problem)
     slope = np.divide(problem.weights, problem.level_scale, out=np.zeros(len(runs)), where=runs)
-    raised = raise_demands(problem, base=np.zeros(len(runs)), slope=slope)
+    raised = raise_demands(problem, base=np.zeros(len(runs)), slope=slope, start=start)
     return Answer(
         x=hand_out(problem, raised.x, slope * raised.t),
         solver=raised.solver,
+        start=raised.start,
         bound=raised.bound,
         shadow_prices=raised.shadow_prices,
     )

@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from ballast_policies.allocation.start import Start
+
 ENTITY_POLICIES = ("fairness", "fifo")
 """How an entity may divide its share among its members."""
 
@@ -189,6 +191,7 @@ class Allocation:
         solver: what solved it.
         shadow_prices: GPU type -> what one GPU more would add to the objective; empty where unknown.
         unmet_deadlines: jobs whose deadline cannot be met, by policies that keep deadlines.
+        start: lets a similar problem be solved faster (``allocate(..., warm=...)``); None: it was small.
     """
 
     policy: str
@@ -203,3 +206,4 @@ class Allocation:
     solver: str
     shadow_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     unmet_deadlines: tuple[str, ...] = ()
+    start: Start | None = None

@@ -14,6 +14,7 @@ import numpy as np
 
 from ballast_policies.allocation import linear
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.start import Start
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +29,7 @@ class Raised:
         shadow_prices: (k,) t gained per GPU more of each type.
         cut: B of the cut above.
         solver: what solved it.
+        start: for a similar program; None: this one was small.
     """
 
     x: np.ndarray
@@ -37,15 +39,18 @@ class Raised:
     shadow_prices: np.ndarray
     cut: float
     solver: str
+    start: Start | None = None
 
 
-def raise_demands(problem: Instance, *, base: np.ndarray, slope: np.ndarray) -> Raised:
-    """Solve the LP above; some slope must be positive.
+def raise_demands(
+    problem: Instance, *, base: np.ndarray, slope: np.ndarray, start: Start | None = None
+) -> Raised:
+    """Solve the LP above, from ``start`` if it is large; some slope must be positive.
 
     Raises:
         SolverError: the base cannot be met, or the solver failed.
     """
-    solution = linear.maximise(problem, base=base, slope=slope)
+    solution = linear.maximise(problem, base=base, slope=slope, start=start)
     return Raised(
         x=solution.x,
         t=solution.t,
@@ -53,5 +58,6 @@ def raise_demands(problem: Instance, *, base: np.ndarray, slope: np.ndarray) -> 
         level_duals=solution.level_duals,
         shadow_prices=solution.shadow_prices,
         cut=solution.cut,
-        solver=linear.SOLVER,
+        solver=linear.SOLVER if solution.start is None else f"prices and {linear.SOLVER}",
+        start=solution.start,
     )

@@ -1,0 +1,19 @@
+"""Where a solution lets the next one start."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Prices of the GPU types, in ratio to each other, and how far demands could be raised.
+
+    The k + 1 numbers that a large program comes down to (``by_prices``): after an arrival or departure
+    they are still nearly right, whoever the jobs are. A wrong start costs time, never exactness.
+    """
+
+    prices: tuple[float, ...]
+    t: float
+
+    def scaled(self, unit: float) -> "Start":
+        """The same for a program whose t counts ``unit`` times as much; only ratios of prices matter."""
+        return Start(prices=self.prices, t=self.t * unit)
