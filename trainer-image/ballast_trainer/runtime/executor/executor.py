@@ -181,7 +181,11 @@ class Executor:
         stack, meter = self._stacks[stage], self._meter
         inputs, targets = self._step_chunks(stage, self._order.step_of(action))
         within = k % self._order.microbatches
-        source = inputs[within] if stage == 0 else self._activation(action)
+        if stage == 0:
+            # A batch may want a gradient; its microbatches are then computed apart.
+            source = inputs[within].detach().requires_grad_(inputs[within].requires_grad)
+        else:
+            source = self._activation(action)
         with self._weights(action):
             meter.begin(within, meter.forward, None)
             result = stack(source)
@@ -206,7 +210,7 @@ class Executor:
             meter.end()
         if stage in self._versions:
             self._versions[stage].done(self._order.versions[stage, k])
-        if kept.source.requires_grad:
+        if stage > 0 and kept.source.requires_grad:
             learnt = kept.source.grad
             self._hand_on(action, torch.zeros_like(kept.source) if learnt is None else learnt)
 

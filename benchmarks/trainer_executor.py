@@ -1,0 +1,196 @@
+"""Our executor against torch's pipelining on schedules with a flush, and what no flush saves.
+
+Four ranks over gloo; layers sleep for stated seconds (``trainer_calibrated``), all else is real.
+
+- *Overhead*: the same stages are carried out by torch.distributed.pipelining and by
+  ``runtime/executor``, in one run and in turns of a few steps.  The ratio of medians says what the
+  executor costs over torch; the ratio to the simulated step, what each costs over the schedule.
+- *No flush*: medians of a step of 1F1B, PipeDream and 2BW, as the session trains them, beside the
+  simulator's.  With p ranks and m microbatches 1F1B takes (m + p - 1) / m times as long as the others.
+
+    python benchmarks/trainer_executor.py [--blocks 8] [--steps 40] [--milliseconds 16]
+
+On a machine whose cores are busy with other things, use longer layers.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+
+import numpy as np
+
+RANKS, MICROBATCHES, LAYERS = 4, 8, 8
+BLOCK = 4
+FLUSHING = ("1F1B", "GPipe", "Interleaved1F1B")
+
+
+def rank_main(rank, port, schedule, blocks, forward, results):
+    import torch
+    import torch.distributed as dist
+    from ballast_policies.planning import even_partition
+    from ballast_trainer.config import TrainingConfig
+    from ballast_trainer.runtime import stages as builders
+    from ballast_trainer.runtime.executor.pipelines import ExecutedPipeline
+    from ballast_trainer.runtime.layers import LayerSet
+    from ballast_trainer.runtime.layout import placement_of, schedule_of, stages_over
+    from ballast_trainer.runtime.process_group import join, reach_store, serve_store
+    from ballast_trainer.runtime.profile import Meter
+    from ballast_trainer.testing import local_plan
+    from trainer_calibrated import sleeping_model
+
+    torch.set_num_threads(1)
+    device, model = torch.device("cpu"), sleeping_model(LAYERS)
+    plan = local_plan([f"rank-{n}" for n in range(RANKS)], network=44)
+    store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
+    join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
+    placement = placement_of(schedule, ranks=RANKS, microbatches=MICROBATCHES)
+    stages = stages_over(even_partition(LAYERS, len(placement)), placement)
+    layers = LayerSet(model, TrainingConfig(), device, lambda index, module: module)
+    mine = [stage for stage in stages if stage.rank == rank]
+    layers.hold(layers.make(i) for stage in mine for i in range(stage.first_layer, stage.end_layer))
+    for layer in layers:
+        layer.module.forward_seconds, layer.module.backward_seconds = forward, 2 * forward
+    meter = Meter(LAYERS, device, None, clock=time.perf_counter)
+    common = {"meter": meter, "loss": model.loss, "device": device}
+    batch = model.batch(0, 0, MICROBATCHES)
+    numbered = {n: stage for n, stage in enumerate(stages) if stage.rank == rank}
+    pipelines = {
+        "torch": builders.build_pipeline(
+            stages=stages,
+            rank=rank,
+            world_size=RANKS,
+            layers=layers,
+            seed=0,
+            microbatches=MICROBATCHES,
+            schedule=schedule,
+            **common,
+        ),
+        "executor": ExecutedPipeline(
+            schedule_of(schedule, ranks=RANKS, microbatches=MICROBATCHES),
+            rank=rank,
+            stacks={n: builders._stack(layers, stage, meter, 0, device) for n, stage in numbered.items()},
+            **common,
+        ),
+    }
+    for pipeline in pipelines.values():
+        pipeline.prepare(batch)
+    seconds = {name: [] for name in pipelines}
+    for block in range(2 * (blocks + 1)):
+        name = list(pipelines)[block % 2]
+        dist.barrier()
+        for _ in range(BLOCK):
+            meter.start_step(0)
+            began = time.perf_counter()
+            pipelines[name].run(batch)
+            dist.barrier()
+            seconds[name].append(time.perf_counter() - began)
+            for layer in layers:
+                layer.module.zero_grad()
+    if rank == 0:
+        results.put({name: values[BLOCK:] for name, values in seconds.items()})
+        time.sleep(0.5)  # the store lives here: the others leave first
+
+
+def overhead(schedule, blocks, forward):
+    """Medians of both, and of the simulated step."""
+    from ballast_policies.planning import even_partition
+    from ballast_policies.planning.schedules import simulate, stage_costs
+    from ballast_trainer.runtime.layout import schedule_of
+    from ballast_trainer.testing import _free_port
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ballast_trainer.preload", "trainer_calibrated"])
+    results, port = context.Queue(), _free_port("127.0.0.1")
+    ranks = [
+        context.Process(target=rank_main, args=(rank, port, schedule, blocks, forward, results))
+        for rank in range(RANKS)
+    ]
+    for process in ranks:
+        process.start()
+    seconds = results.get(timeout=90)
+    for process in ranks:
+        process.join(30)
+    built = schedule_of(schedule, ranks=RANKS, microbatches=MICROBATCHES)
+    costs = stage_costs(
+        even_partition(LAYERS, built.stages),
+        forward_seconds=[forward * MICROBATCHES] * LAYERS,
+        backward_seconds=[2 * forward * MICROBATCHES] * LAYERS,
+        microbatches=MICROBATCHES,
+    )
+    simulated = simulate(built, costs).makespan
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "schedule": schedule,
+        "torch_seconds": round(medians["torch"], 4),
+        "executor_seconds": round(medians["executor"], 4),
+        "executor_over_torch": round(medians["executor"] / medians["torch"], 4),
+        "torch_over_simulated": round(medians["torch"] / simulated, 4),
+        "executor_over_simulated": round(medians["executor"] / simulated, 4),
+    }
+
+
+def without_a_flush(steps, forward):
+    """Medians of a step as the session trains it, beside the simulator's."""
+    from ballast_policies.planning.schedules import even_costs, simulate
+    from ballast_trainer.runtime.layout import schedule_of, schedule_of_run
+    from trainer_calibrated import Job, run
+
+    each = LAYERS // RANKS
+    costs = even_costs(RANKS, forward=each * forward, backward=2 * each * forward)
+    rows = []
+    for name in ("1F1B", "PipeDream", "PipeDream2BW"):
+        loads = np.tile([forward, 2 * forward], (steps, LAYERS, 1))
+        ran = run(
+            Job(
+                loads=loads,
+                ranks=RANKS,
+                bounds=tuple(range(0, LAYERS + 1, each)),
+                microbatches=MICROBATCHES,
+                schedule=name,
+                settings={"training": {"clipNorm": None}},
+            )
+        )
+        inner = [seconds for step, seconds in ran.step_seconds().items() if 5 < step < steps]
+        counts = {"ranks": RANKS, "microbatches": MICROBATCHES}
+        if name == "1F1B":
+            simulated = simulate(schedule_of(name, **counts), costs).makespan
+        else:
+            short, long = (
+                simulate(schedule_of_run(name, **counts, steps=n), costs).makespan for n in (2, 10)
+            )
+            simulated = (long - short) / 8
+        rows.append(
+            {
+                "schedule": name,
+                "step_seconds": round(statistics.median(inner), 4),
+                "simulated_seconds": round(simulated, 4),
+                "measured_over_simulated": round(statistics.median(inner) / simulated, 4),
+            }
+        )
+    first = rows[0]
+    for row in rows:
+        row["speed_up_over_1f1b"] = round(first["step_seconds"] / row["step_seconds"], 3)
+        row["speed_up_simulated"] = round(first["simulated_seconds"] / row["simulated_seconds"], 3)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--milliseconds", type=float, default=16.0, help="a layer's forward; backward twice")
+    arguments = parser.parse_args()
+    forward = arguments.milliseconds / 1000
+    print(json.dumps({"layers": "calibrated by sleeping", "ranks": RANKS, "microbatches": MICROBATCHES}))
+    for schedule in FLUSHING:
+        print(json.dumps(overhead(schedule, arguments.blocks, forward)), flush=True)
+    for row in without_a_flush(arguments.steps, forward):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
