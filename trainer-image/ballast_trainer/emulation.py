@@ -15,12 +15,26 @@ from ballast_policies.contract import EMULATED_SLOWDOWN_ENV
 
 from ballast_trainer.errors import ConfigurationError
 
+EMULATED_STRAGGLER_ENV = "BALLAST_EMULATED_STRAGGLER"
+"""How many times slower the products of tensor-parallel layers are on this rank, on top of its slow-down."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedSpeed:
-    """Pads work to ``factor`` times its own CPU seconds."""
+    """Pads work to ``factor`` times its own CPU seconds.
+
+    Attributes:
+        factor: of all work of a stage.
+        products: how many times slower still the products of tensor-parallel layers are: a straggler
+            as Wang et al. (arXiv 2401.11469) emulate it.
+    """
 
     factor: float
+    products: float = 1.0
+
+    def of_products(self) -> "EmulatedSpeed":
+        """The speed of products."""
+        return EmulatedSpeed(factor=self.factor * self.products)
 
     def pad(self, began: float, cpu_seconds: float) -> None:
         """Sleep until ``factor * cpu_seconds`` have passed since ``began`` (``time.perf_counter()``)."""
@@ -33,11 +47,25 @@ def emulated_speed(environment: Mapping[str, str], family: str) -> EmulatedSpeed
     """The speed to emulate for a model family, or None where nothing is emulated.
 
     Raises:
-        ConfigurationError: the variable is not a JSON object of factors of at least 1.
+        ConfigurationError: a variable is no factor of at least 1, or no JSON object of such.
     """
-    text = environment.get(EMULATED_SLOWDOWN_ENV)
-    if not text:
+    text, products = environment.get(EMULATED_SLOWDOWN_ENV), environment.get(EMULATED_STRAGGLER_ENV)
+    if not text and not products:
         return None
+    return EmulatedSpeed(factor=_factor(text or "{}", family), products=_products(products or "1"))
+
+
+def _products(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError as error:
+        raise ConfigurationError(EMULATED_STRAGGLER_ENV, f"{text!r} is not a factor") from error
+    if not factor >= 1:
+        raise ConfigurationError(EMULATED_STRAGGLER_ENV, f"factor {factor} is below 1")
+    return factor
+
+
+def _factor(text: str, family: str) -> float:
     try:
         factors = json.loads(text)
         factor = float(factors.get(family, factors.get("default", 1.0)))
@@ -46,4 +74,4 @@ def emulated_speed(environment: Mapping[str, str], family: str) -> EmulatedSpeed
         raise ConfigurationError(EMULATED_SLOWDOWN_ENV, reason) from error
     if not factor >= 1:
         raise ConfigurationError(EMULATED_SLOWDOWN_ENV, f"factor {factor} of {family!r} is below 1")
-    return EmulatedSpeed(factor=factor)
+    return factor

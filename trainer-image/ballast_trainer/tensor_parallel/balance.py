@@ -66,7 +66,7 @@ class Balance:
     ) -> None:
         self._config = config
         self._device = device
-        self._slowdown = speed.factor if speed is not None else 1.0
+        self._slowdown = speed.of_products().factor if speed is not None else 1.0
         self._seed = seed
         self._clock = ProductClock(device, speed)
         self._clock.running = speed is not None or self.active
@@ -105,7 +105,8 @@ class Balance:
             microbatches: of the step on each replica.
             exchange: some rank of the job wants its group to exchange times.
         """
-        self._clock.seconds, self.changed = 0.0, False
+        self._clock.start_step()
+        self.changed = False
         if axis.size == 1 or not self._clock.running:
             return
         held = self._hold(layers)
@@ -220,7 +221,9 @@ class Balance:
             return
         finish_migration([layer.pairs for layer in self._held.values()], microbatches=microbatches)
         # On a GPU the seconds of the stage contain the waiting; those of the products do not.
-        seconds = self._clock.seconds if self._device.type == "cuda" else busy_seconds
+        seconds = busy_seconds + self._clock.extra
+        if self._device.type == "cuda":
+            seconds = self._clock.seconds
         self._measured.append((seconds, self._clock.seconds))
         if len(self._measured) < MEASURED_STEPS:
             return

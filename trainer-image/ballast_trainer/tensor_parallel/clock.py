@@ -15,6 +15,7 @@ class ProductClock:
     Attributes:
         running: whether products are timed; off where nobody asks.
         seconds: of the step so far, multiplied by the emulated slow-down.
+        extra: those of them that only an emulated straggler has, and no meter of whole stages knows.
     """
 
     def __init__(self, device: torch.device, speed: EmulatedSpeed | None = None) -> None:
@@ -26,11 +27,16 @@ class ProductClock:
                 the other ranks wait for it where they would.
         """
         self.running = speed is not None
-        self.seconds = 0.0
+        self.start_step()
         self._device = device
-        self._speed = speed
+        self._speed = speed.of_products() if speed is not None else None
+        self._extra = 1 - 1 / speed.products if speed is not None else 0.0
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = time.thread_time if one_thread else time.perf_counter
+
+    def start_step(self) -> None:
+        """Count from zero."""
+        self.seconds = self.extra = 0.0
 
     def now(self) -> float:
         """Seconds on the clock that products are timed by."""
@@ -51,4 +57,5 @@ class ProductClock:
             self.seconds += spent
         else:
             self.seconds += self._speed.factor * spent
+            self.extra += self._extra * self._speed.factor * spent
             self._speed.pad(wall, spent)

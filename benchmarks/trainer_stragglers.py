@@ -1,0 +1,307 @@
+"""A tensor group with a late rank: what resizing, migration and SEMI's split win, and what they cost.
+
+Four tensor ranks over gloo train a byte-level GPT; the matrix products of one of them are 2, 4 or 8
+times slower (chi).  Everything slow is emulated: a product sleeps until a multiple of its own thread's CPU
+seconds has passed, as the paper's stragglers do (Wang et al., arXiv 2401.11469, V-A).  Of each case two
+runs are made by the trainer itself:
+
+- timing: a few steps with the sleeping; the median of those after the group has decided;
+- accuracy: many steps with the seconds only counted, not slept, so that the same decisions are made
+  from them; then the checkpoint's parts are put together and the whole model, with nothing left out,
+  predicts the next byte of other windows of the text.
+
+    python benchmarks/trainer_stragglers.py [--steps 200] [--chi 2 --chi 4 --chi 8] [--collectives]
+
+Speed-ups are over plain tensor parallelism with the same straggler, accuracy is less plain's.  The paper's
+(8 V100, ViT-1B, chi = 8): 3.5 times at 1.3 % (Pri), 2.1 times at 0.3 % (PriDiffE).
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ballast_policies.contract import Directive, Plan, Rank
+from ballast_trainer.channel.standalone import StandaloneChannel
+from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
+from ballast_trainer.launch import Job, train
+from ballast_trainer.models.gpt import Block
+from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.process_group import World, reach_store, serve_store
+from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit
+from ballast_trainer.tensor_parallel.pair import pairs
+
+RANKS, LATE = 4, 1
+BASE_SLOWDOWN = 16.0
+"""Of all ranks: the two cores that they share must be idle most of the time, or the ranks slow each other."""
+TIMED_STEPS, SETTLED = 14, 6
+CONTEXT, BATCH, LAYERS, DIM, HEADS = 32, 16, 4, 128, 16
+RESIZE = {"policy": "resize"}
+POLICIES = {
+    "plain": {"policy": "none"},
+    "ZERO random": {**RESIZE, "selection": "random"},
+    "ZERO priority": RESIZE,
+    "ZERO priority, differentiated": {**RESIZE, "differentiated": True},
+    "migration": {"policy": "migrate"},
+    "SEMI": {"policy": "semi", "differentiated": True},
+}
+PAPER = {"ZERO priority": "3.5x at 1.3 %", "ZERO priority, differentiated": "2.1x at 0.3 % (PriDiffE)"}
+TABLE_I = {
+    "broadcast-reduce": [373, 425, 451, 473, 500],
+    "scatter-gather": [373, 478, 627, 796, 963],
+}
+
+
+class Recorder:
+    """Keeps what the trainer reports."""
+
+    def __init__(self):
+        self.steps, self.events = [], []
+
+    def step(self, **fields):
+        """A step line."""
+        self.steps.append(fields)
+
+    def event(self, name, **fields):
+        """An event."""
+        self.events.append({"event": name, **fields})
+
+
+def job_of(stragglers, steps, folder):
+    return Job.from_mapping(
+        {
+            "totalSteps": steps,
+            "model": {
+                "name": "gpt",
+                "layers": LAYERS,
+                "args": {"dim": DIM, "heads": HEADS, "context": CONTEXT, "dropout": 0.0},
+            },
+            "pipeline": {"microbatches": 1, "globalBatchSize": BATCH},
+            "parallelism": {
+                "tensor": RANKS,
+                "stragglers": {"tolerance": 0.3, "epochSteps": 20, **stragglers},
+            },
+            "training": {"learningRate": 3e-3},
+            "rebalance": {"enabled": False},
+            "checkpoint": {"path": str(folder), "everySteps": 100000, "keep": 1},
+        }
+    )
+
+
+def accuracy_of(job):
+    """Share of next bytes that the whole model predicts, on windows that it was not trained on."""
+    world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+    layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
+    layers.hold(layers.make(index) for index in range(job.model.layer_count))
+    path = job.config.checkpoint.path
+    saved = Checkpoints(path, keep=1, layer_count=job.model.layer_count, seed=0)
+    saved.load(world, layers, saved.newest(world))
+    right = total = 0
+    with torch.no_grad():
+        for number in range(16):
+            value, target = text_batch(987, number, 64, CONTEXT)
+            for layer in layers:
+                value = layer.module.eval()(value)
+            right += int((value.argmax(-1) == target).sum())
+            total += target.numel()
+    return right / total
+
+
+def run_case(rank, store, number, stragglers, chi, steps, folder, *, sleeping):
+    members = tuple(
+        Rank(rank=r, pod=f"rank-{r}", address="127.0.0.1", gpu_type="local") for r in range(RANKS)
+    )
+    plan = Plan(job="local", epoch=1, launch=number, directive=Directive.RUN, ranks=members)
+    os.environ["BALLAST_EMULATED_SLOWDOWN"] = json.dumps({"default": BASE_SLOWDOWN})
+    os.environ[EMULATED_STRAGGLER_ENV] = str(chi if rank == LATE else 1)
+    pad = EmulatedSpeed.pad
+    if not sleeping:
+        EmulatedSpeed.pad = lambda self, began, cpu_seconds: None
+    recorder, job = Recorder(), job_of(stragglers, steps, folder)
+    try:
+        train(
+            job,
+            plan=plan,
+            pod=f"rank-{rank}",
+            store=store,
+            channel=StandaloneChannel(plan),
+            reporter=recorder,
+            stop=StopSignal(),
+        )
+    finally:
+        EmulatedSpeed.pad = pad
+    return recorder, job
+
+
+def mean_share(recorder, kind, steps):
+    """Share of the late rank's work, over the steps: decisions follow what is measured."""
+    decided = [event for event in recorder.events if event["event"] == "workload"]
+    ends = [event["step"] for event in decided[1:]] + [steps]
+    parts = (event[kind][LATE] * (end - event["step"]) for event, end in zip(decided, ends, strict=False))
+    return sum(parts) / steps
+
+
+def one_policy(rank, store, number, name, chi, steps):
+    with tempfile.TemporaryDirectory() as parent:
+        folders = [store_path(store, f"{number}-{kind}", parent, rank) for kind in ("time", "accuracy")]
+        timed, _ = run_case(
+            rank, store, 2 * number, POLICIES[name], chi, TIMED_STEPS, folders[0], sleeping=True
+        )
+        learnt, job = run_case(
+            rank, store, 2 * number + 1, POLICIES[name], chi, steps, folders[1], sleeping=False
+        )
+        row = None
+        if rank == 0:
+            row = {
+                "chi": chi,
+                "policy": name,
+                "step_seconds": statistics.median(s["step_seconds"] for s in timed.steps[SETTLED:]),
+                "loss": statistics.mean(s["loss"] for s in learnt.steps[-20:]),
+                "accuracy": accuracy_of(job),
+                "left_out": mean_share(learnt, "left_out", steps),
+                "migrated": mean_share(learnt, "migrated", steps),
+            }
+        store.add(f"done-{number}", 1)
+        while store.add(f"done-{number}", 0) < RANKS:
+            time.sleep(0.01)
+    return row
+
+
+def store_path(store, key, parent, rank):
+    """A folder of rank 0's that all ranks know."""
+    if rank == 0:
+        store.set(f"folder-{key}", f"{parent}/{key}")
+    return Path(store.get(f"folder-{key}").decode())
+
+
+def rank_main(rank, port, chis, steps, collectives, out):
+    torch.set_num_threads(1)
+    logging.getLogger("ballast_trainer").setLevel(logging.ERROR)
+    store = serve_store("127.0.0.1", port, 600) if rank == 0 else reach_store("127.0.0.1", port, 600)
+    cases = [("plain", 1.0), *((name, chi) for chi in chis for name in POLICIES)]
+    rows = []
+    for number, (name, chi) in enumerate(cases, start=1):
+        row = one_policy(rank, store, number, name, chi, steps)
+        if rank == 0:
+            rows.append(row)
+            print_row(row, rows)
+    table = table_one(rank, store) if collectives else None
+    if rank == 0:
+        Path(out).write_text(json.dumps({"cases": rows, "collectives_ms": table}))
+    store.add("left", 1)
+    while rank == 0 and store.add("left", 0) < RANKS:
+        time.sleep(0.01)
+
+
+def print_row(row, rows):
+    plain = next(r for r in rows if r["policy"] == "plain" and r["chi"] == row["chi"])
+    row["speed_up"] = plain["step_seconds"] / row["step_seconds"]
+    row["accuracy_difference"] = row["accuracy"] - plain["accuracy"]
+    row["at_most"] = plain["step_seconds"] / rows[0]["step_seconds"]
+    paper = PAPER.get(row["policy"], "") if row["chi"] == 8 else ""
+    print(
+        f"chi {row['chi']:.0f}  {row['policy']:30} {1000 * row['step_seconds']:7.1f} ms  "
+        f"speed-up {row['speed_up']:4.2f} (of {row['at_most']:4.2f})  left out {row['left_out']:4.0%}  "
+        f"migrated {row['migrated']:4.0%}  loss {row['loss']:.3f}  accuracy {row['accuracy']:.2%} "
+        f"({row['accuracy_difference']:+.2%})  {'paper ' + paper if paper else ''}",
+        flush=True,
+    )
+
+
+def table_one(rank, store):
+    """Milliseconds of communication a block and step, one straggler: the two ways of migrating, real gloo.
+
+    broadcast-reduce is ours: weights by one broadcast, results added locally, gradients on an all-reduce
+    that is made anyway (its additional bytes are counted).  scatter-gather sends each helper its part and
+    collects its results, for each of the block's four products, forward and backward.
+    """
+    dist.init_process_group("gloo", store=dist.PrefixStore("collectives", store), rank=rank, world_size=RANKS)
+    axis = Axis(ranks=tuple(range(RANKS)), index=rank)
+    block = split_layer(Block(DIM, HEADS, 0.0), axis)
+    found = pairs([block])
+    activations = BATCH * CONTEXT * DIM
+    rows = {name: [] for name in TABLE_I}
+    for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
+        counts = handed_over(found, fraction)
+        numbers = sum(count * numbers_per_unit(pair) for count, pair in zip(counts, found, strict=True))
+        for name, work in (("broadcast-reduce", merged), ("scatter-gather", collected)):
+            taken = []
+            for _ in range(15):
+                dist.barrier()
+                began = time.perf_counter()
+                work(rank, numbers, activations)
+                taken.append(1000 * (time.perf_counter() - began))
+            rows[name].append(round(statistics.median(taken), 2))
+    dist.destroy_process_group()
+    return rows
+
+
+def merged(rank, numbers, activations):
+    weights = torch.zeros(max(numbers, 1))
+    if numbers:
+        dist.broadcast(weights, src=LATE)
+    for _ in range(2):
+        dist.all_reduce(torch.zeros(activations))
+    for _ in range(2):
+        dist.all_reduce(torch.zeros(activations + numbers // 2))
+
+
+def collected(rank, numbers, activations):
+    share = torch.zeros(max(1, numbers // (RANKS - 1) // 4))
+    result = torch.zeros(activations)
+    for _ in range(4):
+        if numbers:
+            # Each of the four products, forward: weights out, results home; backward: both gradients home.
+            late = rank == LATE
+            dist.scatter(share, [share] * RANKS if late else None, src=LATE)
+            for sent in (result, result, share):
+                dist.gather(sent, [torch.empty_like(sent) for _ in range(RANKS)] if late else None, dst=LATE)
+    for _ in range(4):
+        dist.all_reduce(torch.zeros(activations))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200, help="of the accuracy runs")
+    parser.add_argument("--chi", type=float, action="append", help="slow-downs of the late rank's products")
+    parser.add_argument("--collectives", action="store_true", help="only the two ways of migrating (Table I)")
+    options = parser.parse_args()
+    chis = [] if options.collectives else options.chi or [2.0, 4.0, 8.0]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        arguments = (port, chis, options.steps, True, str(out))
+        ranks = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        result = json.loads(out.read_text())
+    ours = result["collectives_ms"]
+    for name, seconds in TABLE_I.items():
+        paper = [round(value / seconds[0], 2) for value in seconds]
+        mine = [round(value / ours[name][0], 2) for value in ours[name]]
+        print(
+            f"Table I, one straggler, gamma 0 to 1: {name:17} paper's epoch {paper}, our communication {mine}"
+        )
+    print(json.dumps({"benchmark": "trainer_stragglers", "emulated": True, "ranks": RANKS, **result}))
+
+
+if __name__ == "__main__":
+    main()
