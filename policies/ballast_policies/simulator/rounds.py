@@ -53,7 +53,8 @@ class Rounds:
         self._ledger = ledger
         self._settings = settings
         self._shuffler = random.Random(settings.seed + SHUFFLER_STREAM)
-        self._backfill = settings.policy != "fifo"
+        # Gavel's FIFO leaves idle what nobody has a share of; the operator's rounds know no such exception.
+        self._backfill = settings.policy != "fifo" or not settings.rules.gavels_policies
         # ``decide_round`` has its pools by name, so that is the last tie here too.
         self._by_name = np.argsort(np.argsort(ledger.gpu_types))
         k = len(ledger.gpu_types)

@@ -1,6 +1,7 @@
 """The simulator's rounds on arrays are the operator's ``decide_round``."""
 
 import numpy as np
+import pytest
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.rounds import (
     Account,
@@ -43,14 +44,15 @@ def world(sizes, on_v100, on_p100, gpus):
     return sizes, ThroughputTable(source="given", rows=rows), dict(zip(TYPES, gpus, strict=True))
 
 
-@settings(max_examples=60)
+@pytest.mark.parametrize("policy", ["max-min-fairness", "fifo"])
+@settings(max_examples=40)
 @given(world=worlds())
 @example(world=world([1, 4, 1, 1], [1.0] * 4, [1.0] * 4, (4, 4)))
 @example(world=world([1] * 5, [1.0] * 5, [0.0, 0.0, 1.0, 1.0, 2.0], (4, 2)))
-def test_the_simulator_grants_what_decide_round_places(world):
+def test_the_simulator_grants_what_decide_round_places(policy, world):
     """Ten rounds in a row: the same jobs on the same types."""
     sizes, table, gpus = world
-    chosen = Settings(policy="max-min-fairness", rules=BALLAST_RULES)
+    chosen = Settings(policy=policy, rules=BALLAST_RULES)
     ledger = Ledger(Cluster(gpus=gpus), table)
     for i, size in enumerate(sizes):
         ledger.add(TraceJob(type=JobType(name=f"t{i}", gpus=size), steps=1e9, arrival=0.0))
