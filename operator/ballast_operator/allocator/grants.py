@@ -28,10 +28,14 @@ class Grants:
     def __init__(self) -> None:
         self._granted: dict[str, tuple[Placement, int]] = {}
         self._leaving: dict[str, int] = {}
+        self._reasons: dict[str, tuple[Placement, str]] = {}
 
     def remember(self, decided: Round, snapshot: Snapshot) -> None:
         """Take down who is to start, and who is to go, by ``decided``."""
         launches = snapshot.launches
+        self._reasons = {
+            job: (placement, decided.reasons[job]) for job, placement in decided.placements.items()
+        }
         self._granted = {
             job: (placement, launches[job])
             for job, placement in decided.placements.items()
@@ -42,6 +46,15 @@ class Grants:
             for job, placement in snapshot.running.items()
             if decided.placements.get(job) != placement
         }
+
+    def explain(self, decided: Round) -> Round:
+        """``decided`` within a round, with the words of the decision that each placement goes back to."""
+        words = {
+            job: reason
+            for job, (placement, reason) in self._reasons.items()
+            if decided.placements.get(job) == placement
+        }
+        return dataclasses.replace(decided, reasons={**decided.reasons, **words})
 
     def standing(self, snapshot: Snapshot, *, moment: float) -> Standing:
         """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""

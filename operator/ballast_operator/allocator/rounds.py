@@ -79,6 +79,8 @@ class Rounds:
                 keep_free=at_boundary or least > 0 or self._scarce_moves(policy, snapshot, moment),
             ),
         )
+        if not at_boundary:
+            decided = self._grants.explain(decided)
         self._grants.remember(decided, snapshot)
         disturbed = len(decided.moved) + len(decided.stopped)
         if disturbed and not policy.spec.dry_run:

@@ -137,3 +137,17 @@ def test_what_comes_free_within_a_round_is_kept_only_if_its_end_may_not_stop_the
         rounds = Rounds()
         decided = rounds.decide(policy(maxMovesPerHour=limit), busy, wants, moment=BEGIN)
         assert set(decided.placements) == expected, limit
+
+
+def test_within_a_round_a_job_is_told_what_it_was_told_when_it_got_its_gpus():
+    """Its share and what it has had, not that it goes on; a job that comes within the round gets its own."""
+    rounds = Rounds()
+    old = snapshot({"old": 1})
+    begun = rounds.decide(policy(), old, shares(old=0.8), moment=BEGIN)
+    both = snapshot({"old": 1, "new": 1}, running=["old"], launches={"old": 1})
+    within = rounds.decide(policy(), both, shares(old=0.4, new=0.6), moment=BEGIN + 5)
+    assert "share there is 80%" in begun.reasons["old"]
+    assert within.reasons["old"] == begun.reasons["old"]
+    assert "share there is 60%" in within.reasons["new"]
+    next_round = rounds.decide(policy(), both, shares(old=0.4, new=0.6), moment=BEGIN + ROUND)
+    assert "share there is 40%" in next_round.reasons["old"]
