@@ -28,6 +28,8 @@ class Meter:
         forward, backward, optimizer: seconds of each layer this step, already multiplied by the
             emulated slow-down (forward and backward; the optimizer is not padded).
         by_layer: whether this step's seconds are told apart by layer.
+        always_busy: whether ``busy`` is wanted of every step; else of those measured by layer, and where a
+            slower device is emulated.
         microbatch: the microbatch that runs; None outside of a schedule's chunks.
         step: the step that runs, 0-based.
         busy: seconds of forward and backward this step on the meter's clock, layers not told apart.
@@ -60,6 +62,8 @@ class Meter:
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = clock or (time.thread_time if one_thread else time.perf_counter)
         self._mark = self._chunk_mark = self._chunk_wall = 0.0
+        self.always_busy = False
+        self._timed = True
         self._into: list[float] = []
         self._layer: int | None = None
         self.optimizer = [0.0] * layer_count
@@ -69,6 +73,8 @@ class Meter:
         """Forget the last step's seconds; the optimizer's are kept, since they are counted after a step."""
         self.step = step
         self.by_layer = by_layer
+        # Reading a thread's clock is a system call: none where nobody asks for the seconds.
+        self._timed = by_layer or self.always_busy or self._speed is not None
         self.busy = 0.0
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
@@ -79,7 +85,12 @@ class Meter:
         return self._clock()
 
     def start_optimizer(self) -> float:
-        """The optimizer's part of a step begins; returns now, for :meth:`add_optimizer`."""
+        """The optimizer's part of a step begins; returns now, for :meth:`add_optimizer`.
+
+        Where layers are not told apart, the seconds of the last step in which they were stand.
+        """
+        if not self.by_layer:
+            return 0.0
         self.optimizer = [0.0] * self.layer_count
         return self._now()
 
@@ -90,7 +101,8 @@ class Meter:
         self._layer = layer if self.by_layer else None
         if self._speed is not None:
             self._chunk_wall = time.perf_counter()
-        self._mark = self._chunk_mark = self._now()
+        if self._timed:
+            self._mark = self._chunk_mark = self._now()
 
     def enter(self, layer: int) -> None:
         """The work passes on to ``layer``."""
@@ -102,16 +114,20 @@ class Meter:
 
     def end(self) -> None:
         """Work on the microbatch ends; pads it where a slower device is emulated."""
+        self.microbatch = None
+        if not self._timed:
+            return
         now = self._now()
         if self._layer is not None:
             self._into[self._layer] += now - self._mark
-        self.microbatch = None
         self.busy += now - self._chunk_mark
         if self._speed is not None:
             self._speed.pad(self._chunk_wall, now - self._chunk_mark)
 
     def add_optimizer(self, layer: int, began: float) -> float:
         """Count the optimizer's seconds of ``layer`` since ``began``; returns now, for the next one."""
+        if not self.by_layer:
+            return 0.0
         now = self._now()
         self.optimizer[layer] += now - began
         return now

@@ -64,6 +64,8 @@ class Training:
     exchange_due: bool = False
 
     def __post_init__(self) -> None:
+        # A tensor group compares how long its ranks are busy.
+        self.meter.always_busy = self.config.parallelism.tensor > 1
         self.loss_scale = LossScale(self.config.training.precision)
         self.balance = Balance(
             self.config.parallelism.stragglers, self.device, self.speed, seed=self.config.training.seed
