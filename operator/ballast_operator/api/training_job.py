@@ -13,6 +13,8 @@ from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.api.training_recipe import (
     Checkpoint,
+    Data,
+    Decay,
     Dynamic,
     Model,
     Pipeline,
@@ -59,6 +61,17 @@ class TrainingJobSpec(ApiModel):
             field=".training.clipNorm",
             holds=lambda spec: spec.pipeline.schedule.flushes or spec.training.clip_norm is None,
         ),
+        Rule(
+            "!has(self.training) || self.training.decay == 'constant' || has(self.training.decaySteps) || "
+            "self.training.warmupSteps < self.totalSteps",
+            "training.warmupSteps leaves no step to the decay. To fix: lower it",
+            field=".training.warmupSteps",
+            holds=lambda spec: (
+                spec.training.decay is Decay.CONSTANT
+                or spec.training.decay_steps is not None
+                or spec.training.warmup_steps < spec.total_steps
+            ),
+        ),
     )
     REFUSED = (
         Refused("budget", "number", "this version does not stop a job by its cost. To fix: leave it out"),
@@ -83,6 +96,10 @@ class TrainingJobSpec(ApiModel):
     """When GPUs are handed back."""
     training: Training = Training()
     """How the weights are learnt. Changes take effect at the next launch."""
+    data: Data | None = Field(
+        default=None, json_schema_extra=schema(immutable("data", "the step says which samples come next"))
+    )
+    """What to learn from. Absent: the model's own data."""
     gpu_types: Annotated[
         tuple[GpuType, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
     ] = ()
@@ -122,6 +139,7 @@ TRAINER_FIELDS = (
     "repack",
     "checkpoint",
     "training",
+    "data",
 )
 """Fields of the spec that the trainer gets, verbatim, as ``config.json``."""
 
@@ -153,4 +171,4 @@ class TrainingJob(ApiModel):
     def trainer_config(self) -> dict[str, Any]:
         """``config.json``: the fields that the trainer acts on, with defaults filled in."""
         spec = self.spec.to_dict()
-        return {name: spec[name] for name in TRAINER_FIELDS}
+        return {name: spec[name] for name in TRAINER_FIELDS if name in spec}

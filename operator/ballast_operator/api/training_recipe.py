@@ -174,8 +174,53 @@ class Checkpoint(ApiModel):
     """Complete checkpoints kept; older ones are removed."""
 
 
+class Decay(enum.StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    """It stays."""
+    LINEAR = "linear"
+    """A straight line down."""
+    COSINE = "cosine"
+    """Half a cosine down."""
+
+
+class Precision(enum.StrEnum):
+    """What layers compute in; weights and optimizer state stay fp32."""
+
+    FP32 = "fp32"
+    """Single precision."""
+    BF16 = "bf16"
+    """bfloat16, by autocast."""
+    FP16 = "fp16"
+    """Half precision with a scaled loss; on GPUs alone."""
+
+
+_CALLABLE = Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$")
+
+
+class Data(ApiModel):
+    """What to learn from, where it is not the model's own data."""
+
+    name: Annotated[str, _CALLABLE]
+    """``module:callable`` of the trainer's image; it returns a batch function, a dataset or a loader."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the callable."""
+
+
 class Training(ApiModel):
     """How the weights are learnt."""
+
+    RULES = (
+        Rule(
+            "!has(self.decaySteps) || self.decaySteps > self.warmupSteps",
+            "decaySteps is not above warmupSteps: nothing is left to the decay. To fix: raise decaySteps",
+            field=".decaySteps",
+            holds=lambda training: (
+                training.decay_steps is None or training.decay_steps > training.warmup_steps
+            ),
+        ),
+    )
 
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Initial weights, data order and dropout follow from it."""
@@ -193,3 +238,13 @@ class Training(ApiModel):
         Field(max_length=253, pattern=r"^(adamw|sgd|[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*)$"),
     ] = "adamw"
     """``adamw``, ``sgd``, or ``module:callable`` of the trainer's image."""
+    decay: Decay = Decay.CONSTANT
+    """How the learning rate goes on after the warm-up."""
+    decay_steps: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """The step at which the decay ends. Absent: ``totalSteps``."""
+    decay_to: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Fraction of ``learningRate`` that is left where the decay ends."""
+    precision: Precision = Precision.FP32
+    """What layers compute in."""
+    recompute: bool = False
+    """Keep only each layer's input, and run its forward again in the backward: less memory, more time."""

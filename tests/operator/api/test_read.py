@@ -44,7 +44,9 @@ def test_a_rule_over_two_fields() -> None:
 def test_the_trainers_share() -> None:
     """config.json has the fields that the trainer acts on, with defaults filled in, and nothing else."""
     config = read_training_job(JOB).trainer_config()
-    assert tuple(config) == TRAINER_FIELDS
+    assert tuple(config) == tuple(name for name in TRAINER_FIELDS if name != "data")
+    with_data = read_training_job(changed(JOB, "spec.data", {"name": "my.data:windows"})).trainer_config()
+    assert with_data == {**config, "data": {"name": "my.data:windows", "args": {}}}
     assert config["model"] == {"name": "gpt", "args": {"width": 64}, "layers": 8}
     assert config["rebalance"] == {"enabled": True, "everySteps": 20, "minGain": 0.05}
 

@@ -69,6 +69,15 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "warmupSteps": draw(st.integers(0, 1000)),
             "clipNorm": draw(st.floats(0.01, 10)),
             "optimizer": draw(st.sampled_from(["adamw", "sgd", "my.optimizers:lion"])),
+            "decay": draw(st.sampled_from(["constant", "linear", "cosine"])),
+            "decaySteps": draw(st.integers(1001, 2**53)),
+            "decayTo": draw(st.floats(0, 1)),
+            "precision": draw(st.sampled_from(["fp32", "bf16", "fp16"])),
+            "recompute": draw(st.booleans()),
+        },
+        "data": {
+            "name": "my.data:windows",
+            "args": draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3)),
         },
         "gpuTypes": draw(st.lists(NAMES, unique=True, max_size=3)),
         "throughput": [
