@@ -5,12 +5,14 @@ times slower (chi).  Everything slow is emulated: a product sleeps until a multi
 seconds has passed, as the paper's stragglers do (Wang et al., arXiv 2401.11469, V-A).  Of each case two
 runs are made by the trainer itself:
 
-- timing: a few steps with the sleeping; the median of those after the group has decided;
 - accuracy: many steps with the seconds only counted, not slept, so that the same decisions are made
   from them; then the checkpoint's parts are put together and the whole model, with nothing left out,
-  predicts the next byte of other windows of the text.
+  predicts the next byte of other windows of the text.  The same counted seconds give a step's time that
+  a busy machine does not disturb: between any two collectives the slowest rank's, communication left out;
+- wall time (--wall): a few steps with the sleeping; the median of those after the group has decided.
+  Only an idle machine shows it.
 
-    python benchmarks/trainer_stragglers.py [--steps 200] [--chi 2 --chi 4 --chi 8] [--collectives]
+    python benchmarks/trainer_stragglers.py [--steps 200] [--chi 2 --chi 4 --chi 8] [--wall] [--collectives]
 
 Speed-ups are over plain tensor parallelism with the same straggler, accuracy is less plain's.  The paper's
 (8 V100, ViT-1B, chi = 8): 3.5 times at 1.3 % (Pri), 2.1 times at 0.3 % (PriDiffE).
@@ -40,6 +42,7 @@ from ballast_trainer.runtime.checkpoint import Checkpoints
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import World, reach_store, serve_store
 from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.tensor_parallel.clock import ProductClock
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit
 from ballast_trainer.tensor_parallel.pair import pairs
@@ -78,6 +81,53 @@ class Recorder:
     def event(self, name, **fields):
         """An event."""
         self.events.append({"event": name, **fields})
+
+
+class Segments:
+    """Emulated seconds of this rank between collectives of its tensor group, by step."""
+
+    def __init__(self):
+        self.steps = []
+        self._clock, self._mark = None, 0.0
+
+    def watch(self):
+        """Let the trainer's clocks and collectives tell; this process does nothing else."""
+        start_step, all_reduce, broadcast = ProductClock.start_step, Axis.all_reduce, Axis.broadcast
+
+        def starting(clock):
+            start_step(clock)
+            if clock.running:
+                self._clock, self._mark = clock, self._seconds(clock)
+                self.steps.append([])
+
+        def before(collective):
+            def counted(axis, *arguments, **named):
+                if self.steps and axis.size > 1 and axis.ranks == tuple(range(RANKS)):
+                    now = self._seconds(self._clock)
+                    self.steps[-1].append(now - self._mark)
+                result = collective(axis, *arguments, **named)
+                if self.steps:
+                    self._mark = self._seconds(self._clock)
+                return result
+
+            return counted
+
+        ProductClock.start_step = starting
+        Axis.all_reduce, Axis.broadcast = before(all_reduce), before(broadcast)
+
+    @staticmethod
+    def _seconds(clock):
+        return BASE_SLOWDOWN * time.thread_time() + clock.extra
+
+
+def slowest_between_collectives(rows):
+    """Median seconds of a step from all ranks' segments: each lasts as long as its slowest rank."""
+    totals = []
+    for step in range(SETTLED, min(len(row) for row in rows)):
+        segments = [row[step] for row in rows]
+        if len({len(segment) for segment in segments}) == 1:
+            totals.append(sum(max(each) for each in zip(*segments, strict=True)))
+    return statistics.median(totals)
 
 
 def job_of(stragglers, steps, folder):
@@ -154,21 +204,28 @@ def mean_share(recorder, kind, steps):
     return sum(parts) / steps
 
 
-def one_policy(rank, store, number, name, chi, steps):
+def one_policy(rank, store, number, name, chi, steps, wall, segments):
     with tempfile.TemporaryDirectory() as parent:
         folders = [store_path(store, f"{number}-{kind}", parent, rank) for kind in ("time", "accuracy")]
-        timed, _ = run_case(
-            rank, store, 2 * number, POLICIES[name], chi, TIMED_STEPS, folders[0], sleeping=True
-        )
+        timed = None
+        if wall:
+            timed, _ = run_case(
+                rank, store, 2 * number, POLICIES[name], chi, TIMED_STEPS, folders[0], sleeping=True
+            )
+        segments.steps = []
         learnt, job = run_case(
             rank, store, 2 * number + 1, POLICIES[name], chi, steps, folders[1], sleeping=False
         )
+        store.set(f"segments-{number}-{rank}", json.dumps(segments.steps))
         row = None
         if rank == 0:
+            rows = [json.loads(store.get(f"segments-{number}-{r}")) for r in range(RANKS)]
             row = {
                 "chi": chi,
                 "policy": name,
-                "step_seconds": statistics.median(s["step_seconds"] for s in timed.steps[SETTLED:]),
+                "step_seconds": slowest_between_collectives(rows),
+                "wall_seconds": timed
+                and statistics.median(step["step_seconds"] for step in timed.steps[SETTLED:]),
                 "loss": statistics.mean(s["loss"] for s in learnt.steps[-20:]),
                 "accuracy": accuracy_of(job),
                 "left_out": mean_share(learnt, "left_out", steps),
@@ -187,18 +244,20 @@ def store_path(store, key, parent, rank):
     return Path(store.get(f"folder-{key}").decode())
 
 
-def rank_main(rank, port, chis, steps, collectives, out):
+def rank_main(rank, port, chis, steps, wall, out):
+    segments = Segments()
+    segments.watch()
     torch.set_num_threads(1)
     logging.getLogger("ballast_trainer").setLevel(logging.ERROR)
     store = serve_store("127.0.0.1", port, 600) if rank == 0 else reach_store("127.0.0.1", port, 600)
-    cases = [("plain", 1.0), *((name, chi) for chi in chis for name in POLICIES)]
+    cases = [("plain", 1.0), *((name, chi) for chi in chis for name in POLICIES)] if chis else []
     rows = []
     for number, (name, chi) in enumerate(cases, start=1):
-        row = one_policy(rank, store, number, name, chi, steps)
+        row = one_policy(rank, store, number, name, chi, steps, wall, segments)
         if rank == 0:
             rows.append(row)
             print_row(row, rows)
-    table = table_one(rank, store) if collectives else None
+    table = table_one(rank, store)
     if rank == 0:
         Path(out).write_text(json.dumps({"cases": rows, "collectives_ms": table}))
     store.add("left", 1)
@@ -211,10 +270,13 @@ def print_row(row, rows):
     row["speed_up"] = plain["step_seconds"] / row["step_seconds"]
     row["accuracy_difference"] = row["accuracy"] - plain["accuracy"]
     row["at_most"] = plain["step_seconds"] / rows[0]["step_seconds"]
+    walled = (
+        f", by the wall {plain['wall_seconds'] / row['wall_seconds']:4.2f}" if row["wall_seconds"] else ""
+    )
     paper = PAPER.get(row["policy"], "") if row["chi"] == 8 else ""
     print(
         f"chi {row['chi']:.0f}  {row['policy']:30} {1000 * row['step_seconds']:7.1f} ms  "
-        f"speed-up {row['speed_up']:4.2f} (of {row['at_most']:4.2f})  left out {row['left_out']:4.0%}  "
+        f"speed-up {row['speed_up']:4.2f} (of {row['at_most']:4.2f}{walled})  out {row['left_out']:4.0%}  "
         f"migrated {row['migrated']:4.0%}  loss {row['loss']:.3f}  accuracy {row['accuracy']:.2%} "
         f"({row['accuracy_difference']:+.2%})  {'paper ' + paper if paper else ''}",
         flush=True,
@@ -277,6 +339,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200, help="of the accuracy runs")
     parser.add_argument("--chi", type=float, action="append", help="slow-downs of the late rank's products")
+    parser.add_argument("--wall", action="store_true", help="also a few steps by the wall clock")
     parser.add_argument("--collectives", action="store_true", help="only the two ways of migrating (Table I)")
     options = parser.parse_args()
     chis = [] if options.collectives else options.chi or [2.0, 4.0, 8.0]
@@ -286,7 +349,7 @@ def main():
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        arguments = (port, chis, options.steps, True, str(out))
+        arguments = (port, chis, options.steps, options.wall, str(out))
         ranks = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(RANKS)]
         for process in ranks:
             process.start()
