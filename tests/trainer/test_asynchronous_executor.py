@@ -6,6 +6,8 @@ import threading
 import pytest
 import torch
 from ballast_policies.planning.schedules import (
+    REPLICATED,
+    SCHEDULES,
     build_schedule,
     double_buffered,
     pipedream,
@@ -15,6 +17,7 @@ from ballast_policies.planning.schedules import (
 from ballast_trainer.config import TrainingConfig
 from ballast_trainer.runtime.executor.boundaries import Boundary
 from ballast_trainer.runtime.executor.executor import Executor
+from ballast_trainer.runtime.executor.groups import link_of, links_of
 from ballast_trainer.runtime.executor.order import RankOrder
 from ballast_trainer.runtime.layers import Layer, LayerStack
 from ballast_trainer.runtime.profile import Meter
@@ -41,12 +44,14 @@ class Threads:
         threads = self
 
         class At:
-            def send(self, tensor, to, tag):
-                threads.box(rank, to, tag).put(tensor.clone())
+            def send(self, tensor, message, tag):
+                assert message.source == rank
+                threads.box(rank, message.target, tag).put(tensor.clone())
                 return Done()
 
-            def receive(self, into, source, tag):
-                return Coming(into, threads.box(source, rank, tag))
+            def receive(self, into, message, tag):
+                assert message.target == rank
+                return Coming(into, threads.box(message.source, rank, tag))
 
         return At()
 
@@ -313,6 +318,30 @@ def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks,
     for stage, module in enumerate(modules):
         wanted = torch.cat([p.grad.flatten() for p in module.parameters()])
         torch.testing.assert_close(gradients[stage], wanted, rtol=0, atol=1e-12)
+
+
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    ranks=st.integers(2, 4),
+    rounds=st.integers(2, 3),
+    replicas=st.none() | st.lists(st.integers(1, 3), min_size=2, max_size=4),
+)
+def test_messages_of_a_link_are_sent_in_the_order_they_are_needed(name, ranks, rounds, replicas):
+    """So a transport without tags carries every schedule, with a channel for each direction of each link."""
+    if replicas is not None and name in REPLICATED:
+        schedule = build_schedule(name, ranks=sum(replicas), microbatches=6 * rounds, replicas=replicas)
+    else:
+        schedule = build_schedule(name, ranks=ranks, microbatches=2 * ranks * rounds, chunks=2)
+    sent, needed = {}, {}
+    for rank in range(schedule.ranks):
+        order = RankOrder(schedule, rank, 1)
+        for message in map(order.sent_by, order.actions):
+            if message is not None:
+                sent.setdefault(link_of(message), []).append(message)
+        for message in order.messages():
+            needed.setdefault(link_of(message), []).append(message)
+    assert sent == needed
+    assert tuple(sorted(sent)) == links_of(schedule)
 
 
 @pytest.mark.parametrize("name", ["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"])

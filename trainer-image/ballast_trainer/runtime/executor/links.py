@@ -6,13 +6,14 @@ schedule that is free of deadlock in simulation is free of it here.
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ballast_trainer.runtime.executor.boundaries import Boundary
+from ballast_trainer.runtime.executor.groups import Link, link_of
 from ballast_trainer.runtime.executor.order import Message, RankOrder
 
 AHEAD = 2
@@ -22,23 +23,26 @@ AHEAD = 2
 class Transport(Protocol):
     """Starts a transfer; what it returns has ``wait()``."""
 
-    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+    def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:
         """Begin to send; the tensor must live until the transfer is waited for."""
 
-    def receive(self, into: torch.Tensor, rank: int, tag: int) -> Any:
+    def receive(self, into: torch.Tensor, message: Message, tag: int) -> Any:
         """Begin to receive."""
 
 
 class ProcessTransport:
-    """Point to point over the default process group; tags tell messages apart."""
+    """Point to point, each direction of each link in a process group of its own."""
 
-    def send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        """See :class:`Transport`."""
-        return dist.isend(tensor, dst=rank, tag=tag)
+    def __init__(self, groups: Mapping[Link, Any]) -> None:
+        self._groups = groups
 
-    def receive(self, into: torch.Tensor, rank: int, tag: int) -> Any:
+    def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:
         """See :class:`Transport`."""
-        return dist.irecv(into, src=rank, tag=tag)
+        return dist.isend(tensor, dst=message.target, group=self._groups[link_of(message)], tag=tag)
+
+    def receive(self, into: torch.Tensor, message: Message, tag: int) -> Any:
+        """See :class:`Transport`."""
+        return dist.irecv(into, src=message.source, group=self._groups[link_of(message)], tag=tag)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Links:
         """Send what an action has produced."""
         if self._travels(message):
             tensor = tensor.detach().contiguous()
-            work = self._transport.send(tensor, message.target, self._tag(message))
+            work = self._transport.send(tensor, message, self._tag(message))
             pending = self._sending.setdefault(message.target, deque())
             pending.append(_Sending(message, tensor, work))
 
@@ -109,7 +113,7 @@ class Links:
                 if message.producer.microbatch >= self._admitted:
                     return
                 buffer = self._boundaries[message.boundary].empty(self._device)
-                work = self._transport.receive(buffer, message.source, self._tag(message))
+                work = self._transport.receive(buffer, message, self._tag(message))
                 self._posted[message] = (buffer, work)
             self._next = next(self._coming, None)
 

@@ -10,9 +10,10 @@ from ballast_policies.planning.schedules import Schedule, ScheduleError, Schedul
 from ballast_trainer.models.protocol import Batch
 from ballast_trainer.runtime.executor.boundaries import Boundary, agree_on_boundaries
 from ballast_trainer.runtime.executor.executor import Counted, Executor, Learn, Loss
+from ballast_trainer.runtime.executor.groups import link_groups, replica_group
 from ballast_trainer.runtime.executor.links import ProcessTransport
 from ballast_trainer.runtime.executor.order import RankOrder
-from ballast_trainer.runtime.executor.replicas import replica_group, sum_gradients
+from ballast_trainer.runtime.executor.replicas import sum_gradients
 from ballast_trainer.runtime.layers import LayerStack
 from ballast_trainer.runtime.profile import Meter
 
@@ -34,7 +35,7 @@ class ExecutedPipeline:
         loss: Loss,
         device: torch.device,
     ) -> None:
-        """Prepare; collective where stages have replicas.
+        """Prepare; collective over all ranks.
 
         Args:
             flush: the schedule of one step.
@@ -47,7 +48,9 @@ class ExecutedPipeline:
         self._flush = RankOrder(flush, rank, 1)
         self._stacks, self._meter, self._loss, self._device = stacks, meter, loss, device
         self._boundaries: tuple[Boundary, ...] = ()
-        self._group = replica_group(flush.stage_ranks, rank) if flush.ranks > 1 else None
+        several = flush.ranks > 1
+        self._group = replica_group(flush.stage_ranks, rank) if several else None
+        self._transport = ProcessTransport(link_groups(flush) if several else {})
 
     def prepare(self, batch: Batch) -> None:
         """Agree on shapes; collective."""
@@ -90,7 +93,7 @@ class ExecutedPipeline:
         return Executor(
             stacks=self._stacks,
             boundaries=self._boundaries,
-            transport=ProcessTransport(),
+            transport=self._transport,
             meter=self._meter,
             loss=self._loss,
             batch=batch,
@@ -116,7 +119,7 @@ class FlowingPipeline(ExecutedPipeline):
         loss: Loss,
         device: torch.device,
     ) -> None:
-        """Prepare; collective where stages have replicas.
+        """Prepare; collective over all ranks.
 
         Args:
             flush: a schedule of one step with a flush, on the same ranks.

@@ -1,36 +1,10 @@
-"""Replicas of a stage as a group that sums gradients."""
+"""Gradients of a stage's replicas are summed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-_made: dict[tuple[int, ...], Any] = {}
-_world: Any = None
-
-
-def replica_group(stage_ranks: Sequence[Sequence[int]], rank: int) -> Any:
-    """The process group of ``rank``'s fellow replicas, None where it has none; collective over all ranks.
-
-    Groups are made once for the process group that stands: every rank makes all of them, in one order.
-
-    Args:
-        stage_ranks: by stage, its ranks.
-        rank: this one.
-    """
-    global _world  # noqa: PLW0603 - groups end with the process group they were made in
-    if _world is not dist.group.WORLD:
-        _made.clear()
-        _world = dist.group.WORLD
-    mine = None
-    for holders in map(tuple, stage_ranks):
-        if len(holders) > 1:
-            if holders not in _made:
-                _made[holders] = dist.new_group(list(holders))
-            if rank in holders:
-                mine = _made[holders]
-    return mine
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Any) -> None:

@@ -1,0 +1,69 @@
+"""Process groups of a pipeline's own: a stage's replicas, and each direction of each link.
+
+Every rank makes all groups in one order, as torch wants it, once for the process group that stands.
+"""
+
+import datetime
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from ballast_policies.planning.schedules import Schedule
+
+from ballast_trainer.runtime.executor.order import Message, RankOrder
+
+TIMEOUT_SECONDS = 120.0
+"""How long a transfer waits for the other rank; the heartbeat sees a hung rank long before."""
+
+Link = tuple[int, bool, int, int]
+"""Boundary, whether gradients, source and target: its messages are sent and needed in one order."""
+
+_made: dict[Hashable, Any] = {}
+_world: Any = None
+
+
+def _group(key: Hashable, ranks: Sequence[int]) -> Any:
+    global _world  # noqa: PLW0603 - groups end with the process group they were made in
+    if _world is not dist.group.WORLD:
+        _made.clear()
+        _world = dist.group.WORLD
+    if key not in _made:
+        timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+        _made[key] = dist.new_group(list(ranks), timeout=timeout)
+    return _made[key]
+
+
+def replica_group(stage_ranks: Sequence[Sequence[int]], rank: int) -> Any:
+    """The process group of ``rank``'s fellow replicas, None where it has none; collective over all ranks.
+
+    Args:
+        stage_ranks: by stage, its ranks.
+        rank: this one.
+    """
+    mine = None
+    for holders in map(tuple, stage_ranks):
+        if len(holders) > 1:
+            group = _group(holders, holders)
+            if rank in holders:
+                mine = group
+    return mine
+
+
+def link_of(message: Message) -> Link:
+    """The link that a message takes."""
+    return message.boundary, message.backward, message.source, message.target
+
+
+def links_of(schedule: Schedule) -> tuple[Link, ...]:
+    """All links of a schedule."""
+    orders = [RankOrder(schedule, rank, 1) for rank in range(schedule.ranks)]
+    return tuple(sorted({link_of(message) for order in orders for message in order.messages()}))
+
+
+def link_groups(schedule: Schedule) -> Mapping[Link, Any]:
+    """A group of two ranks for each link; collective over all ranks.
+
+    NCCL knows no tags and carries out what two ranks exchange in the order they ask for it: with a group
+    for each direction of each boundary that order is the same at both ends.
+    """
+    return {link: _group(("link", *link), sorted(link[2:])) for link in links_of(schedule)}
