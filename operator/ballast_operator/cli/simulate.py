@@ -30,6 +30,13 @@ Number = TypeVar("Number", int, float)
 @click.option(
     "--deadlines", is_flag=True, help="Generated jobs: each has a deadline (1.2, 2 or 10 x its V100 time)."
 )
+@click.option(
+    "--job-table",
+    type=click.Choice(["gavel", "published"]),
+    default="gavel",
+    show_default=True,
+    help="Generated jobs: the order of the types as in Gavel's code, or as for its published curves.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed is the same workload.")
 @click.option("--cluster", required=True, metavar="TYPE=N,...", help="GPUs, as v100=36,p100=36,k80=36.")
 @click.option(
@@ -50,10 +57,11 @@ Number = TypeVar("Number", int, float)
 )
 @click.option(
     "--rules",
-    type=click.Choice(["gavel", "ballast"]),
+    type=click.Choice(["gavel", "published", "ballast", "whole-rounds"]),
     default="gavel",
     show_default=True,
-    help="How shares become rounds: as Gavel's simulator, to compare with its figures, or as the operator.",
+    help="How shares become rounds: as Gavel's simulator (published: with the solver of its published "
+    "curves), or as the operator (whole-rounds: decided once a round, for large clusters).",
 )
 @click.option(
     "--launch-seconds",
@@ -86,6 +94,7 @@ def simulate(
     static_jobs: int | None,
     weights: bool,
     deadlines: bool,
+    job_table: str,
     seed: int,
     cluster: str,
     prices: str | None,
@@ -114,7 +123,7 @@ def simulate(
 
     try:
         table = _table(throughputs)
-        workload = _workload(table, trace, generate, rate, static_jobs, weights, deadlines, seed)
+        workload = _workload(table, trace, generate, rate, static_jobs, weights, deadlines, job_table, seed)
         chosen = settings.Settings(
             policy=policy,
             agnostic=agnostic,
@@ -164,6 +173,7 @@ def _workload(
     static_jobs: int | None,
     weights: bool,
     deadlines: bool,
+    job_table: str,
     seed: int,
 ) -> "Workload":
     from ballast_policies.simulator.generate import continuous, static
@@ -181,6 +191,7 @@ def _workload(
             several_gpus=generate != "single",
             weights=weights,
             deadlines=deadlines,
+            job_table=job_table,
         )
     if generate is None:
         raise click.UsageError(
@@ -195,6 +206,7 @@ def _workload(
         several_gpus=generate == "multiple",
         weights=weights,
         deadlines=deadlines,
+        job_table=job_table,
     )
 
 

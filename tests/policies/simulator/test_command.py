@@ -134,3 +134,15 @@ def test_a_workload_must_be_named():
     base = ("--policy", "makespan", "--cluster", "v100=1")
     assert "say which jobs to run" in call(*base).stderr
     assert "--generate needs --rate" in call(*base, "--generate", "single").stderr
+
+
+def test_the_job_table_of_the_published_curves_is_another_workload():
+    """The same seed, other types for the gangs; unknown ones are refused."""
+    arguments = ["--policy", "fifo", "--static", "20", "--cluster", "v100=16,k80=16", "--output", "json"]
+
+    def types(table):
+        done = call(*arguments, "--jobs", "--job-table", table, "--rules", "published")
+        return [row["type"] for row in json.loads(done.stdout)["jobs"]]
+
+    assert types("gavel") != types("published")
+    assert call(*arguments, "--job-table", "mine").exit_code == 2
