@@ -10,7 +10,9 @@ blocks, so that both see the same machine:
 
     python benchmarks/trainer_overhead.py [--steps 60] [--dim 128]
 
-The target is a ratio of medians of at most 1.03.  Layers are padded to ten times their own CPU
+``ratio`` is the median over pairs of neighbouring blocks of (fastest step of ours / fastest of torch's), so
+that other programs on the machine, which only ever add time, disturb it little; ``ratio_of_medians`` is over
+all steps.  The target is at most 1.03.  Layers are padded to ten times their own CPU
 time, as on an emulated GPU: with more ranks than cores both would measure the kernel's scheduler.
 """
 
@@ -152,12 +154,17 @@ def main():
     ]
     for process in ranks:
         process.start()
-    seconds = results.get(timeout=600)
+    seconds = results.get(timeout=1800)
     for process in ranks:
         process.join(10)
         if process.is_alive():
             process.kill()
     ours, torchs = (statistics.median(seconds[name]) for name in ("ours", "torch"))
+    fastest = {
+        name: [min(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+        for name, values in seconds.items()
+    }
+    pairs = [a / b for a, b in zip(fastest["ours"], fastest["torch"], strict=True)]
     print(
         json.dumps(
             {
@@ -167,7 +174,8 @@ def main():
                 "emulated_factor": arguments.factor,
                 "ours_median_ms": round(ours * 1000, 2),
                 "torch_median_ms": round(torchs * 1000, 2),
-                "ratio": round(ours / torchs, 4),
+                "ratio": round(statistics.median(pairs), 4),
+                "ratio_of_medians": round(ours / torchs, 4),
                 "target": 1.03,
             }
         )
