@@ -4,17 +4,35 @@
 
 Cases: 24 to 56 layers on 2, 4 or 8 ranks; a third each of pruned (random), frozen-prefix and
 early-exit loads, as in the tests.  Seconds are of this machine; the ratios are what counts.
-Asserts: diffusion mean <= 1.01, worst <= 1.10.
+Largest load over that of the exact partition: of the even split (what by parameters gives where all layers
+have as many), diffusion, DeepSpeed's rule by time, and both by parameters where those differ from layer to
+layer (0.5 to 2) and from time.  Over links: the simulated 1F1B step of the network-aware partition over
+that of the exact one, where each link takes 5 % of a stage's time and one of three four times that (DynMo's
+delays of 4x).
+Asserts: exact is never beaten (brute force, up to 12 layers), diffusion mean <= 1.01, worst <= 1.10.
 """
 
+import itertools
 import json
 import time
 from functools import partial
 
 import click
 import numpy as np
-from ballast_policies.planning import decide_rebalance, diffuse, even_partition, exact_partition, repack
-from ballast_policies.planning.balancers import deepspeed_partition, nearest_partition
+from ballast_policies.planning import (
+    Partition,
+    decide_rebalance,
+    diffuse,
+    even_partition,
+    exact_partition,
+    repack,
+    simulated_step_seconds,
+)
+from ballast_policies.planning.balancers import (
+    deepspeed_partition,
+    nearest_partition,
+    network_aware_partition,
+)
 
 
 def make_case(random, kind):
@@ -26,7 +44,7 @@ def make_case(random, kind):
     return np.maximum(0.05, 1.0 - np.arange(layers) / layers * random.uniform(0.3, 1.0)), ranks
 
 
-def balanced(seconds, ranks):
+def balanced(seconds, ranks, parameters):
     start = even_partition(len(seconds), ranks)
     return {
         "even": lambda: start,
@@ -34,6 +52,9 @@ def balanced(seconds, ranks):
         "nearest": lambda: nearest_partition(start, seconds),
         "diffusion": lambda: (start, *diffuse(start, seconds))[-1],
         "deepspeed": lambda: deepspeed_partition(seconds, ranks),
+        "exact by parameters": lambda: exact_partition(parameters, ranks),
+        "diffusion by parameters": lambda: (start, *diffuse(start, parameters))[-1],
+        "deepspeed by parameters": lambda: deepspeed_partition(parameters, ranks),
     }
 
 
@@ -44,7 +65,8 @@ def quality(cases):
         seconds, ranks = make_case(random, case % 3)
         best = exact_partition(seconds, ranks).loads(seconds).max()
         steps.append(len(diffuse(even_partition(len(seconds), ranks), seconds)))
-        for name, run in balanced(seconds, ranks).items():
+        parameters = np.random.default_rng(case).uniform(0.5, 2.0, len(seconds))
+        for name, run in balanced(seconds, ranks, parameters).items():
             begin = time.perf_counter()
             partition = run()
             spent.setdefault(name, []).append(time.perf_counter() - begin)
@@ -60,6 +82,46 @@ def quality(cases):
         for name, values in ratios.items()
     ]
     return rows, {"mean": float(np.mean(steps)), "most": max(steps)}
+
+
+def brute_force(cases=100):
+    """Cases of up to 12 layers in which some contiguous partition beats the exact one: none."""
+    random, beaten = np.random.default_rng(2), 0
+    for _ in range(cases):
+        layers, ranks = int(random.integers(4, 13)), int(random.integers(2, 5))
+        seconds = random.uniform(0.1, 1.0, layers)
+        best = min(
+            Partition(bounds=(0, *cuts, layers)).loads(seconds).max()
+            for cuts in itertools.combinations(range(1, layers), ranks - 1)
+        )
+        beaten += bool(exact_partition(seconds, ranks).loads(seconds).max() > best * (1 + 1e-12))
+    return {"cases": cases, "beaten": beaten}
+
+
+def over_links(cases=60, microbatches=32):
+    """Simulated step of the network-aware partition over that of the one that is blind to the links."""
+    random, ratios = np.random.default_rng(3), []
+    for case in range(cases):
+        seconds = random.uniform(0.5, 1.5, 24)
+        links = np.full(3, 0.05 * seconds.sum() / 4)
+        links[case % 3] *= 4
+        steps = []
+        for partition in (
+            network_aware_partition(seconds, 4, boundary_seconds=[1.0] * 23, link_factors=links),
+            exact_partition(seconds, 4),
+        ):
+            loads = microbatches * partition.loads(seconds)
+            steps.append(
+                simulated_step_seconds(loads / 3, loads * 2 / 3, microbatches, boundary_seconds=links)
+            )
+        ratios.append(steps[0] / steps[1])
+    return {
+        "cases": cases,
+        "mean": float(np.mean(ratios)),
+        "best": float(min(ratios)),
+        "worst": float(max(ratios)),
+        "faster": sum(bool(ratio < 1 - 1e-9) for ratio in ratios),
+    }
 
 
 def speed():
@@ -89,22 +151,39 @@ def speed():
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def main(cases, output):
     rows, steps = quality(cases)
-    times = speed()
+    optimal, links, times = brute_force(), over_links(), speed()
     if output == "json":
-        click.echo(json.dumps({"quality": rows, "diffusionSteps": steps, "milliseconds": times}))
+        click.echo(
+            json.dumps(
+                {
+                    "quality": rows,
+                    "diffusionSteps": steps,
+                    "bruteForce": optimal,
+                    "overLinks": links,
+                    "milliseconds": times,
+                }
+            )
+        )
     else:
         click.echo(
-            f"largest load / exact, {cases} cases\n{'':<10} {'mean':>7} {'p95':>7} {'worst':>7} {'ms':>7}"
+            f"largest load / exact, {cases} cases\n{'':<24} {'mean':>7} {'p95':>7} {'worst':>7} {'ms':>7}"
         )
         for row in rows:
             click.echo(
-                f"{row['balancer']:<10} {row['mean']:>7.4f} {row['p95']:>7.4f} {row['worst']:>7.4f} "
+                f"{row['balancer']:<24} {row['mean']:>7.4f} {row['p95']:>7.4f} {row['worst']:>7.4f} "
                 f"{row['medianMs']:>7.2f}"
             )
         click.echo(f"diffusion: {steps['mean']:.1f} chain moves in the mean, {steps['most']} at most\n")
+        click.echo(
+            f"exact against brute force: beaten in {optimal['beaten']} of {optimal['cases']} cases\n"
+            f"network-aware step / blind step, one of three links slow: mean {links['mean']:.3f}, "
+            f"best {links['best']:.3f}, worst {links['worst']:.3f}, faster in {links['faster']} of "
+            f"{links['cases']}\n"
+        )
         click.echo("milliseconds\n" + " ".join(f"{name:>15}" for name in times[0]))
         for row in times:
             click.echo(" ".join(f"{value:>15.4g}" for value in row.values()))
+    assert optimal["beaten"] == 0, optimal
     diffusion = next(row for row in rows if row["balancer"] == "diffusion")
     assert diffusion["mean"] <= 1.01 and diffusion["worst"] <= 1.10, diffusion
 

@@ -9,12 +9,16 @@ One configuration (examples/trainer/freezing.yaml, four ranks over gloo) is run 
 
     python benchmarks/trainer_pause.py
 
-The target is a restart at least 30 times as long as each live pause.
+Each live pause is also printed in steps: over the median step before it.
+
+The targets: a restart at least 30 times as long as each live pause, and a re-split of at most one step.
 """
 
+import collections
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,10 +49,15 @@ def lines(process):
 
 
 def live_pauses():
+    """(milliseconds, steps) of each, by kind."""
     pauses = {"rebalance": [], "repack": []}
+    recent = collections.deque(maxlen=8)
     for _, line in lines(start("--set", "rebalance.minGain=0.02")):
+        if "event" not in line:
+            recent.append(line["step_seconds"])
         if line.get("event") in pauses:
-            pauses[line["event"]].append(line["pause_ms"])
+            step_ms = 1000 * statistics.median(recent)
+            pauses[line["event"]].append((line["pause_ms"], line["pause_ms"] / step_ms))
     return pauses
 
 
@@ -75,9 +84,11 @@ def main():
     restart = restart_pause()
     result = {"benchmark": "trainer_pause", "ranks": RANKS, "restart_ms": round(restart)}
     for name, values in pauses.items():
-        result[f"{name}_ms"] = [round(value, 1) for value in values]
-        result[f"{name}_times_shorter"] = round(restart / max(values), 1) if values else None
+        result[f"{name}_ms"] = [round(ms, 1) for ms, _ in values]
+        result[f"{name}_steps"] = [round(steps, 2) for _, steps in values]
+        result[f"{name}_times_shorter"] = round(restart / max(values)[0], 1) if values else None
     result["target_times_shorter"] = 30
+    result["target_rebalance_steps"] = 1
     print(json.dumps(result))
 
 
