@@ -56,7 +56,7 @@ def best_step_seconds(training: Training, costs: LayerCosts) -> float:
     rebalance will soon have improved.
     """
     loads = exact_partition(costs.total, training.world.positions).loads(costs.total)
-    return predict_step_seconds(loads, training.microbatches)
+    return predict_step_seconds(loads, training.microbatches_per_drain)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def rebalance_decision(
         return decide_rebalance(
             partition_of(training.stages),
             costs.total,
-            microbatches=training.microbatches,
+            microbatches=training.microbatches_per_drain,
             min_gain=settings.min_gain,
             horizon_steps=training.config.total_steps - training.step,
             move_seconds=move_seconds,
@@ -147,7 +147,7 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
     decision = repack(
         in_force,
         costs.total,
-        microbatches=training.microbatches,
+        microbatches=training.microbatches_per_drain,
         min_ranks=fewest,
         max_slowdown=config.repack.max_slowdown,
         reference_step_seconds=reference_step_seconds,

@@ -10,6 +10,7 @@ from ballast_trainer.config import TrainerConfig
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.runtime.executor.drains import steps_between_drains
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import holders_of, placement_of
 from ballast_trainer.runtime.precision import LossScale
@@ -103,6 +104,11 @@ class Training:
     def microbatches(self) -> int:
         """Microbatches of a step on each replica of the pipeline."""
         return self.config.pipeline.microbatches // self.world.data.size
+
+    @property
+    def microbatches_per_drain(self) -> int:
+        """Microbatches that share one filling and draining of the pipeline: a step's, or a run's."""
+        return self.microbatches * steps_between_drains(self.config)
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of the next step: this replica's microbatches of them."""

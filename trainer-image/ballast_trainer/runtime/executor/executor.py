@@ -1,6 +1,8 @@
 """Does one rank's actions of a schedule, in order: forwards, backwards, messages, updates.
 
 Autograd computes; the order, the versions of the weights and the messages come from the schedule.
+Where a schedule splits the backward, all of it is done in the inputs' half: the gradients are right, but
+nothing is left to fill the bubble with (torch's runtime really splits it).
 What the schedule claims (microbatches in flight, versions held) is counted while it runs.
 """
 

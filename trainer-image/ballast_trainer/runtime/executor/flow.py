@@ -17,33 +17,13 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from ballast_trainer.config import TrainerConfig
-from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.runtime.executor.drains import next_drain
 from ballast_trainer.runtime.executor.executor import Counted
 from ballast_trainer.runtime.executor.pipelines import FlowingPipeline
 from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.runtime.state import Training
 
-LONGEST_RUN = 128
-"""Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""
-
 Agreed = TypeVar("Agreed")
-
-
-def next_drain(config: TrainerConfig, step: int) -> int:
-    """The step before which the pipeline that starts at ``step`` must be empty."""
-    ends = [config.total_steps, step + LONGEST_RUN]
-    intervals = []
-    if config.rebalance.enabled:
-        intervals.append(config.rebalance.every_steps)
-    if config.repack.enabled:
-        intervals.append(config.repack.every_steps)
-    if config.checkpoint.path is not None:
-        intervals.append(config.checkpoint.every_steps)
-    ends += [(step // interval + 1) * interval for interval in intervals]
-    for change in map(ChangeSteps.of, config.dynamics):
-        ends += [later for later in range(step + 1, min(ends)) if change.acts_at(later)][:1]
-    return min(ends)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,29 @@
+"""Where a pipeline without a flush drains, as far as the configuration tells."""
+
+from ballast_trainer.config import TrainerConfig
+from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.runtime.layout import flows
+
+LONGEST_RUN = 128
+"""Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""
+
+
+def next_drain(config: TrainerConfig, step: int) -> int:
+    """The step before which the pipeline that starts at ``step`` must be empty."""
+    ends = [config.total_steps, step + LONGEST_RUN]
+    intervals = []
+    if config.rebalance.enabled:
+        intervals.append(config.rebalance.every_steps)
+    if config.repack.enabled:
+        intervals.append(config.repack.every_steps)
+    if config.checkpoint.path is not None:
+        intervals.append(config.checkpoint.every_steps)
+    ends += [(step // interval + 1) * interval for interval in intervals]
+    for change in map(ChangeSteps.of, config.dynamics):
+        ends += [later for later in range(step + 1, min(ends)) if change.acts_at(later)][:1]
+    return min(ends)
+
+
+def steps_between_drains(config: TrainerConfig) -> int:
+    """How many steps share one filling and draining of the pipeline; 1 with a flush."""
+    return next_drain(config, 0) if flows(config.pipeline.schedule) else 1
