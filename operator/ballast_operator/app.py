@@ -157,6 +157,7 @@ class Operator:
             *(self._queue.work(run_pass) for _ in range(self._settings.workers)),
         ]
         tasks = [asyncio.create_task(part) for part in parts]
+        warming = asyncio.create_task(solver.warm_up())
         # kopf ends every task of the loop that is younger than itself, so it is started last.
         tasks.append(asyncio.create_task(self._watch(cluster)))
         stopped = asyncio.create_task(self._stop.wait())
@@ -166,9 +167,9 @@ class Operator:
                 task.result()
         finally:
             self._stop.set()
-            for task in [*tasks, stopped]:
+            for task in [*tasks, warming, stopped]:
                 task.cancel()
-            await asyncio.gather(*tasks, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, warming, stopped, return_exceptions=True)
 
     async def _watch(self, cluster: Cluster) -> None:
         namespace = self._options.namespace

@@ -63,6 +63,15 @@ class Solver:
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
+    async def warm_up(self) -> None:
+        """Start the process before the first question; where that fails, the first question says so."""
+        async with self._lock:
+            try:
+                await asyncio.wait_for(self._started(), self._settings.start_seconds)
+            except (TimeoutError, _ProcessDied, OSError) as error:
+                logger.warning("the solver did not start: %s", error or "no sign of life")
+                await self.kill()
+
     async def solve(
         self,
         policy: str,
