@@ -12,6 +12,7 @@ from ballast_policies.contract import Directive, ExitReason, Plan, Rank
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
 from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
+from ballast_trainer.reporting.progress_line import ProgressLine
 from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 
 logger = logging.getLogger("ballast_trainer.run")
@@ -130,7 +131,10 @@ def run(
     trace_step: int,
 ) -> None:
     """Train from a configuration file: alone, with --ranks, or as a rank of torchrun."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    # On a terminal a message takes the place of the line that moves.
+    erase = ProgressLine.ERASE if sys.stdout.isatty() and sys.stderr.isatty() else ""
+    form = f"{erase}%(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
 
     def body() -> int:
         try:
