@@ -311,3 +311,12 @@ def test_ranks_leave_a_pipeline_without_a_flush(gang, flowing):
     held = running.events("drain")[-1]["versions_held"]
     assert held == [2] * running.events("repack")[-1]["ranks_after"]
     assert sorted(running.losses()) == list(range(1, 81))
+
+
+def test_a_rank_that_dies_while_steps_flow_ends_the_others(gang, flowing):
+    """They wait for its messages or for its part of a sum: either says that it is gone."""
+    running = gang(flowing("PipeDream", totalSteps=100_000), ranks=3)
+    running.wait_for_step(4)
+    running.signal("rank-1", signal.SIGKILL)
+    codes = running.exit_codes()
+    assert (codes["rank-0"], codes["rank-2"]) == (76, 76), running.errors()
