@@ -27,6 +27,7 @@ from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.reporting.console import SilentReporter
+from ballast_trainer.runtime import layout
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.process_group import join, reach_store, serve_store
 from ballast_trainer.runtime.profile import LayerCosts, Meter, Profile
@@ -51,6 +52,7 @@ class Job:
         ranks: processes at the start.
         bounds: first partition, over the schedule's stages.
         settings: fields of the trainer's configuration besides, e.g. ``rebalance``.
+        chunks: stages a rank where the schedule has several; the trainer's own jobs have two.
         replans: (after step, ranks kept, bounds): plans that follow one another.
     """
 
@@ -60,6 +62,7 @@ class Job:
     microbatches: int
     schedule: str = "1F1B"
     model: dict[str, Any] | None = None
+    chunks: int = 2
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     replans: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
@@ -246,6 +249,7 @@ def stages(bounds: Any, placement: Any) -> tuple[Stage, ...]:
 
 def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
     torch.set_num_threads(1)
+    layout.CHUNKS = job.chunks
     config = job.config
     model = sleeping_model(job.loads.shape[1]) if job.model is None else build_model(config.model)
     plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)
