@@ -13,6 +13,7 @@ means of a calibration run before the comparison (other jobs, same cluster), nev
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -203,7 +204,7 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="may be repeated; default: max-min-fairness")
     parser.add_argument("--seed", action="append", type=int, help="of the trace; may be repeated; default: 0")
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--round", type=int, default=30, help="seconds of a round")
+    parser.add_argument("--round", type=int, default=20, help="seconds of a round")
     parser.add_argument("--calibration-jobs", type=int, default=14)
     parser.add_argument("--output", choices=["text", "json"], default="text")
     chosen = parser.parse_args()
@@ -228,7 +229,7 @@ def main() -> None:
                         round_seconds=chosen.round,
                     )
                     outcomes.append(outcome)
-                    if text:
+                    with contextlib.redirect_stdout(sys.stdout if text else sys.stderr):
                         show(outcome, costs)
     if not text:
         summary = {

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,7 @@ JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
 START_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
 """After a change of policy: the decision that it causes is made, and its solver process runs."""
+LAST_LINES = 40
 LAYERS = 8
 
 
@@ -181,7 +183,8 @@ class Live:
             if broken:
                 raise RuntimeError(f"jobs failed: {broken}; the operator's log: {self._log}")
             if self.operator.poll() is not None:
-                raise RuntimeError(f"the operator ended; its log: {self._log}")
+                last = "\n".join(self._log.read_text().splitlines()[-LAST_LINES:])
+                raise RuntimeError(f"the operator ended with code {self.operator.returncode}:\n{last}")
             if time.time() > deadline:
                 waiting = [name for name, job in seen.items() if not job.succeeded]
                 raise RuntimeError(f"not done in time: {waiting}; the operator's log: {self._log}")
@@ -197,6 +200,8 @@ def running(gpus: Mapping[str, int], folder: Path) -> Iterator[Live]:
         with config.new_client_from_config(str(cluster.kubeconfig)) as api:
             apply_objects(DynamicClient(api), install_objects(OPERATOR_NAMESPACE))
             account = write_operator_kubeconfig(api, cluster.kubeconfig, folder / "operator.kubeconfig")
+        # On a busy machine a renewal may come late; nobody else wants to lead here.
+        os.environ.update(BALLAST_LEADER_LEASE_SECONDS="90", BALLAST_LEADER_FENCE_SECONDS="80")
         log = folder / "operator.log"
         with running_operator(account, log) as operator:
             yield Live(folder, cluster.kubeconfig, log, operator)

@@ -19,9 +19,9 @@ TYPES = (
 """Gavel's job types."""
 GANGS = ((0.65, 1), (0.85, 2), (1.0, 4))
 """(cumulative probability, GPUs)."""
-SECONDS_ON_V100 = (45.0, 135.0)
+SECONDS_ON_V100 = (30.0, 90.0)
 """Least and most seconds of a job alone on V100s, uniform."""
-MEAN_GAP_SECONDS = 12.0
+MEAN_GAP_SECONDS = 8.0
 LEAST_STEPS_PER_SECOND = 0.5
 
 
