@@ -51,7 +51,7 @@ RANKS, LATE = 4, 1
 BASE_SLOWDOWN = 16.0
 """Of all ranks: the two cores that they share must be idle most of the time, or the ranks slow each other."""
 TIMED_STEPS, SETTLED = 14, 6
-CONTEXT, BATCH, LAYERS, DIM, HEADS = 32, 16, 4, 128, 16
+CONTEXT, BATCH, LAYERS, DIM, HEADS = 32, 16, 4, 256, 16
 RESIZE = {"policy": "resize"}
 POLICIES = {
     "plain": {"policy": "none"},

@@ -1,10 +1,15 @@
 """Tensor, pipeline and data axes on one mesh: the loss curve is that of one process."""
 
+import dataclasses
+
 import pytest
 import torch
+from ballast_policies.contract import Ack, Directive, Stage
+from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 from ballast_trainer.runtime.mesh import Mesh, Place
+from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +41,44 @@ def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_lo
     assert set(running.exit_codes().values()) == {0}, running.errors()
     losses = running.losses()
     assert sorted(losses) == list(range(1, 11))
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+
+
+def acked(folder):
+    path = folder / "ack.json"
+    return Ack.from_json(path.read_text()).epoch if path.exists() else 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("axis", ["tensor", "data"])
+def test_layers_move_and_ranks_leave_by_whole_columns(
+    gang, small_config, single_process_losses, tmp_path, axis
+):
+    """A rebalance moves the same layers in every column; a shrink keeps or releases a position's two ranks.
+
+    A plan that tears a position's ranks apart is not followed, and training goes on.
+    """
+    config = with_heads(small_config(totalSteps=24))
+    expected = single_process_losses(config)
+    folder = tmp_path / "channel"
+    channel = DirectoryChannel(folder)
+    running = gang({**config, "parallelism": {axis: 2}}, ranks=4, options=["--channel", str(folder)])
+    eventually(lambda: acked(folder) >= 1, "the ranks train", running.errors)
+    first = channel.read_plan()
+    moved = tuple(
+        Stage(rank=rank, first_layer=begin, end_layer=end) for rank, begin, end in ((0, 0, 6), (1, 6, 8))
+    )
+    channel.publish(dataclasses.replace(first, epoch=2, stages=moved))
+    eventually(lambda: acked(folder) >= 2, "the layers have moved", running.errors)
+    torn = tuple(dataclasses.replace(first.ranks[old], rank=new) for new, old in enumerate((0, 2)))
+    channel.publish(dataclasses.replace(first, epoch=3, directive=Directive.SHRINK, ranks=torn))
+    eventually(lambda: "position 0 together" in running.errors(), "it is refused", running.errors)
+    channel.publish(dataclasses.replace(first, epoch=4, directive=Directive.SHRINK, ranks=first.ranks[:2]))
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (repacked,) = running.events("repack")
+    assert repacked["released"] == ["rank-2", "rank-3"]
+    losses = running.losses()
+    assert sorted(losses) == list(range(1, 25))
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
 
 

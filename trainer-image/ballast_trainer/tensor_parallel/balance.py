@@ -66,7 +66,7 @@ class Balance:
     ) -> None:
         self._config = config
         self._device = device
-        self._slowdown = speed.of_products().factor if speed is not None else 1.0
+        self._slowdown = speed.factor if speed is not None else 1.0
         self._seed = seed
         self._clock = ProductClock(device, speed)
         self._clock.running = speed is not None or self.active

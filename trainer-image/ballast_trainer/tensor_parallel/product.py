@@ -80,10 +80,10 @@ class _Product(torch.autograd.Function):
         ctx.autocast = torch.autocast(
             kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
         )
+        if lineage is not None:
+            value, weight = lineage.select(value), lineage.select(weight)
         with clock.product():
-            if lineage is None:
-                return functional.linear(value, weight, bias)
-            return functional.linear(lineage.select(value), lineage.select(weight), bias)
+            return functional.linear(value, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -92,18 +92,19 @@ class _Product(torch.autograd.Function):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_input = of_weight = of_bias = None
         rows = gradient.reshape(-1, gradient.shape[-1])
+        if lineage is not None:
+            value = lineage.select(value) if needs_weight else value
+            weight = lineage.select(weight) if needs_input else weight
         with ctx.autocast, ctx.clock.product():
             if needs_input:
-                of_input = gradient.matmul(weight if lineage is None else lineage.select(weight))
-                if lineage is not None:
-                    of_input = lineage.restore(of_input, "input")
+                of_input = gradient.matmul(weight)
             if needs_weight:
-                inputs = value if lineage is None else lineage.select(value)
-                of_weight = rows.t().mm(inputs.reshape(-1, inputs.shape[-1]))
-                if lineage is not None:
-                    of_weight = lineage.restore(of_weight, "weight")
+                of_weight = rows.t().mm(value.reshape(-1, value.shape[-1]))
             if ctx.has_bias and needs_bias:
                 of_bias = rows.sum(0)
+        if lineage is not None:
+            of_input = None if of_input is None else lineage.restore(of_input, "input")
+            of_weight = None if of_weight is None else lineage.restore(of_weight, "weight")
         return of_input, of_weight, of_bias, None, None
 
 
