@@ -18,7 +18,7 @@ from ballast_policies.allocation.responses import Response, bound_of, respond
 from ballast_policies.allocation.rows import Rows
 from ballast_policies.allocation.start import Start
 
-SAMPLE = 400
+SAMPLE = 200
 SEED = 0
 FEWEST, PART = 120, 200
 """The LP has this many jobs at least, and one in so many at first."""

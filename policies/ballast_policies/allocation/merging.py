@@ -105,10 +105,16 @@ def merged(problem: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged
     if n < 2:
         return None
     alone = np.flatnonzero(columns.second < 0)
-    worth, has = np.zeros_like(T), np.zeros_like(T)
-    worth[columns.first[alone], columns.kind[alone]] = value[alone]
+    has = np.zeros_like(T)
     has[columns.first[alone], columns.kind[alone]] = columns.rate_first[alone]
-    features = np.concatenate([T, has, worth, problem.gpus[:, None], *(a[:, None] for a in per_job)], axis=1)
+    parts = [has, problem.gpus[:, None], *(a[:, None] for a in per_job)]
+    if value.any():
+        worth = np.zeros_like(T)
+        worth[columns.first[alone], columns.kind[alone]] = value[alone]
+        parts.append(worth)
+    features = np.concatenate(parts, axis=1)
+    if _mostly_distinct(features):
+        return None
     of, chosen = _equal_rows(features)
     if len(chosen) > WORTH_IT * n:
         return None
@@ -134,6 +140,14 @@ def merged(problem: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged
         column=column,
         pairs=order,
     )
+
+
+def _mostly_distinct(features: np.ndarray) -> bool:
+    """A quick look: equal rows have equal products with a random vector, but for rounding."""
+    weights = np.random.default_rng(_HASH_SEED).uniform(1.0, 2.0, features.shape[1])
+    products = np.sort(features @ weights)
+    apart = products[1:] - products[:-1] > 1e-12 * np.abs(products[1:])
+    return bool(1 + apart.sum() > WORTH_IT * len(features))
 
 
 def _equal_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -86,15 +86,14 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
     costs = rows.gpus[:, None] * np.append(prices, 0.0)
     if rows.value is not None:
         costs -= rows.value
-    costs[~rows.usable] = np.inf
+    costs += rows.absent
     everyone = np.arange(n)
     high = np.full(n, k) if rows.value is None else costs.argmin(axis=1)
     rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     low, rate_low, cost_low = high.copy(), rate_high.copy(), cost_high.copy()
     if rows.value is None:
         # All stand at idling, at no cost: the first side of the hull is the least cost per speed.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            high = np.divide(costs[:, :k], rows.rates[:, :k]).argmin(axis=1)
+        high = _steepest(costs, rows.rates, k)
         high[demand <= 0] = k
         rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     behind = np.flatnonzero(demand > rate_high)
@@ -124,6 +123,18 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
         level=level,
         time=np.maximum(level * rate_low - cost_low, 0.0),
     )
+
+
+def _steepest(costs: np.ndarray, rates: np.ndarray, k: int) -> np.ndarray:
+    """(n,) the column of the first k with the least cost per rate."""
+    column, least = np.zeros(len(costs), dtype=np.intp), np.full(len(costs), np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for j in range(k):
+            each = costs[:, j] / rates[:, j]
+            cheaper = each < least
+            column[cheaper] = j
+            np.minimum(least, each, out=least)
+    return column
 
 
 def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, np.ndarray]:

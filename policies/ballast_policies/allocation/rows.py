@@ -29,6 +29,7 @@ class Rows:
         lift: (k,) GPUs of each type that a unit of t takes.
         gain: 1, or 0: there is no t (it is 0).
         reach: (n,) the fastest rate.
+        absent: (n, k + 1) infinite where there is no column, else 0.
     """
 
     rates: np.ndarray
@@ -41,6 +42,7 @@ class Rows:
     lift: np.ndarray
     gain: float
     reach: np.ndarray
+    absent: np.ndarray
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -74,6 +76,7 @@ class Rows:
             capacity=self.capacity * part,
             lift=self.lift * part,
             reach=self.reach[index],
+            absent=self.absent[index],
         )
 
 
@@ -110,6 +113,7 @@ def dense_rows(
         lift=np.zeros(k),
         gain=gain,
         reach=largest(table),
+        absent=np.where(usable, 0.0, np.inf),
     )
 
 
