@@ -68,8 +68,9 @@ def test_a_state_that_cannot_be_saved_in_time_is_told_before_the_kill(pods, laun
 
 @pytest.mark.processes
 def test_a_job_resumes_with_more_ranks_than_it_had(gang, small_config, single_process_losses, tmp_path):
-    """Two ranks save, four go on: the same curve."""
-    config = small_config(totalSteps=16)
+    """Two ranks save, four go on: the same curve, the learning rate's decay included."""
+    decay = {"warmupSteps": 3, "decay": "cosine", "decaySteps": 16, "learningRate": 0.005}
+    config = small_config(totalSteps=16, training=decay)
     saved = {"path": str(tmp_path / "saved"), "everySteps": 8}
     first = gang({**config, "totalSteps": 8, "checkpoint": saved}, ranks=2)
     assert set(first.exit_codes().values()) == {0}, first.errors()
