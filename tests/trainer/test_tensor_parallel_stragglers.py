@@ -2,15 +2,18 @@
 
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from ballast_trainer.config import StragglersConfig
+from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.tensor_parallel.balance import Balance
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.layers import split_layer
 
@@ -138,6 +141,58 @@ def test_a_layer_that_is_settled_leaves_out_more():
     chosen.keep_all()
     chosen.end_epoch()
     assert len(chosen.choose(0.5, 32)) == 20
+
+
+class TwoRanks(Axis):
+    """A tensor group whose other rank always takes 1 s a step, half of it in products."""
+
+    def all_reduce(self, tensor, *, largest=False):
+        """Nothing comes from the other rank."""
+        return tensor
+
+    def gather_values(self, values, device):
+        """What this rank says, and what the other one always says."""
+        exchanges.append(values)
+        return [values, [1.0, 0.5]]
+
+
+exchanges = []
+
+
+def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():
+    """After the first decision: not for 5 % more, but for 20 %; and nobody is late within the tolerance."""
+    exchanges.clear()
+    torch.manual_seed(0)
+    axis = TwoRanks(ranks=(0, 1))
+    block = split_layer(Block(32, 8, 0.0), axis)
+    layer = SimpleNamespace(index=0, module=block)
+    balance = Balance(StragglersConfig(policy="resize"), torch.device("cpu"), None, seed=0)
+    wanted, late = [], []
+    for step, seconds in enumerate([1.0] * 3 + [1.02] * 4 + [1.07] * 4 + [1.3] * 3 + [1.3] * 4):
+        exchange = bool(wanted) and wanted[-1]
+        balance.begin_step(step, [layer], axis, microbatches=1, exchange=exchange)
+        block(torch.randn(2, 4, 32, requires_grad=True)).sum().backward()
+        balance.finish_step(seconds, microbatches=1)
+        wanted.append(balance.wants_exchange)
+        late.append(None if balance.decision is None else balance.decision.stragglers)
+    assert len(exchanges) == 2
+    assert wanted.index(True) == 2, "the first decision comes after three measured steps"
+    assert exchanges[0][0] == 1.0
+    assert late[3] == late[10] == ()
+    assert late[-1] == (0,)
+    assert not any(wanted[3:10])
+
+
+def test_an_emulated_straggler_is_slow_in_its_products_alone():
+    """Its variable counts on top of the slow-down of the whole device; nonsense is refused."""
+    environment = {"BALLAST_EMULATED_SLOWDOWN": '{"default": 2}', "BALLAST_EMULATED_STRAGGLER": "8"}
+    speed = emulated_speed(environment, "transformer")
+    assert (speed.factor, speed.of_products().factor) == (2.0, 16.0)
+    assert emulated_speed({"BALLAST_EMULATED_STRAGGLER": "4"}, "transformer").factor == 1.0
+    assert emulated_speed({}, "transformer") is None
+    for nonsense in ("slow", "0.5"):
+        with pytest.raises(ConfigurationError, match="BALLAST_EMULATED_STRAGGLER"):
+            emulated_speed({"BALLAST_EMULATED_STRAGGLER": nonsense}, "transformer")
 
 
 @pytest.mark.parametrize(
