@@ -323,6 +323,25 @@ def test_a_loader_is_replayed_to_any_step():
     assert ReplayedLoader(shuffled_loader())(8, 5, 4)[0].tolist() != order[5]
 
 
+def test_a_loader_is_not_read_again_for_a_step_just_gone():
+    """The ends of a pipeline may be some steps apart; only going far back starts over."""
+
+    class Counting:
+        begun = 0
+
+        def __iter__(self):
+            self.begun += 1
+            return iter(shuffled_loader(length=400))
+
+    source = Counting()
+    reader = ReplayedLoader(source)
+    order = {step: reader(7, step, 4)[0].tolist() for step in (3, 4, 5)}
+    assert {step: reader(7, step, 4)[0].tolist() for step in (4, 3, 5)} == order
+    assert source.begun == 1
+    assert reader(7, 0, 4)[0].tolist() not in order.values()
+    assert source.begun == 2
+
+
 def test_a_batch_function_is_used_as_it_is():
     """Its order is its own."""
     batches = batches_from(lambda seed, step, size: (torch.full((size,), step), torch.full((size,), seed)))

@@ -25,6 +25,8 @@ _FIELD = "data.name"
 _DATA = 0xDA7A
 _KEPT_PERMUTATIONS = 2
 """A batch may straddle two epochs."""
+_RECENT_BATCHES = 4
+"""Kept of a loader: where the pipeline never drains, its ends are some steps apart."""
 
 
 def batches_from(source: Any) -> BatchFunction:
@@ -104,7 +106,7 @@ class ReplayedLoader:
     """A loader that yields the batches of an epoch, one after the other.
 
     Torch is seeded before an epoch begins and before each batch, so a loader that shuffles does so
-    the same way on every rank.  Going back, and resuming, means reading again from the first epoch.
+    the same way on every rank.  Going far back, and resuming, means reading again from the first epoch.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -113,16 +115,19 @@ class ReplayedLoader:
         self._epoch = -1
         self._step = -1
         self._seed: int | None = None
-        self._batch: Any = None
+        self._recent: dict[int, Any] = {}
 
     def __call__(self, seed: int, step: int, size: int) -> Batch:
         """Inputs and targets of ``step``."""
-        if step < self._step or seed != self._seed:
+        if seed != self._seed or (step <= self._step and step not in self._recent):
             self._batches, self._epoch, self._step, self._seed = iter(()), -1, -1, seed
+            self._recent.clear()
         while self._step < step:
-            self._batch = self._next(seed)
+            batch = self._next(seed)
             self._step += 1
-        return _whole(self._batch, size)
+            self._recent[self._step] = batch
+            self._recent.pop(self._step - _RECENT_BATCHES, None)
+        return _whole(self._recent[step], size)
 
     def _next(self, seed: int) -> Any:
         for _ in range(2):
