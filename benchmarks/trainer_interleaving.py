@@ -2,9 +2,9 @@
 
 Four ranks, v stages each (1: 1F1B, 2 and 4: Interleaved1F1B). Simulated without any cost but the layers',
 where it must equal the formula to 1e-12; measured with layers that sleep (``trainer_calibrated.py``), where
-bubble is the fastest step (other programs only add time) over the layers' own time, less 1. ``expected`` is the simulator told what an action costs
-besides its layers, from the v = 1 step: more stages are more actions, and their cost is what interleaving
-pays for its smaller bubble (a published trade).
+bubble is the fastest step (other programs only add time) over the layers' own time, less 1. ``expected`` is
+the simulator told what an action costs besides its layers, from the v = 1 step: more stages are more
+actions, and their cost is what interleaving pays for its smaller bubble.
 
     python benchmarks/trainer_interleaving.py [--microbatches 8]
 """

@@ -169,3 +169,20 @@ def test_pruning_replaces_linear_layers_wherever_they_are():
     pruned = DYNAMICS["pruning"](DynamicConfig(kind="pruning", end_step=1, target=0.5), 5).prepare(1, block)
     assert not any(isinstance(module, nn.Linear) for module in pruned.modules())
     assert pruned.mlp.up.weight is weight
+
+
+@pytest.mark.processes
+def test_the_experts_token_imbalance_is_measured_while_training(gang, small_config):
+    """Of every layer with experts, over all ranks, at each look at the layers: 1 is even, 4 all on one."""
+    change = {"kind": "mixtureOfExperts", "startStep": 2, "endStep": 6, "target": 1.0}
+    config = small_config(
+        totalSteps=9, dynamics=[change], rebalance={"enabled": True, "everySteps": 4, "minGain": 0.9}
+    )
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    looks = running.events("tokenImbalance")
+    assert [look["step"] for look in looks] == [4, 8]
+    for look in looks:
+        assert sorted(look["layers"]) == ["2", "4", "6"]
+        assert all(1 <= value <= EXPERTS for value in look["layers"].values())
+    assert len({value for look in looks for value in look["layers"].values()}) > 2

@@ -5,7 +5,8 @@ positions, which is what grouped kernels and expert-parallel ranks cost too: rou
 compute.  From ``startStep`` to ``endStep`` the capacity of an expert tightens from all positions
 towards the mean, ``mean * experts ** (1 - target)``; positions over an expert's capacity pass the
 layer by (Switch Transformer).
-The router is trained by the gate, its imbalance measured as fullest expert over mean.
+The router is trained by the gate, its imbalance measured as fullest expert over mean and printed as
+``tokenImbalance`` each time the trainer looks whether to rebalance.
 """
 
 import math
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
 from ballast_trainer.models.gpt import Block
+from ballast_trainer.runtime.layers import LayerSet
 
 EXPERTS = 4
 
@@ -62,6 +64,17 @@ class Experts(ChangingModule):
 
 class MixtureOfExperts(BlockChange):
     """Every other block's MLP becomes experts with a capacity that tightens."""
+
+    measures: str | None = "tokenImbalance"
+
+    def measured(self, layers: LayerSet) -> dict[int, float]:
+        """Positions of the fullest expert over the mean, in each layer's newest microbatch."""
+        return {
+            layer.index: module.token_imbalance
+            for layer in layers
+            for module in layer.module.modules()
+            if isinstance(module, Experts)
+        }
 
     def change_block(self, block: Block, depth: float) -> nn.Module:
         """Replace the MLP of every other block."""

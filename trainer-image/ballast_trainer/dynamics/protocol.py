@@ -18,9 +18,11 @@ class Dynamic(Protocol):
 
     Attributes:
         needs_rebuild: whether a change of it alters which gradients stages exchange.
+        measures: name of what it measures of the data, an event of each look at the layers; None: nothing.
     """
 
     needs_rebuild: bool
+    measures: str | None
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Make a newly built layer able to change; returns the module to use."""
@@ -30,6 +32,9 @@ class Dynamic(Protocol):
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Carry out what is due before ``step``; collective. Returns whether layers' costs changed."""
+
+    def measured(self, layers: LayerSet) -> dict[int, float]:
+        """What it measured last, by layer of those held; one without it is left out."""
 
     def after_backward(self, layers: LayerSet) -> None:
         """Called when a step's gradients are complete, before their norm is taken."""
@@ -42,6 +47,7 @@ class UnchangedHooks:
     """Default for the hooks that most changes do not need."""
 
     needs_rebuild = False
+    measures: str | None = None
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """The module as it is."""
@@ -49,6 +55,10 @@ class UnchangedHooks:
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Nothing to do."""
+
+    def measured(self, layers: LayerSet) -> dict[int, float]:
+        """Nothing."""
+        return {}
 
     def after_backward(self, layers: LayerSet) -> None:
         """Nothing to do."""

@@ -149,6 +149,7 @@ class Reactions:
         training, progress = self._training, self._voice.progress
         if training.world.positions == 1:
             return
+        self._print_measured()
         watch = StopWatch()
         sizes = layer_sizes(training)
         decided = None
@@ -183,6 +184,19 @@ class Reactions:
         )
         self._voice.report(now=True)
         training.profile.forget()
+
+    def _print_measured(self) -> None:
+        """Print what the kinds of change measure of the data; collective."""
+        training = self._training
+        for dynamic in training.dynamics:
+            if dynamic.measures is None:
+                continue
+            mine = [0.0] * training.model.layer_count
+            share = 1 / (training.copies * training.world.mesh.column)
+            for layer, value in dynamic.measured(training.layers).items():
+                mine[layer] = share * value
+            found = {layer: value for layer, value in enumerate(training.world.sum(mine)) if value}
+            self._voice.event(dynamic.measures, layers=found)
 
     def propose_repack(self) -> None:
         """Offer ranks, if rank 0 finds that fewer keep the job's speed."""
