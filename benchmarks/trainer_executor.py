@@ -23,7 +23,7 @@ import numpy as np
 
 RANKS, MICROBATCHES, LAYERS = 4, 8, 8
 BLOCK = 4
-FLUSHING = ("1F1B", "GPipe", "Interleaved1F1B")
+FLUSHING = ("1F1B", "GPipe", "Interleaved1F1B", "ZeroBubbleH1", "ZeroBubbleV")
 
 
 def rank_main(rank, port, schedule, blocks, forward, results):

@@ -265,16 +265,31 @@ class Curve(nn.Module):
         return value + self.cell(torch.tanh(self.linear(value)))[0]
 
 
+class Line(nn.Module):
+    """A small nonlinear layer whose backward can be split."""
+
+    def __init__(self, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first, self.second = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+
+    def forward(self, value):
+        return value + self.second(torch.tanh(self.first(value)))
+
+
 def curve_batch(step):
     generator = torch.Generator().manual_seed(step)
     inputs, targets = torch.randn(2, 8, 3, 4, generator=generator, dtype=torch.float64)
     return inputs, targets
 
 
-def gradients_of(schedule):
+def gradients_of(schedule, layer):
     """All gradients of one step of a flushing schedule, summed over replicas, by stage."""
     modules = [
-        {stage: Curve(stage) for stage, holders in enumerate(schedule.stage_ranks) if rank in holders}
+        {stage: layer(stage) for stage, holders in enumerate(schedule.stage_ranks) if rank in holders}
         for rank in range(schedule.ranks)
     ]
     each = 8 // schedule.microbatches
@@ -303,11 +318,12 @@ def gradients_of(schedule):
         ("GPipe", 4, (2, 2)),
     ],
 )
-def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks, replicas):
-    """Also with replicas of a stage, round-robin, and with several stages a rank."""
+@pytest.mark.parametrize("layer", [Curve, Line])
+def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks, replicas, layer):
+    """Also with replicas of a stage, several stages a rank, and split backwards."""
     schedule = build_schedule(name, ranks=ranks, microbatches=8, chunks=2, replicas=replicas)
-    loss, gradients = gradients_of(schedule)
-    modules = [Curve(stage) for stage in range(schedule.stages)]
+    loss, gradients = gradients_of(schedule, layer)
+    modules = [layer(stage) for stage in range(schedule.stages)]
     inputs, targets = curve_batch(0)
     wanted_loss = 0.0
     for source, target in zip(inputs.chunk(8), targets.chunk(8), strict=True):

@@ -1,8 +1,6 @@
 """Does one rank's actions of a schedule, in order: forwards, backwards, messages, updates.
 
 Autograd computes; the order, the versions of the weights and the messages come from the schedule.
-Where a schedule splits the backward, all of it is done in the inputs' half: the gradients are right, but
-nothing is left to fill the bubble with (torch's runtime really splits it).
 What the schedule claims (microbatches in flight, versions held) is counted while it runs.
 """
 
@@ -18,6 +16,7 @@ from ballast_trainer.models.protocol import Batch
 from ballast_trainer.runtime.executor.boundaries import Boundary
 from ballast_trainer.runtime.executor.links import Links, Transport
 from ballast_trainer.runtime.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
+from ballast_trainer.runtime.executor.split_backward import SplitBackward
 from ballast_trainer.runtime.executor.versions import WeightVersions
 from ballast_trainer.runtime.layers import LayerStack
 from ballast_trainer.runtime.profile import Meter
@@ -91,6 +90,7 @@ class Executor:
         self._place = self._step = 0
         self._last_step = order.steps - 1
         self._kept: dict[tuple[int, int], _Kept] = {}
+        self._halves: dict[tuple[int, int], SplitBackward] = {}
         self._local: dict[Action, torch.Tensor] = {}
         self._chunks: dict[int, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
@@ -171,6 +171,8 @@ class Executor:
             self._forward(action)
         elif action.kind in BACKWARDS:
             self._backward(action)
+        elif action.kind is Kind.BACKWARD_WEIGHT:
+            self._backward_weights(action)
         elif action.kind is Kind.UPDATE:
             covered = self._order.covered_by_update(stage)
             learn, step = self._learn, self._meter.step
@@ -207,14 +209,41 @@ class Executor:
         gradient = None if last else self._gradient(action)
         with self._weights(action):
             meter.begin(k % self._order.microbatches, meter.backward, self._stacks[stage].indices[-1])
-            if kept.result.requires_grad:
+            if kept.result.requires_grad and action.kind is Kind.BACKWARD_INPUT:
+                halves = SplitBackward(kept.result, kept.source, self._stacks[stage].parameters())
+                halves.for_input(gradient)
+                self._halves[stage, k] = halves
+            elif kept.result.requires_grad:
                 torch.autograd.backward(kept.result, gradient)
             meter.end()
-        if stage in self._versions:
+        if stage in self._versions and action.kind is Kind.BACKWARD:
             self._versions[stage].done(self._order.versions[stage, k])
         if stage > 0 and kept.source.requires_grad:
             learnt = kept.source.grad
             self._hand_on(action, torch.zeros_like(kept.source) if learnt is None else learnt)
+
+    def _backward_weights(self, action: Action) -> None:
+        stage, k = action.stage, action.microbatch
+        halves, meter, stack = self._halves.pop((stage, k), None), self._meter, self._stacks[stage]
+        with self._weights(action):
+            meter.begin(k % self._order.microbatches, meter.backward, stack.indices[-1])
+            if halves is not None and meter.by_layer:
+                layer_of = self._layer_of(stage)
+                halves.for_weights(before=lambda parameter: meter.enter(layer_of[id(parameter)]))
+            elif halves is not None:
+                halves.for_weights()
+            meter.end()
+        if stage in self._versions:
+            self._versions[stage].done(self._order.versions[stage, k])
+
+    def _layer_of(self, stage: int) -> dict[int, int]:
+        """Layer of each parameter, by the parameter's identity."""
+        stack = self._stacks[stage]
+        return {
+            id(parameter): index
+            for index, module in zip(stack.indices, stack.stack, strict=True)
+            for parameter in module.parameters()
+        }
 
     def _weights(self, action: Action) -> contextlib.AbstractContextManager[None]:
         if action.stage not in self._versions:

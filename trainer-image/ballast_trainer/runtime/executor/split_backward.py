@@ -1,0 +1,137 @@
+"""The backward of a stage in two halves: for its input, which a rank waits for, and for its weights.
+
+The graph of a microbatch has nodes that lead to the stage's input and others that lead to weights
+alone.  Where a node of the first sort has a child of the second (a matrix product, whose weight is a
+leaf), the input's half notes what flows into that node, and the weights' half starts there: nothing
+is computed twice but the node itself.  It is whole at once, and its second half empty, where that
+does not work: no gradient of the input is wanted, or a weight is used in several places.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, Node
+
+
+class SplitBackward:
+    """One microbatch's backward through one stage."""
+
+    def __init__(
+        self, result: torch.Tensor, source: torch.Tensor, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        """Look at the graph.
+
+        Args:
+            result: the stage's output, or the loss.
+            source: the stage's input.
+            parameters: whose gradients are wanted.
+        """
+        self._result: torch.Tensor | None = result
+        self._source = source
+        self._learning = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
+        self._starts: dict[Node, list[Node]] | None = None
+        self._flowing_in: dict[Node, tuple[torch.Tensor | None, ...]] = {}
+        if source.requires_grad and result.grad_fn is not None:
+            self._starts = self._find_starts(result.grad_fn)
+
+    def for_input(self, gradient: torch.Tensor | None) -> None:
+        """Fill the input's ``grad``, given the result's (None for a loss)."""
+        assert self._result is not None
+        result, self._result = self._result, None
+        if self._starts is None:
+            torch.autograd.backward(result, gradient)
+            return
+        hooks = [node.register_prehook(self._noting(node)) for node in self._starts]
+        try:
+            (self._source.grad,) = torch.autograd.grad(
+                result, [self._source], gradient, retain_graph=True, allow_unused=True
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def for_weights(self, *, before: Callable[[nn.Parameter], None] = lambda parameter: None) -> None:
+        """Add the weights' gradients to theirs.
+
+        Args:
+            before: told a parameter before its gradient, and those of others beside it, is computed.
+        """
+        starts, self._starts = self._starts or {}, None
+        for node, leaves in starts.items():
+            first = self._parameter(leaves[0])
+            if first is not None:
+                before(first)
+            flowing = self._flowing_in.pop(node, ())
+            edges = [GradientEdge(node, i) for i, value in enumerate(flowing) if value is not None]
+            if not edges:
+                continue
+            gradients = torch.autograd.grad(
+                edges,
+                [GradientEdge(leaf, 0) for leaf in leaves],
+                [value for value in flowing if value is not None],
+                allow_unused=True,
+            )
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                parameter = self._parameter(leaf)
+                if gradient is not None and parameter is not None:
+                    known = parameter.grad
+                    parameter.grad = gradient if known is None else known.add_(gradient)
+
+    def _noting(self, node: Node) -> Any:
+        def note(flowing: tuple[torch.Tensor | None, ...]) -> None:
+            self._flowing_in[node] = flowing
+
+        return note
+
+    def _parameter(self, node: Node) -> nn.Parameter | None:
+        """The parameter that a node adds gradients to, if it is a leaf and one of ours."""
+        return self._learning.get(id(getattr(node, "variable", None)))
+
+    def _find_starts(self, root: Node) -> dict[Node, list[Node]] | None:
+        """Nodes on the way to the input that have weights behind them; None where a weight has several."""
+        parents = _parents(root)
+        leaves = [node for node in parents if self._parameter(node) is not None]
+        input_leaves = [node for node in parents if getattr(node, "variable", None) is self._source]
+        on_the_way = _ancestors(input_leaves, parents, stop=set())
+        if root not in on_the_way:
+            return None
+        starts: dict[Node, list[Node]] = {}
+        for leaf in leaves:
+            found = _ancestors([leaf], parents, stop=on_the_way) & on_the_way
+            if len(found) != 1:
+                return None
+            starts.setdefault(found.pop(), []).append(leaf)
+        return starts
+
+
+def _parents(root: Node) -> dict[Node, list[Node]]:
+    """Each node of the graph with those whose backward flows into it."""
+    parents: dict[Node, list[Node]] = {root: []}
+    waiting = deque([root])
+    while waiting:
+        node = waiting.popleft()
+        for child, _ in node.next_functions:
+            if child is not None:
+                if child not in parents:
+                    parents[child] = []
+                    waiting.append(child)
+                parents[child].append(node)
+    return parents
+
+
+def _ancestors(nodes: Iterable[Node], parents: dict[Node, list[Node]], stop: set[Node]) -> set[Node]:
+    """The nodes and all from which they can be reached, not looking beyond those of ``stop``."""
+    found = set(nodes)
+    waiting = deque(found)
+    while waiting:
+        node = waiting.popleft()
+        if node in stop:
+            continue
+        for parent in parents[node]:
+            if parent not in found:
+                found.add(parent)
+                waiting.append(parent)
+    return found
