@@ -49,6 +49,19 @@ def test_replicas_of_a_stage_learn_as_one_process_does(
 
 
 @pytest.mark.processes
+def test_a_checkpoint_of_replicated_stages_is_loaded_by_one_process(
+    gang, replicated, single_process_losses, tmp_path
+):
+    """A layer that several ranks hold is saved once; the curve goes on without replicas."""
+    config = replicated([2, 1], checkpoint={"path": str(tmp_path / "c")})
+    first = gang({**config, "totalSteps": 5}, ranks=3)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    second = gang(alone(config), ranks=1, options=["--single-process"])
+    assert second.exit_codes() == {"rank-0": 0}, second.errors()
+    assert_same_curve({**first.losses(), **second.losses()}, single_process_losses(alone(config)))
+
+
+@pytest.mark.processes
 def test_layers_of_replicated_stages_move_and_freeze(gang, replicated, single_process_losses, tmp_path):
     """A new partition of 1-2-1, and freezing: a layer reaches every replica, and leaves every one it must."""
     freezing = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
