@@ -13,12 +13,14 @@ runs are made by the trainer itself:
   Only an idle machine shows it.
 
     python benchmarks/trainer_stragglers.py [--steps 200] [--chi 2 --chi 4 --chi 8] [--wall] [--collectives]
+    python benchmarks/trainer_stragglers.py --dim 128 --layers 3 --steps 600 --chi 8    (accuracy)
 
 Speed-ups are over plain tensor parallelism with the same straggler, accuracy is less plain's.  The paper's
 (8 V100, ViT-1B, chi = 8): 3.5 times at 1.3 % (Pri), 2.1 times at 0.3 % (PriDiffE).
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import multiprocessing
@@ -51,7 +53,7 @@ RANKS, LATE = 4, 1
 BASE_SLOWDOWN = 16.0
 """Of all ranks: the two cores that they share must be idle most of the time, or the ranks slow each other."""
 TIMED_STEPS, SETTLED = 14, 6
-CONTEXT, BATCH, LAYERS, DIM, HEADS = 32, 16, 4, 256, 16
+CONTEXT, BATCH, HEADS = 32, 16, 16
 RESIZE = {"policy": "resize"}
 POLICIES = {
     "plain": {"policy": "none"},
@@ -130,14 +132,23 @@ def slowest_between_collectives(rows):
     return statistics.median(totals)
 
 
-def job_of(stragglers, steps, folder):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What is trained."""
+
+    dim: int
+    layers: int
+    steps: int
+
+
+def job_of(stragglers, steps, folder, size):
     return Job.from_mapping(
         {
             "totalSteps": steps,
             "model": {
                 "name": "gpt",
-                "layers": LAYERS,
-                "args": {"dim": DIM, "heads": HEADS, "context": CONTEXT, "dropout": 0.0},
+                "layers": size.layers,
+                "args": {"dim": size.dim, "heads": HEADS, "context": CONTEXT, "dropout": 0.0},
             },
             "pipeline": {"microbatches": 1, "globalBatchSize": BATCH},
             "parallelism": {
@@ -170,7 +181,7 @@ def accuracy_of(job):
     return right / total
 
 
-def run_case(rank, store, number, stragglers, chi, steps, folder, *, sleeping):
+def run_case(rank, store, number, stragglers, chi, steps, folder, size, *, sleeping):
     members = tuple(
         Rank(rank=r, pod=f"rank-{r}", address="127.0.0.1", gpu_type="local") for r in range(RANKS)
     )
@@ -180,7 +191,7 @@ def run_case(rank, store, number, stragglers, chi, steps, folder, *, sleeping):
     pad = EmulatedSpeed.pad
     if not sleeping:
         EmulatedSpeed.pad = lambda self, began, cpu_seconds: None
-    recorder, job = Recorder(), job_of(stragglers, steps, folder)
+    recorder, job = Recorder(), job_of(stragglers, steps, folder, size)
     try:
         train(
             job,
@@ -204,17 +215,18 @@ def mean_share(recorder, kind, steps):
     return sum(parts) / steps
 
 
-def one_policy(rank, store, number, name, chi, steps, wall, segments):
+def one_policy(rank, store, number, name, chi, size, wall, segments):
+    steps = size.steps
     with tempfile.TemporaryDirectory() as parent:
         folders = [store_path(store, f"{number}-{kind}", parent, rank) for kind in ("time", "accuracy")]
         timed = None
         if wall:
             timed, _ = run_case(
-                rank, store, 2 * number, POLICIES[name], chi, TIMED_STEPS, folders[0], sleeping=True
+                rank, store, 2 * number, POLICIES[name], chi, TIMED_STEPS, folders[0], size, sleeping=True
             )
         segments.steps = []
         learnt, job = run_case(
-            rank, store, 2 * number + 1, POLICIES[name], chi, steps, folders[1], sleeping=False
+            rank, store, 2 * number + 1, POLICIES[name], chi, steps, folders[1], size, sleeping=False
         )
         store.set(f"segments-{number}-{rank}", json.dumps(segments.steps))
         row = None
@@ -244,7 +256,7 @@ def store_path(store, key, parent, rank):
     return Path(store.get(f"folder-{key}").decode())
 
 
-def rank_main(rank, port, chis, steps, wall, out):
+def rank_main(rank, port, chis, size, wall, out):
     segments = Segments()
     segments.watch()
     torch.set_num_threads(1)
@@ -253,11 +265,11 @@ def rank_main(rank, port, chis, steps, wall, out):
     cases = [("plain", 1.0), *((name, chi) for chi in chis for name in POLICIES)] if chis else []
     rows = []
     for number, (name, chi) in enumerate(cases, start=1):
-        row = one_policy(rank, store, number, name, chi, steps, wall, segments)
+        row = one_policy(rank, store, number, name, chi, size, wall, segments)
         if rank == 0:
             rows.append(row)
             print_row(row, rows)
-    table = table_one(rank, store)
+    table = table_one(rank, store, size.dim)
     if rank == 0:
         Path(out).write_text(json.dumps({"cases": rows, "collectives_ms": table}))
     store.add("left", 1)
@@ -283,7 +295,7 @@ def print_row(row, rows):
     )
 
 
-def table_one(rank, store):
+def table_one(rank, store, dim):
     """Milliseconds of communication a block and step, one straggler: the two ways of migrating, real gloo.
 
     broadcast-reduce is ours: weights by one broadcast, results added locally, gradients on an all-reduce
@@ -292,9 +304,9 @@ def table_one(rank, store):
     """
     dist.init_process_group("gloo", store=dist.PrefixStore("collectives", store), rank=rank, world_size=RANKS)
     axis = Axis(ranks=tuple(range(RANKS)), index=rank)
-    block = split_layer(Block(DIM, HEADS, 0.0), axis)
+    block = split_layer(Block(dim, HEADS, 0.0), axis)
     found = pairs([block])
-    activations = BATCH * CONTEXT * DIM
+    activations = BATCH * CONTEXT * dim
     rows = {name: [] for name in TABLE_I}
     for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
         counts = handed_over(found, fraction)
@@ -338,6 +350,10 @@ def collected(rank, numbers, activations):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200, help="of the accuracy runs")
+    parser.add_argument(
+        "--dim", type=int, default=256, help="width of the model; small ones are mostly overhead"
+    )
+    parser.add_argument("--layers", type=int, default=4, help="embedding and head among them")
     parser.add_argument("--chi", type=float, action="append", help="slow-downs of the late rank's products")
     parser.add_argument("--wall", action="store_true", help="also a few steps by the wall clock")
     parser.add_argument("--collectives", action="store_true", help="only the two ways of migrating (Table I)")
@@ -349,7 +365,8 @@ def main():
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        arguments = (port, chis, options.steps, options.wall, str(out))
+        size = Size(dim=options.dim, layers=options.layers, steps=options.steps)
+        arguments = (port, chis, size, options.wall, str(out))
         ranks = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(RANKS)]
         for process in ranks:
             process.start()
