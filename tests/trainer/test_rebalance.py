@@ -8,7 +8,13 @@ from ballast_policies.planning import Partition
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.runtime.decide import LayerSizes, layer_sizes, partition_of, rebalance_decision
+from ballast_trainer.runtime.decide import (
+    LayerSizes,
+    layer_sizes,
+    partition_of,
+    rebalance_decision,
+    repack_proposal,
+)
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.process_group import World
@@ -71,6 +77,15 @@ def test_memory_that_is_too_small_for_any_partition_is_said(caplog):
     with caplog.at_level(logging.WARNING):
         assert rebalance_decision(job((0, 4, 8), memoryBytes=300), SIZES, move_seconds=0.01) is None
     assert "800 bytes do not fit 2 ranks" in caplog.text
+
+
+def test_a_repack_is_offered_only_where_the_ranks_that_stay_can_hold_the_layers():
+    """One rank would keep the pace that was; with too little memory it is not offered."""
+    offered = repack_proposal(job((0, 4, 8)), SIZES, reference_step_seconds=10.0)
+    assert offered is not None
+    assert offered.kept_pods == ("rank-0",)
+    full = job((0, 4, 8), memoryBytes=799)
+    assert repack_proposal(full, SIZES, reference_step_seconds=10.0) is None
 
 
 def test_parameters_are_balanced_where_asked_for():

@@ -127,11 +127,14 @@ def _stage_speeds(training: Training) -> list[float] | None:
     return replicas if max(replicas) > 1 else None
 
 
-def repack_proposal(training: Training, *, reference_step_seconds: float | None) -> Proposal | None:
-    """An offer of ranks, where fewer keep the job's speed; None where they do not.
+def repack_proposal(
+    training: Training, sizes: LayerSizes, *, reference_step_seconds: float | None
+) -> Proposal | None:
+    """An offer of ranks, where fewer keep the job's speed and hold its layers; None where they do not.
 
     Args:
         training: the job.
+        sizes: of its layers, for the memory limit.
         reference_step_seconds: predicted step of this job before its layers got cheaper; its speed
             is what the offer keeps, up to ``repack.maxSlowdown``.
     """
@@ -144,6 +147,7 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
     if in_force.ranks != training.world.positions:
         # With several stages a rank, the offer is reckoned as if each rank had one.
         in_force = exact_partition(costs.total, training.world.positions)
+    limit = config.rebalance.memory_bytes
     decision = repack(
         in_force,
         costs.total,
@@ -151,6 +155,8 @@ def repack_proposal(training: Training, *, reference_step_seconds: float | None)
         min_ranks=fewest,
         max_slowdown=config.repack.max_slowdown,
         reference_step_seconds=reference_step_seconds,
+        bytes=sizes.bytes,
+        memory=None if limit is None else [limit] * in_force.ranks,
     )
     if not decision.repack:
         return None

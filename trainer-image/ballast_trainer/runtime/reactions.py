@@ -200,10 +200,11 @@ class Reactions:
 
     def propose_repack(self) -> None:
         """Offer ranks, if rank 0 finds that fewer keep the job's speed."""
+        sizes = layer_sizes(self._training)
         if self._voice.liaison is None:
             return
         reference = self._voice.progress.reference_step_seconds
-        proposal = repack_proposal(self._training, reference_step_seconds=reference)
+        proposal = repack_proposal(self._training, sizes, reference_step_seconds=reference)
         if proposal is not None:
             self._voice.propose(proposal, again=self._proposal is not None)
             self._proposal = proposal
