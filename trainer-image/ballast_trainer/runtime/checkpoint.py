@@ -100,8 +100,13 @@ class Checkpoints:
             for name, value in stored_tensors(layer, world.tensor).items()
         }
         _dcp_save(world, state, temporary)
+        # Every rank reads back what it has written itself, at the same time as the others.
+        mine_read = {path.name: _checksum(path) for path in temporary.glob(f"__{world.rank}_*")}
+        read = world.gather(mine_read)
         if world.rank == 0:
-            files = {path.name: _checksum(path) for path in temporary.iterdir()}
+            files = {name: crc for one in read for name, crc in one.items()}
+            rest = [path for path in temporary.iterdir() if path.name not in files]
+            files |= {path.name: _checksum(path) for path in rest}
             manifest = Manifest(
                 step=step,
                 layer_count=self._layer_count,
