@@ -1,5 +1,6 @@
 """The node agent's decisions that need no cluster: paths, expansion, restarts, phases, node descriptions."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from ballast_localcluster.default_nodes import default_nodes, read_nodes
 from ballast_localcluster.errors import LocalClusterError, NodesFileError
 from ballast_localcluster.nodes.addresses import PodAddresses
 from ballast_localcluster.nodes.configuration import AgentConfiguration
+from ballast_localcluster.nodes.devices import Devices, NotEnoughDevicesError
 from ballast_localcluster.nodes.environment import expand
 from ballast_localcluster.nodes.node import Taint
 from ballast_localcluster.nodes.paths import mount_variable, translate
@@ -224,3 +226,33 @@ def test_a_cluster_that_is_not_started_says_so():
 
     with pytest.raises(LocalClusterError, match=r"not running. To fix: call start\(\) first"):
         _ = LocalCluster().kubeconfig
+
+
+def asking(uid, gpus):
+    limits = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    return {"metadata": {"uid": uid}, "spec": {"containers": [{"name": "c", "resources": limits}]}}
+
+
+async def test_a_pod_waits_for_gpus_that_are_being_given_back():
+    """Its node knows that others have ended before their last process is gone; it does not refuse then."""
+    devices = Devices(2)
+    devices.take(asking("first", 1))
+    devices.take(asking("second", 1))
+    devices.ends("first")
+    devices.ends("second")
+    waiting = asyncio.create_task(devices.take_when_free(asking("third", 2)))
+    devices.give_back("first")
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    devices.give_back("second")
+    assert await waiting == {"c": (0, 1)}
+    assert devices.held == {"third": {"c": (0, 1)}}
+
+
+async def test_a_pod_does_not_wait_for_gpus_that_nobody_gives_back():
+    """Who runs is not waited for, nor is a pod that ended without holding any."""
+    devices = Devices(1)
+    devices.take(asking("runs", 1))
+    devices.ends("held none")
+    with pytest.raises(NotEnoughDevicesError, match="0 of 1 free"):
+        await devices.take_when_free(asking("late", 1))

@@ -1,5 +1,6 @@
 """Which of a node's emulated GPUs a container holds."""
 
+import asyncio
 import dataclasses
 from typing import Any
 
@@ -17,10 +18,30 @@ class Devices:
     Attributes:
         count: how many there are.
         held: pod UID -> container name -> indices.
+        leaving: pods whose containers have ended; what they hold comes free as soon as no process is left.
     """
 
     count: int
     held: dict[str, dict[str, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
+    leaving: set[str] = dataclasses.field(default_factory=set)
+    _freed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    async def take_when_free(self, pod: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Assign GPUs as :meth:`take` does, after those that are leaving if need be.
+
+        kube-scheduler gives a GPU away as soon as the API server knows that its pod has ended.
+
+        Raises:
+            NotEnoughDevicesError: nobody leaves, and it is not enough.
+        """
+        while True:
+            try:
+                return self.take(pod)
+            except NotEnoughDevicesError:
+                if not self.leaving & self.held.keys():
+                    raise
+            self._freed.clear()
+            await self._freed.wait()
 
     def take(self, pod: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         """Assign GPUs to each container of the pod that asks for any; all of them or none.
@@ -43,9 +64,15 @@ class Devices:
         self.held[uid] = given
         return given
 
+    def ends(self, uid: str) -> None:
+        """The pod's containers have ended, and others may be told so."""
+        self.leaving.add(uid)
+
     def give_back(self, uid: str) -> None:
         """The pod's processes are gone."""
         self.held.pop(uid, None)
+        self.leaving.discard(uid)
+        self._freed.set()
 
 
 def _gpus(container: dict[str, Any]) -> int:

@@ -99,6 +99,7 @@ class Pod:
     async def vanish(self) -> None:
         """The object is gone: so are the processes, at once."""
         self._gone = True
+        self._host.devices.ends(self.uid)
         self._stop(0)
         await self._ended()
 
@@ -136,7 +137,7 @@ class Pod:
 
     async def _live(self) -> None:
         try:
-            given = self._host.devices.take(self.manifest)
+            given = await self._host.devices.take_when_free(self.manifest)
         except NotEnoughDevicesError as error:
             self._force("OutOf" + GPU_RESOURCE, str(error))
             await self._publish()
@@ -276,6 +277,8 @@ class Pod:
             if status == self._status:
                 return
             self._status = status
+            if status["phase"] in TERMINAL:
+                self._host.devices.ends(self.uid)
             # As kubelet does it: conditions merge by type, and the UID guards against a pod of the same name.
             patch = {"metadata": {"uid": self.uid}, "status": status}
             try:
