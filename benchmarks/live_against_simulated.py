@@ -102,6 +102,7 @@ def compare(
             "average_jct_seconds": live_mean,
             "makespan_seconds": measure.makespan_seconds(run),
             "launches": sum(measure.launches(run)),
+            "restarts": {name: job.restarts for name, job in run.jobs.items() if job.restarts},
             "costs": dataclasses.asdict(measure.costs(run, round_seconds=round_seconds)),
         },
         "simulated": _summary(told, told_mean, live_mean, measure.makespan_seconds(run)),

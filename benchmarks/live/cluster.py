@@ -47,6 +47,7 @@ class Seen:
         granted: launch -> when its allocation was first seen.
         released: launch -> when its GPUs were seen to be free.
         succeeded: when ``Succeeded`` was first seen to be true.
+        restarts: by cause, those that the trace does not explain.
     """
 
     submitted: float
@@ -55,6 +56,7 @@ class Seen:
     released: dict[int, float] = dataclasses.field(default_factory=dict)
     succeeded: float | None = None
     problem: str = ""
+    restarts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,9 +255,7 @@ class _Watching:
                 job.succeeded = now
             if condition["status"] == "True" and condition["type"] == "Failed":
                 job.problem = condition["message"]
-        restarts = {c: n for c, n in (status.get("restarts") or {}).items() if c != "Preempted" and n}
-        if restarts:
-            job.problem = f"restarted: {restarts}"
+        job.restarts = {c: n for c, n in (status.get("restarts") or {}).items() if c != "Preempted" and n}
 
 
 def _wait_until(moment: float) -> None:
