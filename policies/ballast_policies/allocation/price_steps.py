@@ -53,7 +53,7 @@ def price_widths(rows: Rows, at: Response) -> np.ndarray:
     """(n, k + 1) what a column's reduced cost changes by, about, if prices change by all of themselves."""
     price = np.append(floored(rows, at.prices), 0.0)
     of_mix = np.maximum(price[at.low], price[at.high])
-    widths: np.ndarray = np.maximum(price[None, :], of_mix[:, None])
+    widths: np.ndarray = np.maximum(price[None, :], of_mix[:, None], order="F")
     widths *= rows.gpus[:, None]
     return widths
 

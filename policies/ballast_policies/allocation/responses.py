@@ -61,8 +61,8 @@ class Response:
 
     def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
         """(n, k + 1) what full time in each column would cost more than the mix does for the same."""
-        reduced: np.ndarray = self.level[:, None] * -rates
-        reduced += self.costs
+        reduced: np.ndarray = np.multiply(self.level[:, None], rates)
+        np.subtract(self.costs, reduced, out=reduced)
         reduced += self.time[:, None]
         return reduced
 
@@ -83,7 +83,7 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
     """The cheapest answers at ``prices`` (k,) >= 0 to the demands at ``t``."""
     n, k = len(rows), len(prices)
     demand = rows.demand(t)
-    costs = rows.gpus[:, None] * np.append(prices, 0.0)
+    costs = np.multiply(rows.gpus[:, None], np.append(prices, 0.0), order="F")
     if rows.value is not None:
         costs -= rows.value
     costs += rows.absent
@@ -131,16 +131,15 @@ def _steepest(costs: np.ndarray, rates: np.ndarray, k: int) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         for j in range(k):
             each = costs[:, j] / rates[:, j]
-            cheaper = each < least
-            column[cheaper] = j
+            np.putmask(column, each < least, j)
             np.minimum(least, each, out=least)
     return column
 
 
 def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, np.ndarray]:
     """The bound that any multipliers prove, and the mu (n,) that go with them: one pass over the rows."""
-    gains = level[:, None] * rows.rates
-    gains -= rows.gpus[:, None] * np.append(prices, 0.0)
+    gains = np.multiply(level[:, None], rows.rates)
+    gains -= np.multiply(rows.gpus[:, None], np.append(prices, 0.0), order="F")
     if rows.value is not None:
         gains += rows.value
     # A column that is not there has neither rate nor value, so it gains nothing.

@@ -19,6 +19,8 @@ import numpy as np
 class Rows:
     """The program above. Column k of ``rates`` and ``usable`` is idling: free, and worth nothing.
 
+    Tables are stored by columns: what is done to them is done column by column.
+
     Attributes:
         rates: (n, k + 1) speed of full time on each type, of order 1; 0: no such column.
         usable: (n, k + 1) whether there is a column.
@@ -94,13 +96,13 @@ def dense_rows(
 ) -> Rows:
     """Rows from columns: entry c belongs to job ``first[c]`` on type ``kind[c]``; gpus: (n,)."""
     n, k = len(base), len(capacity)
-    table, usable = np.zeros((n, k + 1)), np.zeros((n, k + 1), dtype=bool)
+    table, usable = np.zeros((n, k + 1), order="F"), np.zeros((n, k + 1), dtype=bool, order="F")
     table[first, kind] = rates
     usable[first, kind] = True
     usable[:, k] = True
     worth = None
     if value is not None:
-        worth = np.zeros((n, k + 1))
+        worth = np.zeros((n, k + 1), order="F")
         worth[first, kind] = value
     return Rows(
         rates=table,
