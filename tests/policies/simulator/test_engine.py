@@ -4,11 +4,19 @@ import itertools
 
 import pytest
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.settings import (
+    BALLAST_RULES,
+    GAVEL_RULES,
+    PUBLISHED_RULES,
+    WHOLE_ROUND_RULES,
+    Cluster,
+    Settings,
+    SettingsError,
+)
 from ballast_policies.simulator.workload import TraceJob, Workload, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
-RULES = [GAVEL_RULES, BALLAST_RULES]
+RULES = [GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES]
 
 
 def table(rates, pairs=None):
