@@ -85,9 +85,10 @@ class Job:
 
 
 class _Clock:
-    """Sleeps; what it overslept comes off its next sleeps, so that seconds are right on a busy machine."""
+    """Sleeps; what it overslept, up to a millisecond, comes off its next sleep: timers are late by that."""
 
     owed = 0.0
+    most = 0.001
 
     @classmethod
     def sleep_until(cls, end: float) -> None:
@@ -98,7 +99,7 @@ class _Clock:
             return
         aim = end - cls.owed
         time.sleep(wanted - cls.owed)
-        cls.owed = max(0.0, time.perf_counter() - aim)
+        cls.owed = min(cls.most, max(0.0, time.perf_counter() - aim))
 
 
 class _Nap(torch.autograd.Function):
