@@ -78,7 +78,9 @@ class Allocator:
                 None if self._next_round is None else max(0.0, self._next_round - self._clock().timestamp())
             )
             try:
-                await asyncio.wait_for(self._poked.wait(), wait)
+                # Not wait_for: it may swallow a cancellation that comes together with the poke.
+                async with asyncio.timeout(wait):
+                    await self._poked.wait()
             except TimeoutError:
                 pass
             else:

@@ -67,7 +67,8 @@ class Solver:
         """Start the process before the first question; where that fails, the first question says so."""
         async with self._lock:
             try:
-                await asyncio.wait_for(self._started(), self._settings.start_seconds)
+                async with asyncio.timeout(self._settings.start_seconds):
+                    await self._started()
             except (TimeoutError, _ProcessDied, OSError) as error:
                 logger.warning("the solver did not start: %s", error or "no sign of life")
                 await self.kill()
@@ -85,7 +86,8 @@ class Solver:
         async with self._lock:
             started = time.monotonic()
             try:
-                process = await asyncio.wait_for(self._started(), self._settings.start_seconds)
+                async with asyncio.timeout(self._settings.start_seconds):
+                    process = await self._started()
                 asked = time.monotonic()
                 answer = await self._ask(process, (policy, problem, dict(options or {})), limit)
             except TimeoutError:

@@ -78,6 +78,13 @@ Number = TypeVar("Number", int, float)
     help="With --rules ballast: so much later where the gang before it has to save and leave.",
 )
 @click.option(
+    "--notice-seconds",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="With --rules ballast: for so long a gang that a round stops trains on.",
+)
+@click.option(
     "--measure", metavar="FIRST:END", help="Average over these jobs, in order of arrival, as 4000:5000."
 )
 @click.option("--jobs", "per_job", is_flag=True, help="A row for each job.")
@@ -106,6 +113,7 @@ def simulate(
     rules: str,
     launch_seconds: float,
     stop_seconds: float,
+    notice_seconds: float,
     measure: str | None,
     per_job: bool,
     plot: Path | None,
@@ -136,6 +144,7 @@ def simulate(
             record_timeline=plot is not None,
             launch_seconds=launch_seconds,
             stop_seconds=stop_seconds,
+            notice_seconds=notice_seconds,
         )
         given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
         machines = settings.Cluster(gpus=read_amounts(cluster, "--cluster", int), **given)

@@ -75,7 +75,8 @@ class Leadership:
         while True:
             await asyncio.sleep(self._settings.renew_seconds)
             try:
-                await asyncio.wait_for(self._attempt(), self._settings.renew_seconds)
+                async with asyncio.timeout(self._settings.renew_seconds):
+                    await self._attempt()
             except TimeoutError:
                 logger.warning("leader lease not renewed in time identity=%s", self._identity)
             self.check()

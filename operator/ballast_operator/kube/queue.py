@@ -48,7 +48,9 @@ class KeyQueue(Generic[K]):
                 return wait[0]
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), wait)
+                # Not wait_for: it may swallow a cancellation that comes together with the change.
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

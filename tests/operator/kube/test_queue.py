@@ -76,3 +76,20 @@ async def test_workers_share_the_keys_and_never_meet_on_one():
         worker.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
     assert set(passes) == set(range(5))
+
+
+async def test_a_worker_that_is_cancelled_as_a_key_comes_ends():
+    """An operator that is told to end does so, however busy it is."""
+    queue: KeyQueue[str] = KeyQueue(Clock())
+
+    async def never(key: str) -> None:
+        raise AssertionError(f"{key} was worked on")
+
+    queue.add("later", 1000.0)
+    worker = asyncio.create_task(queue.work(never))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    queue.add("a")
+    worker.cancel()
+    done, _ = await asyncio.wait([worker], timeout=10)
+    assert done and worker.cancelled()

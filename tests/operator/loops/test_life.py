@@ -1,5 +1,7 @@
 """A job's life, from its creation to its end, over a cluster in memory."""
 
+import asyncio
+
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.views.status import Cause
@@ -240,3 +242,17 @@ def _job(name):
     from ballast_operator.kube.kinds import JOB
 
     return JOB, NAMESPACE, name
+
+
+async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
+    """An operator that is told to end does so, however busy it is."""
+    simulation = small_cluster(roundSeconds=600)
+    await simulation.tick()
+    allocator = simulation.allocator
+    allocating = asyncio.create_task(allocator.run())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    allocator.poke()
+    allocating.cancel()
+    done, _ = await asyncio.wait([allocating], timeout=10)
+    assert done and allocating.cancelled()
