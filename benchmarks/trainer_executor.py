@@ -5,6 +5,8 @@ Four ranks over gloo; layers sleep for stated seconds (``trainer_calibrated``), 
 - *Overhead*: the same stages are carried out by torch.distributed.pipelining and by
   ``runtime/executor``, in one run and in turns of a few steps.  The ratio of medians says what the
   executor costs over torch; the ratio to the simulated step, what each costs over the schedule.
+  CPU milliseconds of a rank and step, which sleeping layers leave to the runtime, are told apart, since a
+  busy machine does not disturb them.
 - *No flush*: medians of a step of 1F1B, PipeDream and 2BW, as the session trains them, beside the
   simulator's.  With p ranks and m microbatches 1F1B takes (m + p - 1) / m times as long as the others.
 
@@ -77,19 +79,25 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     for pipeline in pipelines.values():
         pipeline.prepare(batch)
     seconds = {name: [] for name in pipelines}
+    busy = dict.fromkeys(pipelines, 0.0)
     for block in range(2 * (blocks + 1)):
         name = list(pipelines)[block % 2]
         dist.barrier()
         for _ in range(BLOCK):
             meter.start_step(0)
-            began = time.perf_counter()
+            began, busy_before = time.perf_counter(), time.process_time()
             pipelines[name].run(batch)
             dist.barrier()
             seconds[name].append(time.perf_counter() - began)
+            if block > 1:
+                busy[name] += (time.process_time() - busy_before) / (blocks * BLOCK)
             for layer in layers:
                 layer.module.zero_grad()
+    of_all = torch.tensor(list(busy.values()), dtype=torch.float64)
+    dist.all_reduce(of_all)
     if rank == 0:
-        results.put({name: values[BLOCK:] for name, values in seconds.items()})
+        own = dict(zip(busy, (of_all / RANKS).tolist(), strict=True))
+        results.put(({name: values[BLOCK:] for name, values in seconds.items()}, own))
         time.sleep(0.5)  # the store lives here: the others leave first
 
 
@@ -109,7 +117,7 @@ def overhead(schedule, blocks, forward):
     ]
     for process in ranks:
         process.start()
-    seconds = results.get(timeout=90)
+    seconds, own = results.get(timeout=90)
     for process in ranks:
         process.join(30)
     built = schedule_of(schedule, ranks=RANKS, microbatches=MICROBATCHES)
@@ -126,6 +134,8 @@ def overhead(schedule, blocks, forward):
         "torch_seconds": round(medians["torch"], 4),
         "executor_seconds": round(medians["executor"], 4),
         "executor_over_torch": round(medians["executor"] / medians["torch"], 4),
+        "torch_own_cpu_ms": round(own["torch"] * 1000, 1),
+        "executor_own_cpu_ms": round(own["executor"] * 1000, 1),
         "torch_over_simulated": round(medians["torch"] / simulated, 4),
         "executor_over_simulated": round(medians["executor"] / simulated, 4),
     }
@@ -183,10 +193,11 @@ def main():
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--milliseconds", type=float, default=16.0, help="a layer's forward; backward twice")
+    parser.add_argument("--schedules", default=",".join(FLUSHING), help="of the comparison with torch")
     arguments = parser.parse_args()
     forward = arguments.milliseconds / 1000
     print(json.dumps({"layers": "calibrated by sleeping", "ranks": RANKS, "microbatches": MICROBATCHES}))
-    for schedule in FLUSHING:
+    for schedule in filter(None, arguments.schedules.split(",")):
         print(json.dumps(overhead(schedule, arguments.blocks, forward)), flush=True)
     for row in without_a_flush(arguments.steps, forward):
         print(json.dumps(row), flush=True)
