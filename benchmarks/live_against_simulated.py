@@ -61,6 +61,7 @@ def simulated(
         record_timeline=True,
         launch_seconds=costs.launch if costs is not None else 0.0,
         stop_seconds=costs.stop if costs is not None else 0.0,
+        notice_seconds=costs.notice if costs is not None else 0.0,
     )
     result = simulate(workload, Cluster(gpus=GPUS), table, settings)
     rows = result.to_json(per_job=True)["jobs"]
@@ -190,8 +191,8 @@ def show(outcome: Mapping[str, Any], costs: measure.Costs) -> None:
         )
     seen = live["costs"]
     print(
-        f"\nlaunch {costs.launch:.2f} s, stop {costs.stop:.2f} s in the calibration "
-        f"({costs.launches} and {costs.changes} starts of the two kinds); in this run {seen['launch']:.2f} s "
+        f"\nlaunch {costs.launch:.2f} s, stop {costs.stop:.2f} s, notice {costs.notice:.2f} s in the "
+        f"calibration ({costs.launches} and {costs.changes} starts of the two kinds); in this run {seen['launch']:.2f} s "
         f"({seen['launches']}) and {seen['stop']:.2f} s ({seen['changes']}); a gang to be stopped trains on "
         f"for {seen['notice']:.2f} s; from the last step to Succeeded {seen['end']:.2f} s",
         flush=True,

@@ -66,7 +66,8 @@ class Devices:
 
     def ends(self, uid: str) -> None:
         """The pod's containers have ended, and others may be told so."""
-        self.leaving.add(uid)
+        if uid in self.held:
+            self.leaving.add(uid)
 
     def give_back(self, uid: str) -> None:
         """The pod's processes are gone."""

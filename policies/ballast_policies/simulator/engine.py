@@ -64,7 +64,7 @@ class _Run:
         self.counters = Counters()
         self._solver = Solver(ledger, settings)
         self._rounds = Rounds(ledger, settings)
-        costly = settings.launch_seconds > 0 or settings.stop_seconds > 0
+        costly = max(settings.launch_seconds, settings.stop_seconds, settings.notice_seconds) > 0
         self._starts = (
             Starts(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
             if costly
@@ -155,6 +155,8 @@ class _Run:
         waits: np.ndarray | float = 0.0
         if self._starts is not None:
             self._starts.note(before, self._running, self.now)
+            if self._train_on(before):
+                return
             waits = self._starts.left(rows, self.now)
         to_do = waits + self.ledger.left[rows] / rates
         until = min(self._round_ends, self.now + float(to_do.min()))
@@ -165,6 +167,26 @@ class _Run:
         seconds = np.where(ending, to_do, until - self.now)
         steps = np.where(ending, self.ledger.left[rows], rates * np.maximum(0.0, seconds - waits))
         self._book(self._running, rows, columns, steps, seconds, part, until=until)
+
+    def _train_on(self, before: Grant) -> bool:
+        """Gangs that have just been stopped or moved go on for the notice; whether one is done with that."""
+        notice, ledger = self.settings.notice_seconds, self.ledger
+        was, column = before.job[before.partner < 0], before.column[before.partner < 0]
+        now_on = np.full(ledger.count, -1)
+        now_on[self._running.job] = self._running.column
+        leaving = (now_on[was] != column) & ~ledger.done[was]
+        rows, columns = was[leaving], column[leaving]
+        if not notice or not len(rows):
+            return False
+        rates = ledger.rate[rows, columns]
+        # Who has not got to its first step yet has nothing to go on with.
+        assert self._starts is not None
+        ran = np.where(self._starts.had_begun(rows), notice, 0.0)
+        left = ledger.left[rows]
+        steps = np.minimum(left, rates * ran)
+        finished = ledger.book(rows, columns, steps, steps / rates, now=self.now, part=np.ones(len(rows)))
+        self._pass_time(rows, self.now)
+        return bool(finished.any())
 
     def ideal_stretch(self) -> None:
         """Everybody gets exactly the shares until the next arrival or completion."""

@@ -124,6 +124,7 @@ class Settings:
             simulation ends when these are done. None: all jobs.
         record_timeline: keep who ran where when, for plots.
         launch_seconds: from a gang's grant to its first step; its GPUs are held and do nothing.
+        notice_seconds: for so long a gang that a round stops trains on: until it has read that it is to stop.
         stop_seconds: how much later that is where the gang before it has to save and leave.
     """
 
@@ -139,6 +140,7 @@ class Settings:
     record_jobs: bool = True
     launch_seconds: float = 0.0
     stop_seconds: float = 0.0
+    notice_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.round_seconds > 0 and math.isfinite(self.round_seconds)):
@@ -151,6 +153,7 @@ class Settings:
         for option, seconds in (
             ("--launch-seconds", self.launch_seconds),
             ("--stop-seconds", self.stop_seconds),
+            ("--notice-seconds", self.notice_seconds),
         ):
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise SettingsError(f"{option}: {seconds} s must be at least 0")

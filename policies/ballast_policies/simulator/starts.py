@@ -18,6 +18,7 @@ class Starts:
         self._launch_seconds = launch_seconds
         self._stop_seconds = stop_seconds
         self._first_step = np.zeros(0)
+        self._began = np.zeros(0, dtype=bool)
 
     def note(self, before: Grant, after: Grant, now: float) -> None:
         """Those that run on a GPU type only from ``now`` on have yet to start.
@@ -27,6 +28,7 @@ class Starts:
         ledger = self._ledger
         if len(self._first_step) < ledger.count:
             self._first_step = np.concatenate([self._first_step, np.zeros(ledger.count)])
+        self._began = self._first_step <= now
         was = np.full(ledger.count, -1)
         for jobs in (before.job, before.partner):
             was[jobs[jobs >= 0]] = before.column[jobs >= 0]
@@ -43,6 +45,11 @@ class Starts:
             for row in starting:
                 waits = 0.0 if finds_room and was[row] < 0 else self._stop_seconds
                 self._first_step[row] = now + waits + self._launch_seconds
+
+    def had_begun(self, rows: np.ndarray) -> np.ndarray:
+        """Which of ``rows`` had got to a step of their last launch when the newest starts were noted."""
+        began: np.ndarray = self._began[rows]
+        return began
 
     def left(self, rows: np.ndarray, now: float) -> np.ndarray:
         """Seconds from ``now`` until each of ``rows`` does a step."""

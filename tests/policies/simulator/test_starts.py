@@ -44,6 +44,16 @@ def test_a_gang_that_finds_idle_gpus_does_not_wait_for_others_to_leave():
     ]
 
 
+def test_a_gang_that_is_stopped_trains_on_for_the_notice():
+    """By hand: half a second less is left after each of two turns that end with the other's."""
+    assert finishes([15.0, 15.0], launch_seconds=1.0, stop_seconds=2.0, notice_seconds=0.5) == [28.5, 37.0]
+
+
+def test_a_gang_whose_rest_takes_less_than_the_notice_is_done_with_it():
+    """It is not launched again for the last step."""
+    assert finishes([9.25, 15.0], launch_seconds=1.0, stop_seconds=2.0, notice_seconds=0.5) == [10.25, 28.0]
+
+
 def test_without_costs_nothing_changes():
     """Zero is as if there were no such setting."""
     assert finishes([15.0, 15.0], launch_seconds=0.0, stop_seconds=0.0) == finishes([15.0, 15.0])
