@@ -192,9 +192,10 @@ def show(outcome: Mapping[str, Any], costs: measure.Costs) -> None:
     seen = live["costs"]
     print(
         f"\nlaunch {costs.launch:.2f} s, stop {costs.stop:.2f} s, notice {costs.notice:.2f} s in the "
-        f"calibration ({costs.launches} and {costs.changes} starts of the two kinds); in this run {seen['launch']:.2f} s "
-        f"({seen['launches']}) and {seen['stop']:.2f} s ({seen['changes']}); a gang to be stopped trains on "
-        f"for {seen['notice']:.2f} s; from the last step to Succeeded {seen['end']:.2f} s",
+        f"calibration ({costs.launches} and {costs.changes} starts of the two kinds); in this run "
+        f"{seen['launch']:.2f} s ({seen['launches']}) and {seen['stop']:.2f} s ({seen['changes']}); "
+        f"a gang to be stopped trains on for {seen['notice']:.2f} s; "
+        f"from the last step to Succeeded {seen['end']:.2f} s",
         flush=True,
     )
 
