@@ -18,7 +18,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation import by_prices
+from ballast_policies.allocation import by_columns, by_prices
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.merging import merged
 from ballast_policies.allocation.program import (
@@ -35,6 +35,8 @@ __all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certif
 
 LARGE = 1000
 """Rows from which on prices are faster than the simplex method."""
+MANY = 3000
+"""Pairs from which on it is faster to let them in as they are wanted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,6 +149,8 @@ def maximise(
 
 def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
     """By the method that is faster; with what a similar program may start from."""
+    if (program.columns.second >= 0).sum() >= MANY:
+        return by_columns.solve(program), None
     rows = program.rows() if len(program) >= LARGE else None
     priced = None if rows is None else by_prices.solve(rows, start=start)
     if priced is None:
