@@ -4,14 +4,13 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import urllib3
 from ballast_localcluster import LocalCluster, ProcessNode
@@ -33,7 +32,7 @@ STAND_IN = Path(__file__).resolve().parent / "stand_in.py"
 JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
 START_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
-"""After a change of policy: the decision that it causes is made, and its solver process runs."""
+"""After the decision that a change of policy causes: its status is written, which may cause another."""
 LAST_LINES = 40
 LAYERS = 8
 
@@ -96,7 +95,10 @@ class Live:
                 "nodePools": pools,
             },
         }
-        apply_objects(self._kube, [policy])
+        with self._log.open() as log:
+            log.seek(0, 2)
+            apply_objects(self._kube, [policy])
+            self._next_decision(log)
 
     def run(self, workload: Workload, table: ThroughputTable, *, limit_seconds: float) -> LiveRun:
         """Hand the jobs in at their times, from the end of a round on, and wait until all are done.
@@ -127,16 +129,18 @@ class Live:
         Without jobs nothing else makes it decide, once it has taken in the policy.
         """
         time.sleep(SETTLE_SECONDS)
-        decisions = re.compile(r"round planId=")
-        deadline = time.time() + START_SECONDS
         with self._log.open() as log:
             log.seek(0, 2)
-            while time.time() < deadline:
-                line = log.readline()
-                if decisions.search(line):
-                    return time.time()
-                if not line:
-                    time.sleep(0.01)
+            return self._next_decision(log)
+
+    def _next_decision(self, log: TextIO) -> float:
+        deadline = time.time() + START_SECONDS
+        while time.time() < deadline:
+            line = log.readline()
+            if "round planId=" in line:
+                return time.time()
+            if not line:
+                time.sleep(0.01)
         raise RuntimeError(f"the operator decides nothing; its log: {self._log}")
 
     def _manifest(self, name: str, job: TraceJob, table: ThroughputTable) -> dict[str, Any]:
