@@ -8,7 +8,10 @@ from ballast_policies.contract import Ack, Directive, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
+from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.mesh import Mesh, Place
+from ballast_trainer.runtime.process_group import World
 from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +45,42 @@ def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_lo
     losses = running.losses()
     assert sorted(losses) == list(range(1, 11))
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+
+
+def whole_model(config, folder=None):
+    """All parameters by layer and name: of a checkpoint, its parts put together, or as they start."""
+    job = Job.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
+    world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+    count = job.model.layer_count
+    layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
+    layers.hold(layers.make(index) for index in range(count))
+    if folder is not None:
+        saved = Checkpoints(str(folder), keep=1, layer_count=count, seed=0)
+        saved.load(world, layers, saved.newest(world))
+    return {
+        f"{layer.index}.{name}": value
+        for layer in layers
+        for name, value in layer.module.state_dict().items()
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [2, 4])
+def test_gathered_parameters_are_those_of_one_process(gang, small_config, tmp_path, size):
+    """After six steps every weight equals the unsharded model's to 1e-5, momentum and dropout on."""
+    config = with_heads(small_config(totalSteps=6, training={"optimizer": "sgd", "learningRate": 0.1}))
+    models = []
+    for name, ranks, parallelism in (("one", 1, {}), ("many", size, {"tensor": size})):
+        config["checkpoint"] = {"path": str(tmp_path / name), "everySteps": 6}
+        running = gang({**config, "parallelism": parallelism}, ranks=ranks)
+        assert set(running.exit_codes().values()) == {0}, running.errors()
+        models.append(whole_model(config, tmp_path / name))
+    one, many = models
+    fresh = whole_model(config)
+    assert one.keys() == many.keys()
+    assert any((one[name] - fresh[name]).abs().max() > 1e-2 for name in one), "the weights have moved"
+    for name, value in one.items():
+        torch.testing.assert_close(many[name], value, atol=1e-5, rtol=0, msg=name)
 
 
 def acked(folder):
