@@ -10,6 +10,7 @@ and the best for each job come in, until none is worth anything: then the multip
 
 import dataclasses
 
+import highspy
 import numpy as np
 
 from ballast_policies.allocation.program import Program, Solved, by_simplex
@@ -48,10 +49,10 @@ def solve(program: Program) -> Solved:
 
 def _turns(program: Program, inside: np.ndarray) -> tuple[Solved, np.ndarray]:
     """The solution from the columns ``inside`` (a mask) on, and the columns that it took."""
-    inside = inside.copy()
+    inside, basis = inside.copy(), None
+    here = np.flatnonzero(inside)
     while True:
-        here = np.flatnonzero(inside)
-        found = by_simplex(_only(program, here))
+        found = by_simplex(_only(program, here), start=basis)
         worth = _worth(program, found)
         worth[inside] = 0.0
         size = max(float(found.time.max(initial=0.0)), float(np.abs(program.value).max(initial=0.0)), 1e-300)
@@ -61,6 +62,21 @@ def _turns(program: Program, inside: np.ndarray) -> tuple[Solved, np.ndarray]:
             x[here] = found.x
             return dataclasses.replace(found, x=x), inside
         inside |= _best(program, wanted, THEN)
+        before, here = here, np.flatnonzero(inside)
+        basis = _enlarged(found.basis, before, here)
+
+
+def _enlarged(basis: highspy.HighsBasis | None, before: np.ndarray, here: np.ndarray) -> highspy.HighsBasis:
+    """The basis over the columns ``before``, over those ``here``: the new ones are at 0."""
+    assert basis is not None
+    statuses = np.full(len(here), highspy.HighsBasisStatus.kLower, dtype=object)
+    old = list(basis.col_status)
+    statuses[np.searchsorted(here, before)] = old[: len(before)]
+    larger = highspy.HighsBasis()
+    larger.col_status = [*statuses.tolist(), *old[len(before) :]]
+    larger.row_status = basis.row_status
+    larger.valid = True
+    return larger
 
 
 def _worth(program: Program, found: Solved) -> np.ndarray:

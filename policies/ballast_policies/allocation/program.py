@@ -10,6 +10,8 @@ from ballast_policies.allocation.rows import Rows, dense_rows
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 TIME_LIMIT_SECONDS = 600.0
+PRIMAL = 4
+"""HiGHS's number for the primal simplex method."""
 
 
 class SolverError(RuntimeError):
@@ -81,16 +83,22 @@ class Solved:
         x: (columns,).
         level, time: (n,) of the demands (per fraction of full speed) and of the jobs' time.
         prices: (k,) of the capacities.
+        basis: of the simplex method, where that was used; columns x, then t.
     """
 
     x: np.ndarray
     level: np.ndarray
     time: np.ndarray
     prices: np.ndarray
+    basis: highspy.HighsBasis | None = None
 
 
-def by_simplex(program: Program) -> Solved:
+def by_simplex(program: Program, *, start: highspy.HighsBasis | None = None) -> Solved:
     """Solve by HiGHS.
+
+    Args:
+        program: the program.
+        start: a basis that is feasible for it, for the primal simplex method to go on from.
 
     Raises:
         InfeasibleError: the demands cannot be met.
@@ -105,6 +113,9 @@ def by_simplex(program: Program) -> Solved:
     highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
     highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
     highs.passModel(_model(program, demanded))
+    if start is not None:
+        highs.setBasis(start)
+        highs.setOptionValue("simplex_strategy", PRIMAL)
     highs.run()
     status = highs.getModelStatus()
     if status == highspy.HighsModelStatus.kInfeasible:
@@ -120,6 +131,7 @@ def by_simplex(program: Program) -> Solved:
         level=level,
         time=np.maximum(duals[d : d + n], 0.0),
         prices=np.maximum(duals[d + n :], 0.0),
+        basis=highs.getBasis(),
     )
 
 
