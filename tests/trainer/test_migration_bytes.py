@@ -1,4 +1,4 @@
-"""Only what moves travels, counted where it is sent."""
+"""What travels between ranks when layers move, and when links are measured, counted where it is sent."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from ballast_trainer.config import ModelConfig, TrainingConfig
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.link_times import TRIALS, link_seconds
 from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.migrate import migrate, plan_moves
 from ballast_trainer.runtime.packing import pack
@@ -59,3 +60,31 @@ def test_only_the_bytes_of_moved_layers_travel():
     weights = 4 * ranks[0]["held"][3]
     assert 3 * weights <= size < 3 * weights + 4096
     assert [sorted(rank["held"]) for rank in ranks] == [[0, 1, 2, 3], [4], [5, 6, 7]]
+
+
+def links_measured(world):
+    """Seconds of each link, and what this rank sent to find them."""
+    sent = []
+    real_send = dist.send
+
+    def send(tensor, peer, *args, **kwargs):
+        sent.append((peer, tensor.nbytes))
+        return real_send(tensor, peer, *args, **kwargs)
+
+    dist.send = send
+    # The last position's own message goes nowhere, and must not count.
+    return {"seconds": link_seconds(world, (1000, 3000, 10**9)[world.position]), "sent": sent}
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_links_are_measured_with_the_messages_they_carry(data):
+    """To and fro between neighbours, of the size of a microbatch's activations; all ranks know the same."""
+    ranks = on_ranks(links_measured, 3 * data, mesh=Mesh(data=data))
+    assert len({tuple(rank["seconds"]) for rank in ranks}) == 1
+    assert len(ranks[0]["seconds"]) == 2
+    assert min(ranks[0]["seconds"]) > 0
+    for rank, found in enumerate(ranks):
+        position, own = divmod(rank, data)
+        right = [((position + 1) * data + own, (1000, 3000)[position])] if position < 2 else []
+        left = [((position - 1) * data + own, (1000, 3000)[position - 1])] if position > 0 else []
+        assert found["sent"] == TRIALS * left + TRIALS * right

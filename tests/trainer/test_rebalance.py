@@ -27,18 +27,20 @@ SECONDS = (0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4)
 SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS)
 
 
-def job(bounds, **rebalance):
-    """A job of two ranks that has measured its layers once, seen from rank 0."""
+def job(bounds, *, repack=None, **rebalance):
+    """A job, of two ranks unless ``bounds`` has more, that has measured its layers once; from rank 0."""
+    pods = tuple(f"rank-{rank}" for rank in range(len(bounds) - 1))
     config = TrainerConfig.from_mapping(
         {
             "totalSteps": 1000,
             "model": {"name": "gpt", "layers": LAYERS, "args": {"dim": 16, "heads": 2, "context": 8}},
             "pipeline": {"microbatches": 4, "globalBatchSize": 4},
             "rebalance": rebalance,
+            "repack": repack or {},
         }
     )
     model, device = build_model(config.model), torch.device("cpu")
-    plan = local_plan(["rank-0", "rank-1"])
+    plan = local_plan(pods)
     training = Training(
         config=config,
         model=model,
@@ -48,20 +50,35 @@ def job(bounds, **rebalance):
         layers=LayerSet(model, config.training, device, lambda index, module: module),
         meter=Meter(LAYERS, device, None),
         profile=Profile(LAYERS),
-        world=World(epoch=1, rank=0, size=2, pods=("rank-0", "rank-1"), device=device),
+        world=World(epoch=1, rank=0, size=len(pods), pods=pods, device=device),
         plan=plan,
-        stages=stages_over(Partition(bounds=bounds), (0, 1)),
+        stages=stages_over(Partition(bounds=bounds), tuple(range(len(pods)))),
     )
     training.profile.add([*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS])
     return training
 
 
-@pytest.mark.parametrize("balancer", ["exact", "diffusion"])
+@pytest.mark.parametrize("balancer", ["exact", "diffusion", "deepspeed"])
 def test_measured_time_is_balanced(balancer):
-    """By either balancer."""
+    """By any balancer."""
     decision = rebalance_decision(job((0, 4, 8), balancer=balancer), SIZES, move_seconds=0.01)
     assert decision.rebalance
     assert decision.partition.bounds == (0, 5, 8)
+
+
+def test_layers_keep_away_from_a_slow_link():
+    """The network-aware balancer gives the ends of a slow link less than the blind one, and says what
+    a step takes with the link in it.
+    """
+    blind = rebalance_decision(job((0, 5, 6, 8)), SIZES, move_seconds=0.01)
+    links = [0.0, 0.2]
+    aware = rebalance_decision(
+        job((0, 5, 6, 8), balancer="network", minGain=0.0), SIZES, move_seconds=0.01, link_seconds=links
+    )
+    assert blind.partition.bounds == (0, 5, 6, 8)
+    loads = aware.partition.loads(SECONDS)
+    assert loads[1] + loads[2] < blind.partition.loads(SECONDS)[1:].sum()
+    assert aware.step_seconds_after < aware.step_seconds_before
 
 
 def test_a_rank_is_never_sent_more_than_its_memory():
@@ -86,6 +103,16 @@ def test_a_repack_is_offered_only_where_the_ranks_that_stay_can_hold_the_layers(
     assert offered.kept_pods == ("rank-0",)
     full = job((0, 4, 8), memoryBytes=799)
     assert repack_proposal(full, SIZES, reference_step_seconds=10.0) is None
+
+
+def test_a_repack_to_a_target_offers_that_many_ranks():
+    """One rank would do, two are asked for; a target that is reached offers nothing more."""
+    offered = repack_proposal(job((0, 3, 5, 8)), SIZES, reference_step_seconds=10.0)
+    assert offered.kept_pods == ("rank-0",)
+    two = repack_proposal(job((0, 3, 5, 8), repack={"targetStages": 2}), SIZES, reference_step_seconds=10.0)
+    assert len(two.kept_pods) == len(two.stages) == 2
+    reached = job((0, 5, 8), repack={"targetStages": 2})
+    assert repack_proposal(reached, SIZES, reference_step_seconds=10.0) is None
 
 
 def test_parameters_are_balanced_where_asked_for():
@@ -117,6 +144,22 @@ def test_layer_sizes_are_those_of_the_layers_held():
         count = sum(p.numel() for p in layer.module.parameters())
         assert sizes.parameters[layer.index] == count
         assert sizes.bytes[layer.index] == layer.byte_count() >= 2 * 4 * count
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by"),
+        ({"rebalance": {"balancer": "network"}, "pipeline": {"schedule": "GPipe"}}, "not of GPipe"),
+        ({"rebalance": {"balancer": "network"}, "pipeline": {"replicas": [1, 2]}}, "with replicas"),
+        ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 1000}}, "memoryBytes"),
+        ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages: 2 is below minStages 3"),
+    ],
+)
+def test_what_a_balancer_cannot_weigh_is_refused(change, words):
+    """Before any rank starts, in words."""
+    with pytest.raises(ConfigurationError, match=words):
+        TrainerConfig.from_mapping({"totalSteps": 3, "model": {"name": "gpt"}, **change})
 
 
 @pytest.mark.parametrize(("field", "value"), [("balancer", "magic"), ("by", "weight"), ("memoryBytes", 0)])

@@ -59,10 +59,30 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     (repacked,) = running.events("repack")
     assert repacked["ranks_after"] == len(proposal.kept_pods) < 4
     assert sorted(repacked["released"]) == sorted(proposal.released_pods)
+    assert min(repacked["step_seconds_before"], repacked["step_seconds_after"]) > 0
     ack = Ack.from_json((tmp_path / "channel/ack.json").read_text())
     assert (ack.epoch, ack.step) == (3, repacked["step"])
     assert ack.pause_ms == pytest.approx(repacked["pause_ms"])
     assert_same_curve(running.losses(), single_process_losses(config), 80)
+
+
+def test_layers_balanced_over_measured_links_keep_the_curve(
+    gang, small_config, single_process_losses, tmp_path
+):
+    """The network-aware balancer measures each link in the running job, says so, and moves layers."""
+    config = small_config(
+        totalSteps=30, rebalance={"enabled": True, "everySteps": 5, "minGain": 0.0, "balancer": "network"}
+    )
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
+    lopsided = stages_at((0, 6, 7, 8), (0, 1, 2))
+    channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    rebalanced = running.events("rebalance")[-1]
+    assert len(rebalanced["link_seconds"]) == 2
+    assert min(rebalanced["link_seconds"]) > 0
+    assert_same_curve(running.losses(), single_process_losses(config), 30)
 
 
 def proposed(folder):

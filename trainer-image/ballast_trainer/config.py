@@ -8,19 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-from ballast_trainer.config_reading import read_fields
+from ballast_trainer.config_reading import one_of, read_fields, require
+from ballast_trainer.config_reshaping import RebalanceConfig, RepackConfig
 from ballast_trainer.errors import ConfigurationError
-
-
-def _require(condition: bool, field: str, reason: str) -> None:
-    if not condition:
-        raise ConfigurationError(field, reason)
-
-
-def _one_of(field: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigurationError.unknown(field, value, known)
-
 
 DECAYS = ("constant", "cosine", "linear")
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -53,13 +43,13 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         for count in self.replicas:
-            _require(count >= 1, "pipeline.replicas", f"{count} in {list(self.replicas)} is below 1")
-        _require(self.min_stages >= 1, "pipeline.minStages", f"{self.min_stages} is below 1")
+            require(count >= 1, "pipeline.replicas", f"{count} in {list(self.replicas)} is below 1")
+        require(self.min_stages >= 1, "pipeline.minStages", f"{self.min_stages} is below 1")
         if self.max_stages is not None and self.max_stages < self.min_stages:
             raise ConfigurationError(
                 "pipeline.maxStages", f"{self.max_stages} is below minStages {self.min_stages}"
             )
-        _require(self.microbatches >= 1, "pipeline.microbatches", f"{self.microbatches} is below 1")
+        require(self.microbatches >= 1, "pipeline.microbatches", f"{self.microbatches} is below 1")
         if self.global_batch_size < 1 or self.global_batch_size % self.microbatches:
             raise ConfigurationError(
                 "pipeline.globalBatchSize",
@@ -87,11 +77,11 @@ class StragglersConfig:
 
     def __post_init__(self) -> None:
         where = "parallelism.stragglers"
-        _one_of(f"{where}.policy", self.policy, ("none", "resize", "migrate", "semi"))
-        _one_of(f"{where}.selection", self.selection, ("priority", "random"))
-        _one_of(f"{where}.imputation", self.imputation, ("zero", "average", "same"))
-        _require(self.epoch_steps >= 1, f"{where}.epochSteps", f"{self.epoch_steps} is below 1")
-        _require(self.tolerance >= 0, f"{where}.tolerance", f"{self.tolerance} is below 0")
+        one_of(f"{where}.policy", self.policy, ("none", "resize", "migrate", "semi"))
+        one_of(f"{where}.selection", self.selection, ("priority", "random"))
+        one_of(f"{where}.imputation", self.imputation, ("zero", "average", "same"))
+        require(self.epoch_steps >= 1, f"{where}.epochSteps", f"{self.epoch_steps} is below 1")
+        require(self.tolerance >= 0, f"{where}.tolerance", f"{self.tolerance} is below 0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +97,8 @@ class ParallelismConfig:
     stragglers: StragglersConfig = dataclasses.field(default_factory=StragglersConfig)
 
     def __post_init__(self) -> None:
-        _require(self.tensor >= 1, "parallelism.tensor", f"{self.tensor} is below 1")
-        _require(self.data >= 1, "parallelism.data", f"{self.data} is below 1")
+        require(self.tensor >= 1, "parallelism.tensor", f"{self.tensor} is below 1")
+        require(self.data >= 1, "parallelism.data", f"{self.data} is below 1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,54 +114,14 @@ class DynamicConfig:
 
     def __post_init__(self) -> None:
         where = f"dynamics[{self.kind}]"
-        _require(self.start_step >= 0, f"{where}.startStep", f"{self.start_step} is below 0")
-        _require(
+        require(self.start_step >= 0, f"{where}.startStep", f"{self.start_step} is below 0")
+        require(
             self.end_step >= self.start_step,
             f"{where}.endStep",
             f"{self.end_step} is before startStep {self.start_step}",
         )
-        _require(self.every_steps >= 1, f"{where}.everySteps", f"{self.every_steps} is below 1")
-        _require(0 <= self.target <= 1, f"{where}.target", f"{self.target} is outside [0, 1]")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RebalanceConfig:
-    """When layers move between the ranks of a job."""
-
-    enabled: bool = True
-    every_steps: int = 20
-    min_gain: float = 0.05
-    """Move only where the predicted step time falls by at least this fraction."""
-    balancer: str = "exact"
-    """``exact``: the best partition there is; ``diffusion``: chain moves from the one in force."""
-    by: str = "time"
-    """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
-    memory_bytes: int | None = None
-    """What parameters, gradients and optimizer state may take on a rank; None: no limit."""
-
-    def __post_init__(self) -> None:
-        _one_of("rebalance.balancer", self.balancer, ("exact", "diffusion"))
-        _one_of("rebalance.by", self.by, ("time", "parameters"))
-        if self.memory_bytes is not None:
-            _require(self.memory_bytes >= 1, "rebalance.memoryBytes", f"{self.memory_bytes} is below 1")
-        _require(self.every_steps >= 1, "rebalance.everySteps", f"{self.every_steps} is below 1")
-        _require(self.min_gain >= 0, "rebalance.minGain", f"{self.min_gain} is below 0")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RepackConfig:
-    """When the job offers ranks back."""
-
-    enabled: bool = False
-    min_stages: int = 1
-    every_steps: int = 20
-    max_slowdown: float = 0.1
-    """Offer where the predicted step time after is at most before x (1 + maxSlowdown)."""
-
-    def __post_init__(self) -> None:
-        _require(self.min_stages >= 1, "repack.minStages", f"{self.min_stages} is below 1")
-        _require(self.every_steps >= 1, "repack.everySteps", f"{self.every_steps} is below 1")
-        _require(self.max_slowdown >= 0, "repack.maxSlowdown", f"{self.max_slowdown} is below 0")
+        require(self.every_steps >= 1, f"{where}.everySteps", f"{self.every_steps} is below 1")
+        require(0 <= self.target <= 1, f"{where}.target", f"{self.target} is outside [0, 1]")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +135,8 @@ class CheckpointConfig:
     """Complete checkpoints kept; older ones are removed."""
 
     def __post_init__(self) -> None:
-        _require(self.every_steps >= 1, "checkpoint.everySteps", f"{self.every_steps} is below 1")
-        _require(self.keep >= 1, "checkpoint.keep", f"{self.keep} is below 1")
+        require(self.every_steps >= 1, "checkpoint.everySteps", f"{self.every_steps} is below 1")
+        require(self.keep >= 1, "checkpoint.keep", f"{self.keep} is below 1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,23 +165,23 @@ class TrainingConfig:
     """Keep only each layer's input, and run its forward again in the backward."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             math.isfinite(self.learning_rate) and self.learning_rate >= 0,
             "training.learningRate",
             f"{self.learning_rate} is not a rate",
         )
         if self.clip_norm is not None:
-            _require(self.clip_norm > 0, "training.clipNorm", f"{self.clip_norm} is not above 0")
-        _require(self.warmup_steps >= 0, "training.warmupSteps", f"{self.warmup_steps} is below 0")
-        _one_of("training.decay", self.decay, DECAYS)
+            require(self.clip_norm > 0, "training.clipNorm", f"{self.clip_norm} is not above 0")
+        require(self.warmup_steps >= 0, "training.warmupSteps", f"{self.warmup_steps} is below 0")
+        one_of("training.decay", self.decay, DECAYS)
         if self.decay_steps is not None:
-            _require(
+            require(
                 self.decay_steps > self.warmup_steps,
                 "training.decaySteps",
                 f"{self.decay_steps} is not above warmupSteps {self.warmup_steps}",
             )
-        _require(0 <= self.decay_to <= 1, "training.decayTo", f"{self.decay_to} is outside [0, 1]")
-        _one_of("training.precision", self.precision, PRECISIONS)
+        require(0 <= self.decay_to <= 1, "training.decayTo", f"{self.decay_to} is outside [0, 1]")
+        one_of("training.precision", self.precision, PRECISIONS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +194,7 @@ class DataConfig:
     """Passed to the callable."""
 
     def __post_init__(self) -> None:
-        _require(":" in self.name, "data.name", f"{self.name!r} is not module:callable")
+        require(":" in self.name, "data.name", f"{self.name!r} is not module:callable")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,9 +212,9 @@ class MetricsConfig:
 
     def __post_init__(self) -> None:
         if self.port is not None:
-            _require(1 <= self.port <= 65535, "metrics.port", f"{self.port} is not a port")
+            require(1 <= self.port <= 65535, "metrics.port", f"{self.port} is not a port")
         if self.writer is not None:
-            _require(":" in self.writer, "metrics.writer", f"{self.writer!r} is not module:callable")
+            require(":" in self.writer, "metrics.writer", f"{self.writer!r} is not module:callable")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,19 +234,35 @@ class TrainerConfig:
     metrics: MetricsConfig = dataclasses.field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
-        _require(self.total_steps >= 1, "totalSteps", f"{self.total_steps} is below 1")
+        require(self.total_steps >= 1, "totalSteps", f"{self.total_steps} is below 1")
         microbatches, data = self.pipeline.microbatches, self.parallelism.data
-        _require(
+        require(
             microbatches % data == 0,
             "parallelism.data",
             f"{microbatches} microbatches are no multiple of {data} replicas",
         )
+        if self.rebalance.balancer == "network":
+            schedule, replicas = self.pipeline.schedule, self.pipeline.replicas
+            held = f"{schedule} with replicas" if replicas else schedule
+            require(
+                schedule == "1F1B" and all(count == 1 for count in replicas),
+                "rebalance.balancer",
+                f"'network' knows the period of 1F1B with one stage a rank, not of {held}. "
+                "To fix: pipeline.schedule: 1F1B without replicas, or balancer: exact",
+            )
+        if self.rebalance.balancer == "deepspeed":
+            require(
+                self.rebalance.memory_bytes is None and all(count == 1 for count in self.pipeline.replicas),
+                "rebalance.balancer",
+                "'deepspeed' knows neither rebalance.memoryBytes nor pipeline.replicas. To fix: leave these "
+                "out, or balancer: exact",
+            )
         kinds = [dynamic.kind for dynamic in self.dynamics]
         for kind in kinds:
-            _require(kinds.count(kind) == 1, "dynamics", f"{kind!r} is given twice")
+            require(kinds.count(kind) == 1, "dynamics", f"{kind!r} is given twice")
         if self.training.decay != "constant" and self.training.decay_steps is None:
             warm = self.training.warmup_steps
-            _require(
+            require(
                 warm < self.total_steps,
                 "training.warmupSteps",
                 f"{warm} leaves none of {self.total_steps} steps to {self.training.decay} decay",

@@ -9,6 +9,26 @@ from typing import Any
 from ballast_trainer.errors import ConfigurationError
 
 
+def require(condition: bool, field: str, reason: str) -> None:
+    """Refuse ``field`` for ``reason`` where the condition does not hold.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if not condition:
+        raise ConfigurationError(field, reason)
+
+
+def one_of(field: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that is none of the known ones.
+
+    Raises:
+        ConfigurationError: it is not; the nearest is suggested.
+    """
+    if value not in known:
+        raise ConfigurationError.unknown(field, value, known)
+
+
 def camel(name: str) -> str:
     """``snake_case`` as ``camelCase``."""
     head, *rest = name.split("_")

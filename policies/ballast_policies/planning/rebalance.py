@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.diffusion import diffuse
@@ -65,10 +66,12 @@ def decide_rebalance(
             gained is told by the seconds all the same.
         link_seconds: with ``network``: transfer of one microbatch over each link, shape (p - 1,).
         method: ``exact`` (dynamic programming; of the optimal partitions, the one that moves the fewest
-            bytes), ``diffusion`` (chain moves from today's), or ``network`` (over slow links).
+            bytes), ``diffusion`` (chain moves from today's), ``network`` (over slow links), or
+            ``deepspeed`` (its rule, for reference).
 
     Raises:
-        PlanningError: ``method`` is unknown, or no partition fits the memory.
+        PlanningError: ``method`` is unknown, or no partition fits the memory; for ``deepspeed``, its
+            one partition does not, or ranks are of unlike speed.
     """
     weights = seconds if balanced is None else balanced
     if method == "exact":
@@ -78,8 +81,10 @@ def decide_rebalance(
         candidate = passed[-1] if passed else partition
     elif method == "network":
         candidate = _over_links(partition, weights, microbatches, link_seconds, speeds, bytes, memory)
+    elif method == "deepspeed":
+        candidate = _by_deepspeed(partition, weights, speeds, bytes, memory)
     else:
-        raise PlanningError(f"method: {method!r} is not one of exact, diffusion, network")
+        raise PlanningError(f"method: {method!r} is not one of deepspeed, diffusion, exact, network")
 
     def step(of: Partition) -> float:
         loads = of.loads(seconds, speeds)
@@ -143,4 +148,22 @@ def _over_links(
     if memory is not None and bytes is not None and (found.loads(bytes) > np.asarray(memory, float)).any():
         # The shortest period does not fit: the best partition that does, blind to the links.
         return nearest_partition(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
+    return found
+
+
+def _by_deepspeed(
+    partition: Partition,
+    weights: Sequence[float],
+    speeds: Sequence[float] | None,
+    bytes: Sequence[int] | None,
+    memory: Sequence[int] | None,
+) -> Partition:
+    if speeds is not None and min(speeds) != max(speeds):
+        raise PlanningError(f"DeepSpeed's rule knows no speeds, got {list(speeds)}. To fix: method exact")
+    found = deepspeed_partition(weights, partition.ranks)
+    if memory is not None and bytes is not None and (found.loads(bytes) > np.asarray(memory, float)).any():
+        raise PlanningError(
+            f"DeepSpeed's rule knows no memory: its partition {found.bounds} needs "
+            f"{found.loads(bytes).tolist()} bytes of {list(memory)}. To fix: method exact"
+        )
     return found

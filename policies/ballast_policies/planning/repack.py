@@ -42,19 +42,21 @@ def repack(
     *,
     microbatches: int,
     min_ranks: int = 1,
+    target_ranks: int | None = None,
     max_slowdown: float = 0.1,
     reference_step_seconds: float | None = None,
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
 ) -> RepackDecision:
-    """The fewest ranks whose predicted step is at most (1 + max_slowdown) x the reference.
+    """The fewest ranks, or the number asked for, if the step is at most (1 + max_slowdown) x the reference.
 
     Args:
         partition: the one in force.
         seconds: measured seconds per step of each layer.
         microbatches: per step.
         min_ranks: never fewer.
+        target_ranks: this many ranks or all of today's; None: the fewest that are enough ("best").
         max_slowdown: how much slower a step may get, relative to the reference.
         reference_step_seconds: what "no slower" means; default: today's prediction. A job whose
             layers got cheaper may give its step time of before the change.
@@ -70,7 +72,10 @@ def repack(
     limit = reference * (1 + max_slowdown)
     reasons = []
     subsets = RankSubsets(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
-    for ranks in range(max(1, min_ranks), partition.ranks):
+    fewest, most = max(1, min_ranks), partition.ranks
+    if target_ranks is not None:
+        fewest, most = max(fewest, target_ranks), min(most, target_ranks + 1)
+    for ranks in range(fewest, most):
         found = subsets.best(ranks)
         if found is None:
             reasons.append(f"{ranks}: the layers do not fit the memory of any {ranks} ranks with rank 0")
@@ -101,5 +106,5 @@ def repack(
         step_seconds_before=before,
         step_seconds_after=before,
         why="cannot do with fewer ranks: "
-        + ("; ".join(reasons) or f"{partition.ranks} is the least allowed"),
+        + ("; ".join(reasons) or f"{max(partition.ranks, fewest)} is the least allowed"),
     )

@@ -10,6 +10,7 @@ from ballast_policies.planning import (
     fitted_action_seconds,
     simulated_step_seconds,
 )
+from ballast_policies.planning.balancers import deepspeed_partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,24 @@ def test_over_links_the_number_of_links_is_checked():
     """One less than ranks."""
     with pytest.raises(PlanningError, match="2 links"):
         decide(even_partition(6, 3), [1.0] * 6, method="network", link_seconds=[0.1])
+
+
+def test_lb4_deepspeeds_rule_decides_where_it_is_asked_for():
+    """For reference: what moves is its partition, if that is faster; what it does not know is refused."""
+    seconds = [1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0]
+    decision = decide(even_partition(8, 2), seconds, method="deepspeed")
+    assert decision.rebalance
+    assert decision.partition == deepspeed_partition(seconds, 2)
+    with pytest.raises(PlanningError, match="knows no speeds"):
+        decide(even_partition(8, 2), seconds, method="deepspeed", speeds=[1.0, 2.0])
+    with pytest.raises(PlanningError, match="knows no memory"):
+        decide(even_partition(8, 2), seconds, method="deepspeed", bytes=[1] * 8, memory=[5, 5])
+
+
+def test_an_unknown_balancer_is_refused_with_those_there_are():
+    """By name."""
+    with pytest.raises(PlanningError, match="not one of deepspeed, diffusion, exact, network"):
+        decide(even_partition(6, 2), [1.0] * 6, method="magic")
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -111,3 +111,16 @@ def test_rp1_memory_that_is_not_enough_is_the_reason():
     assert "1: the layers do not fit the memory of any 1 ranks with rank 0" in decision.why
     with pytest.raises(PlanningError, match="memory needs bytes"):
         repack(even_partition(4, 2), [1.0] * 4, microbatches=2, memory=[2, 2])
+
+
+def test_rp2_a_target_is_met_exactly_or_not_at_all():
+    """Algorithm 3 with a target: three of four ranks though two would do; none where three are too slow."""
+    start, seconds = even_partition(8, 4), [1.0] * 8
+    best = repack(start, seconds, microbatches=8, max_slowdown=5.0)
+    assert best.partition.ranks == 1
+    asked = repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=3)
+    assert asked.partition.ranks == len(asked.kept_ranks) == 3
+    assert asked.step_seconds_after == predict_step_seconds(asked.partition.loads(seconds), 8)
+    assert not repack(start, seconds, microbatches=8, max_slowdown=0.1, target_ranks=3).repack
+    assert not repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=4).repack
+    assert not repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=2, min_ranks=3).repack

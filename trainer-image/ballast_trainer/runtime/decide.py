@@ -16,7 +16,7 @@ from ballast_policies.planning import (
     repack,
 )
 
-from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.layout import holders_of, stages_over
 from ballast_trainer.runtime.profile import LayerCosts
 from ballast_trainer.runtime.state import Training
 
@@ -59,6 +59,16 @@ def best_step_seconds(training: Training, costs: LayerCosts) -> float:
     return predict_step_seconds(loads, training.microbatches_per_drain)
 
 
+def predicted_step_seconds(training: Training, costs: LayerCosts, stages: Sequence[Stage]) -> float:
+    """Predicted seconds per step under ``stages``, by the load of each rank that holds any."""
+    loads = [0.0] * (1 + max(stage.rank for stage in stages))
+    for stage, holders in zip(
+        stages, holders_of(stages, training.config.pipeline.replicas, len(loads)), strict=True
+    ):
+        loads[stage.rank] += sum(costs.total[stage.first_layer : stage.end_layer]) / len(holders)
+    return predict_step_seconds(loads, training.microbatches_per_drain)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
     """By layer, on one rank that holds it.
@@ -86,11 +96,21 @@ def layer_sizes(training: Training) -> LayerSizes:
 
 
 def rebalance_decision(
-    training: Training, sizes: LayerSizes, *, move_seconds: float | None
+    training: Training,
+    sizes: LayerSizes,
+    *,
+    move_seconds: float | None,
+    link_seconds: Sequence[float] | None = None,
 ) -> RebalanceDecision | None:
     """Whether to move layers now, over the steps that are left.
 
     None before anything was measured, and where no partition fits the memory (which is logged).
+
+    Args:
+        training: the job.
+        sizes: of its layers.
+        move_seconds: what the last move took; None before the first.
+        link_seconds: one transfer over each link, for the balancer ``network``.
     """
     costs = training.profile.costs()
     if costs is None:
@@ -114,6 +134,7 @@ def rebalance_decision(
             bytes=sizes.bytes,
             memory=memory,
             balanced=sizes.parameters if settings.by == "parameters" else None,
+            link_seconds=link_seconds,
             method=settings.balancer,
         )
     except PlanningError as error:
@@ -153,6 +174,7 @@ def repack_proposal(
         costs.total,
         microbatches=training.microbatches_per_drain,
         min_ranks=fewest,
+        target_ranks=config.repack.target_stages,
         max_slowdown=config.repack.max_slowdown,
         reference_step_seconds=reference_step_seconds,
         bytes=sizes.bytes,

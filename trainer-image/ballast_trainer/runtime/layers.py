@@ -210,7 +210,10 @@ class LayerStack(nn.Module):
                 if measured and value.requires_grad:
                     # Runs when the gradient of this output is known: layer index's backward begins.
                     value.register_hook(functools.partial(_enter_backward, meter, index))
-        return value if self.exit is None else self.exit(value)
+        if self.exit is not None:
+            value = self.exit(value)
+        meter.message_bytes = value.nbytes
+        return value
 
     def _recomputed(self, index: int, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
         def run(value: torch.Tensor) -> torch.Tensor:

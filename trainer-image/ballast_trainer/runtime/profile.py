@@ -34,6 +34,7 @@ class Meter:
         step: the step that runs, 0-based.
         busy: seconds of forward and backward this step on the meter's clock, layers not told apart.
         first_microbatch: place of this replica's first microbatch among those of the whole step.
+        message_bytes: what the newest forward of a stage has handed on.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Meter:
         self.microbatch: int | None = None
         self.step = 0
         self.first_microbatch = 0
+        self.message_bytes = 0
         self._device = device
         self._speed = speed
         one_thread = device.type == "cpu" and torch.get_num_threads() == 1

@@ -75,6 +75,11 @@ class Progress:
             fields["emulated"] = training.speed.factor
         return fields
 
+    @property
+    def costs(self) -> LayerCosts | None:
+        """The newest measured costs of the layers, also right after they were forgotten."""
+        return self._training.profile.costs() or self._costs
+
     def imbalance(self) -> float:
         """Largest rank load / mean - 1, by the newest measured costs."""
         if self._costs is None:

@@ -13,12 +13,14 @@ from ballast_policies.planning import RebalanceDecision
 from ballast_trainer.runtime.decide import (
     initial_stages,
     layer_sizes,
+    predicted_step_seconds,
     rebalance_decision,
     repack_proposal,
     usable_stages,
 )
 from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.link_times import link_seconds
 from ballast_trainer.runtime.migrate import MigrationFailed
 from ballast_trainer.runtime.progress import stages_as_json
 from ballast_trainer.runtime.reshape import grow, move_layers, newcomers_ready, shrink
@@ -124,7 +126,10 @@ class Reactions:
             usable_stages(plan.stages, placement, training.model.layer_count)
             or initial_stages(training.profile.costs(), placement, training.model.layer_count)
         )
-        before = training.world.size
+        before, costs = training.world.size, self._voice.progress.costs
+        predicted = None
+        if costs is not None:
+            predicted = [predicted_step_seconds(training, costs, of) for of in (training.stages, stages)]
         released = [pod for pod in training.world.pods if pod not in new]
         change = shrink if new < old else grow
         reshaped = change(training, plan, stages, self._timeout)
@@ -138,6 +143,8 @@ class Reactions:
             ranks_before=before,
             ranks_after=training.world.size,
             released=released,
+            step_seconds_before=predicted[0] if predicted is not None else None,
+            step_seconds_after=predicted[1] if predicted is not None else None,
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
         )
@@ -152,9 +159,14 @@ class Reactions:
         self._print_measured()
         watch = StopWatch()
         sizes = layer_sizes(training)
+        links = None
+        if training.config.rebalance.balancer == "network":
+            links = link_seconds(training.world, training.meter.message_bytes)
         decided = None
         if self._voice.liaison is not None:
-            decided = rebalance_decision(training, sizes, move_seconds=progress.move_seconds)
+            decided = rebalance_decision(
+                training, sizes, move_seconds=progress.move_seconds, link_seconds=links
+            )
             if decided is not None:
                 logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
         decision: RebalanceDecision | None = training.world.from_rank_0(decided)
@@ -181,6 +193,7 @@ class Reactions:
             decide_ms=decide_ms,
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
+            **({} if links is None else {"link_seconds": links}),
         )
         self._voice.report(now=True)
         training.profile.forget()
