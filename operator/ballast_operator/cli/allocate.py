@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
-from typing import TextIO
+import math
+from typing import Any, TextIO
 
 import click
+from ballast_policies.allocation.linear import SolverError
 from ballast_policies.allocation.problem import Allocation, ProblemError
 from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_policies.allocation.registry import allocate as solve
@@ -12,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ballast_operator.cli.allocate_input import read_problem
+
+INTERNAL = ("start",)
+"""Fields of an Allocation that are for the next solve, not for readers."""
 
 
 @click.command()
@@ -31,15 +36,32 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
 
     Bad input is refused with the field's name and exit code 2.
     """
+    if policy not in POLICY_NAMES:
+        raise click.UsageError(f"--policy: {policy!r} is not one of {', '.join(POLICY_NAMES)}")
     try:
         problem = read_problem(source.read())
         allocation = solve(policy, problem, agnostic=agnostic, space_sharing=space_sharing)
     except ProblemError as error:
         raise click.UsageError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"--input: {source.name} is not UTF-8: {error}") from error
+    except SolverError as error:
+        raise click.ClickException(
+            f"{policy}: {error}. To fix: bring speeds, weights and prices closer together"
+        ) from error
     if output == "json":
-        click.echo(json.dumps(dataclasses.asdict(allocation)))
+        click.echo(json.dumps(_as_json(allocation), allow_nan=False))
     else:
         _print(allocation, problem.gpu_types)
+
+
+def _as_json(allocation: Allocation) -> dict[str, Any]:
+    """The answer's keys; an objective that is infinite (a job with work to do has no share) is null."""
+    keys = [field.name for field in dataclasses.fields(allocation) if field.name not in INTERNAL]
+    answer = {key: getattr(allocation, key) for key in keys}
+    if not math.isfinite(allocation.objective):
+        answer["objective"] = None
+    return answer
 
 
 def _print(allocation: Allocation, gpu_types: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ PROBLEM_KEYS = ("gpu_types", "capacity", "prices", "entities", "jobs", "pairs")
 JOB_KEYS = tuple(field.name for field in dataclasses.fields(Job))
 WHOLE = ("gpus",)
 TEXTS = ("name", "entity")
+SMALLEST, LARGEST = 1e-9, 1e15
+"""Numbers other than 0 must lie between: no speed, price, weight or time of a cluster does not."""
 
 
 def read_problem(text: str) -> Problem:
@@ -20,8 +23,10 @@ def read_problem(text: str) -> Problem:
         ProblemError: not JSON, an unknown or missing key, or an impossible value; the text names the field.
     """
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+    except ProblemError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ProblemError(f"the input is not JSON: {error}") from error
     _object(value, "the input", PROBLEM_KEYS, required=("gpu_types", "capacity", "jobs"))
     gpu_types = tuple(_text(item, f"gpu_types[{i}]") for i, item in enumerate(_list(value, "gpu_types")))
@@ -36,6 +41,16 @@ def read_problem(text: str) -> Problem:
             _pair(item, f"pairs[{i}]", gpu_types) for i, item in enumerate(_list(value, "pairs", default=[]))
         ),
     )
+
+
+def _without_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the text; JSON itself would let the last of several equal keys win without a word."""
+    found: dict[str, Any] = {}
+    for key, value in items:
+        if key in found:
+            raise ProblemError(f"{key}: given twice in one object. To fix: give it once")
+        found[key] = value
+    return found
 
 
 def _job(value: Any, where: str, gpu_types: tuple[str, ...]) -> Job:
@@ -124,12 +139,23 @@ def _text(value: Any, where: str) -> str:
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ProblemError(f"{where}: expected a number, got {value!r}")
-    return float(value)
+    return float(_within_limits(value, where))
 
 
 def _whole(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ProblemError(f"{where}: expected a whole number, got {value!r}")
+    return int(_within_limits(value, where))
+
+
+def _within_limits(value: float, where: str) -> float:
+    """Beyond these limits sums lose what they are made of; NaN is left to the problem, which refuses it."""
+    if abs(value) > LARGEST or 0 < abs(value) < SMALLEST:
+        raise ProblemError(
+            f"{where}: {value:.0e} is not between {SMALLEST:g} and {LARGEST:g}. To fix: other units"
+            if abs(value) <= sys.float_info.max
+            else f"{where}: a number beyond {LARGEST:g} is impossible"
+        )
     return value
 
 

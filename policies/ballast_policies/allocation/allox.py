@@ -26,17 +26,13 @@ SOLVER = "assignment"
 
 
 def solve(problem: Instance) -> Answer:
-    """Whole GPUs to the jobs at the heads of the queues.
-
-    Raises:
-        ProblemError: a job's ``steps_remaining`` is missing.
-    """
+    """Whole GPUs to the jobs at the heads of the queues."""
     seconds, part = _lengths(problem), _taking_part(problem)
     x = np.zeros(len(problem.columns))
     if not len(part):
-        return Answer(x=x, solver=SOLVER, gap=0.0, objective=0.0)
+        return Answer(x=x, solver=SOLVER, gap=0.0, value=lambda real: 0.0)
     kind, place = _match(problem, seconds, part)
-    ends = np.zeros(len(part))
+    queues = []
     at = {
         (int(m), int(j)): c
         for c, (m, j) in enumerate(zip(problem.columns.first, problem.columns.kind, strict=True))
@@ -45,19 +41,27 @@ def solve(problem: Instance) -> Answer:
         queue = np.flatnonzero(kind == j)
         # Heads of the queues first: furthest from last, then shortest, then earliest.
         queue = queue[np.lexsort((queue, seconds[part[queue], j], -place[queue]))]
+        queues.append(part[queue])
         starts = _start_times(problem.gpus[part[queue]], seconds[part[queue], j], problem.capacity[j])
-        ends[queue] = starts + seconds[part[queue], j]
         for i in queue[starts == 0]:
             x[at[int(part[i]), j]] = 1.0
-    waited = problem.elapsed[part]
     exact = bool((problem.gpus[part] == 1).all())
     return Answer(
         x=x,
         solver=SOLVER,
         status="optimal" if exact else "heuristic",
         gap=0.0 if exact else None,
-        objective=float((waited + ends).mean()),
+        value=lambda real: _mean_completion_time(real, queues),
     )
+
+
+def _mean_completion_time(problem: Instance, queues: list[np.ndarray]) -> float:
+    """Seconds from arrival to end, on average, if each type serves its queue of jobs (rows) in order."""
+    seconds, ends = _lengths(problem), []
+    for j, queue in enumerate(queues):
+        starts = _start_times(problem.gpus[queue], seconds[queue, j], problem.capacity[j])
+        ends.append(problem.elapsed[queue] + starts + seconds[queue, j])
+    return float(np.concatenate(ends).mean())
 
 
 def objective(problem: Instance, x: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """What a policy answers, and how an answer becomes an Allocation."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +22,8 @@ class Answer:
         solver: what computed it.
         bound: proven bound on the objective (above for a maximum, below for a minimum); None: none.
         gap: relative gap, where it is not the one between the objective and ``bound``.
-        objective: value of the objective, where it is not a function of x alone.
+        objective: value of the objective; filled in when the policy has answered.
+        value: instance -> value of the objective, where that is not a function of x alone.
         status: as in Allocation; a bound that is not met turns ``optimal`` into ``gap``.
         shadow_prices: (k,) objective per GPU more; None: unknown.
         start: for a similar instance; None: this policy has none, or the instance was small.
@@ -33,6 +35,7 @@ class Answer:
     bound: float | None = None
     gap: float | None = None
     objective: float | None = None
+    value: Callable[[Instance], float] | None = None
     status: str = "optimal"
     shadow_prices: np.ndarray | None = None
     unmet_deadlines: tuple[str, ...] = ()

@@ -53,11 +53,7 @@ def _path(problem: Instance) -> _Path:
 
 
 def solve(problem: Instance, start: Start | None = None) -> Answer:
-    """Shares that minimise the largest rho.
-
-    Raises:
-        ProblemError: a job's ``steps_remaining`` is missing.
-    """
+    """Shares that minimise the largest rho."""
     path = _path(problem)
     if not (path.steps > 0).any():
         return nothing(problem)

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ballast_policies.allocation.columns import Columns, useful_pairs
-from ballast_policies.allocation.problem import Entity, Pair, Problem, ProblemError
+from ballast_policies.allocation.problem import Entity, Pair, Problem
 
 __all__ = ["Columns", "Instance", "from_arrays", "instance"]
+
+DEFAULT_SECONDS = 3600.0
+"""Length of a job that does not say how many steps are left, on its fastest GPU type."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,26 +128,16 @@ class Instance:
         return x / over
 
     def steps(self) -> np.ndarray:
-        """(n,) steps still to do.
-
-        Raises:
-            ProblemError: a job does not say.
-        """
-        for m in np.flatnonzero(np.isnan(self.steps_remaining)).tolist():
-            raise ProblemError(f"jobs[{self.names[m]}].steps_remaining: missing, and this policy needs it")
-        return self.steps_remaining
+        """(n,) steps still to do; of a job that does not say, those of an hour alone on its fastest type."""
+        hour = DEFAULT_SECONDS * self.fastest
+        steps: np.ndarray = np.where(np.isnan(self.steps_remaining), hour, self.steps_remaining)
+        return steps
 
     def prices(self) -> np.ndarray:
-        """(k,) USD per GPU hour of each type.
-
-        Raises:
-            ProblemError: a type has no price.
-        """
-        given = self.usd_per_hour
-        for gpu_type in self.gpu_types:
-            if gpu_type not in given:
-                raise ProblemError(f"prices.{gpu_type}: missing, and this policy needs it")
-        return np.array([given[gpu_type] for gpu_type in self.gpu_types], dtype=float)
+        """(k,) USD per GPU hour of each type; of a type without a price the mean of the others, or 1."""
+        given = [self.usd_per_hour[t] for t in self.gpu_types if t in self.usd_per_hour]
+        mean = sum(given) / len(given) if given else 1.0
+        return np.array([self.usd_per_hour.get(t, mean) for t in self.gpu_types], dtype=float)
 
     def arrival_order(self) -> np.ndarray:
         """(n,) rows of the jobs, first come first; equal arrivals in the order of the problem."""

@@ -17,11 +17,7 @@ from ballast_policies.allocation.start import Start
 
 
 def solve(problem: Instance, start: Start | None = None) -> Answer:
-    """Shares that finish the last job soonest.
-
-    Raises:
-        ProblemError: a job's ``steps_remaining`` is missing.
-    """
+    """Shares that finish the last job soonest."""
     slope = np.where(problem.runnable, problem.steps(), 0.0)
     if not (slope > 0).any():
         return nothing(problem)

@@ -27,7 +27,7 @@ def solve(problem: Instance) -> Answer:
     """Shares that maximise the sum of throughputs per dollar.
 
     Raises:
-        ProblemError: a price is missing or 0.
+        ProblemError: a price is 0.
     """
     solution = linear.maximise(problem, value=_value(problem))
     return Answer(

@@ -8,8 +8,8 @@ types where its steps are cheapest, for however little time. (The sum of ratios 
 linear-fractional program; maximising one total ratio instead would run a single job.)
 
 Ties: the amounts are open, so they are shared fairly: max-min fairness on those types, with levels as
-in ``max_min_fairness``. Objective: USD to finish all remaining steps (one step where a job does not
-say how many are left), each at the cost per step of the job's shares.
+in ``max_min_fairness``. Objective: USD to finish all remaining steps, each at the cost per step of the
+job's shares.
 """
 
 import dataclasses
@@ -55,13 +55,8 @@ def on_cheapest_types(problem: Instance, allowed: np.ndarray | None = None) -> n
 
 
 def solve(problem: Instance) -> Answer:
-    """Fair shares on each job's cheapest types.
-
-    Raises:
-        ProblemError: a type has no price.
-    """
+    """Fair shares on each job's cheapest types."""
     if not problem.runnable.any():
-        problem.prices()
         return nothing(problem)
     x = on_cheapest_types(problem)
     return Answer(x=x, solver="closed form and HiGHS", bound=_usd(problem, cheapest(problem)))
@@ -78,6 +73,5 @@ def objective(problem: Instance, x: np.ndarray) -> float:
 
 
 def _usd(problem: Instance, per_step: np.ndarray) -> float:
-    steps = np.where(np.isnan(problem.steps_remaining), 1.0, problem.steps_remaining)
     runs = np.isfinite(per_step)
-    return float(steps[runs] @ per_step[runs])
+    return float(problem.steps()[runs] @ per_step[runs])

@@ -23,7 +23,6 @@ from ballast_policies.allocation import linear
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.min_cost import objective, on_cheapest_types
-from ballast_policies.allocation.problem import ProblemError
 
 __all__ = ["objective", "solve"]
 
@@ -32,11 +31,7 @@ WITHIN_REACH = 1e-9
 
 
 def solve(problem: Instance) -> Answer:
-    """Shares that keep the deadlines at the least cost, then share the rest where it is cheapest.
-
-    Raises:
-        ProblemError: a price is missing, or a job has a deadline but no ``steps_remaining``.
-    """
+    """Shares that keep the deadlines at the least cost, then share the rest where it is cheapest."""
     deadlines, demand, lost = _demands(problem)
     cost = problem.columns.gpus * problem.prices()[problem.columns.kind] / 3600.0
     value = -cost * deadlines[problem.columns.first]
@@ -56,10 +51,8 @@ def solve(problem: Instance) -> Answer:
 
 def _demands(problem: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n,) each: deadline in seconds (0: none), steps/s that keep it, whether it is lost already."""
-    steps, until, fastest = problem.steps_remaining, problem.deadlines, problem.fastest
+    steps, until, fastest = problem.steps(), problem.deadlines, problem.fastest
     bound = ~np.isnan(until)
-    for m in np.flatnonzero(bound & np.isnan(steps)).tolist():
-        raise ProblemError(f"jobs[{problem.names[m]}].steps_remaining: missing, and its deadline needs it")
     busy = bound & (steps > 0)
     needed = np.divide(steps, until, out=np.full(len(steps), np.inf), where=busy & (until > 0))
     lost = busy & ~(needed <= fastest * (1 + WITHIN_REACH))

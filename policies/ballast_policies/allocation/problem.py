@@ -39,7 +39,7 @@ class Job:
         gpus: size of the gang.
         weight: share relative to other jobs, > 0.
         entity: the team it belongs to, for hierarchical policies.
-        steps_remaining: steps still to do; None: unknown.
+        steps_remaining: steps still to do; None: unknown, an hour's worth on its fastest type counts.
         elapsed: seconds since it arrived.
         isolated_elapsed: seconds that the same progress would have taken on its isolated share.
         deadline: seconds from now until it should be done; None: no deadline.

@@ -135,9 +135,8 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start |
     answer = chosen.solve(seen, start) if fits else chosen.solve(seen)
     if agnostic and chosen.spreads:
         answer = dataclasses.replace(answer, x=spread(seen, answer.x))
-    objective, gap = answer.objective, answer.gap
+    gap = answer.gap
     if gap is None and answer.bound is not None:
         gap = relative_gap(chosen.objective(seen, answer.x), answer.bound)
-    return dataclasses.replace(
-        answer, objective=chosen.objective(real, answer.x) if objective is None else objective, gap=gap
-    )
+    value = chosen.objective(real, answer.x) if answer.value is None else answer.value(real)
+    return dataclasses.replace(answer, objective=value, gap=gap)

@@ -25,11 +25,7 @@ def _lengths(problem: Instance) -> np.ndarray:
 
 
 def solve(problem: Instance) -> Answer:
-    """Shares that finish the shortest job soonest, then serve the others in order of length.
-
-    Raises:
-        ProblemError: a job's ``steps_remaining`` is missing.
-    """
+    """Shares that finish the shortest job soonest, then serve the others in order of length."""
     lengths = _lengths(problem)
     if not np.isfinite(lengths).any():
         return nothing(problem)

@@ -30,7 +30,7 @@ def test_the_dissertations_example_from_standard_input():
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert answer["objective"] == pytest.approx(8 / 11, rel=1e-6)
-    assert set(answer) >= {
+    assert set(answer) == {
         "policy",
         "objective",
         "allocation",
@@ -41,6 +41,8 @@ def test_the_dissertations_example_from_standard_input():
         "gap",
         "solve_seconds",
         "solver",
+        "shadow_prices",
+        "unmet_deadlines",
     }
     assert answer["gap"] <= 1e-6
 
@@ -56,6 +58,21 @@ def test_every_policy_answers_within_capacity(policy, options):
         assert sum(row.values()) <= 1 + 1e-6
     for gpu_type in PROBLEM["gpu_types"]:
         assert sum(row.get(gpu_type, 0.0) for row in shares.values()) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("jobs", [0, 1, 2])
+def test_every_policy_answers_where_jobs_state_a_name_and_speeds_only(policy, jobs):
+    """All else has a default, and the answer is JSON without Infinity or NaN."""
+    bare = [{"name": f"job-{i}", "throughput": {"v100": 2 + i}} for i in range(jobs)]
+    problem = {"gpu_types": ["v100", "k80"], "capacity": {"v100": 1}, "jobs": bare}
+    result = run(problem, "--output", "json", policy=policy)
+    assert result.exit_code == 0, result.output
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert set(json.loads(result.stdout, parse_constant=refuse)["allocation"]) == {b["name"] for b in bare}
 
 
 def changed(**fields):
@@ -90,6 +107,13 @@ def job(**fields):
         (changed(jobs=[PROBLEM["jobs"][0]] * 2), "'a'"),
         (changed(entities={"team": {"weight": "big"}}), "entities.team.weight"),
         (changed(pairs=[{"jobs": ["a"], "throughput": {}}]), "pairs[0].jobs"),
+        (job(weight=10**400), "jobs[0].weight"),
+        (job(weight=1e-300), "jobs[0].weight"),
+        (job(elapsed=float("inf")), "jobs[0].elapsed"),
+        (job(deadline=float("nan")), "deadline"),
+        (changed(capacity={"v100": 10**400}), "capacity.v100"),
+        ('{"gpu_types": [], "capacity": {}, "capacity": {}, "jobs": []}', "capacity: given twice"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_bad_input_is_refused_with_the_fields_name_and_exit_code_2(problem, want):
@@ -97,6 +121,14 @@ def test_bad_input_is_refused_with_the_fields_name_and_exit_code_2(problem, want
     result = run(problem)
     assert result.exit_code == 2
     assert want in result.stderr
+
+
+def test_input_that_is_not_text_is_refused():
+    """A binary file by mistake."""
+    options = ["--policy", "fifo", "--input", "-"]
+    result = CliRunner().invoke(allocate, options, input=b"\xff\xfe\x00")
+    assert result.exit_code == 2
+    assert "UTF-8" in result.stderr
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are():

@@ -127,19 +127,35 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are():
         allocate("fairest", problem([[1.0]], [1]))
 
 
-@pytest.mark.parametrize("policy", ["makespan", "finish-time-fairness", "shortest-job-first", "allox"])
-def test_a_policy_that_needs_the_steps_left_names_the_job_without(policy):
-    """Field and reason."""
-    with pytest.raises(ProblemError, match=r"jobs\[job-1\].steps_remaining: missing"):
-        allocate(policy, problem([[1.0], [1.0]], [1], steps=[5.0, None]))
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_steps_that_a_job_does_not_state_count_as_an_hour_on_its_fastest_type(policy):
+    """Nothing but a name and speeds is needed."""
+    T, capacity = [[4.0, 1.0], [2.0, 3.0]], [1, 1]
+    stated = allocate(policy, problem(T, capacity, steps=[4 * 3600.0, 3 * 3600.0], prices=[2, 1]))
+    silent = allocate(policy, problem(T, capacity, steps=[None, 3 * 3600.0], prices=[2, 1]))
+    assert silent.objective == pytest.approx(stated.objective, rel=1e-12)
+    assert silent.allocation == stated.allocation
 
 
+@pytest.mark.parametrize(
+    ("given", "counts"), [({}, [1.0, 1.0, 1.0]), ({"type-0": 1.0, "type-2": 3.0}, [1.0, 2.0, 3.0])]
+)
 @pytest.mark.parametrize("policy", ["max-throughput-per-dollar", "min-cost", "min-cost-slo"])
-def test_a_policy_that_needs_prices_names_the_type_without(policy):
-    """Field and reason."""
-    p = dataclasses.replace(problem([[1.0, 1.0]], [1, 1]), prices={"type-0": 1.0})
-    with pytest.raises(ProblemError, match=r"prices.type-1: missing"):
-        allocate(policy, p)
+def test_a_missing_price_counts_as_the_mean_of_the_others(policy, given, counts):
+    """And as 1 where no type has one."""
+    p = problem([[4.0, 2.0, 1.0], [1.0, 3.0, 2.0]], [1, 1, 1])
+    silent = allocate(policy, dataclasses.replace(p, prices=given))
+    stated = allocate(policy, dataclasses.replace(p, prices={f"type-{j}": c for j, c in enumerate(counts)}))
+    assert silent.objective == pytest.approx(stated.objective, rel=1e-12)
+
+
+def test_the_agnostic_alloxs_objective_is_in_real_seconds():
+    """Blind to types it may send the long job to the slow GPU; what that costs is told as it is."""
+    p = problem([[1.0, 0.5], [1.0, 0.1]], [1, 1], steps=[100.0, 100.0])
+    assert allocate("allox", p).objective == pytest.approx((200 + 100) / 2)
+    blind = allocate("allox", p, agnostic=True)
+    seconds = [100 / blind.throughput[job.name] for job in p.jobs]
+    assert blind.objective == pytest.approx(sum(seconds) / 2)
 
 
 def test_pairs_that_cannot_help_are_left_out():
