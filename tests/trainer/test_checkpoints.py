@@ -82,6 +82,28 @@ def test_a_checkpoint_of_another_model_is_refused(gang, small_config, tmp_path):
     assert "checkpoint of 8 layers, the model has 6" in running.errors()
 
 
+def test_a_checkpoint_of_other_shapes_is_refused_in_words(gang, small_config, tmp_path):
+    """As many layers, but wider ones: the layer, the tensor and what to change, without a traceback."""
+    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
+    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
+    running = gang(
+        {**config, "model": {"name": "gpt", "layers": 8, "args": {"dim": 64, "heads": 2}}}, ranks=1
+    )
+    assert running.exit_codes() == {"rank-0": ExitCode.ERROR}
+    assert "does not fit layer 0" in running.errors()
+    assert "Traceback" not in running.errors()
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_first_step(gang, small_config, tmp_path):
+    """Not after the hours until the first checkpoint."""
+    (tmp_path / "saved").write_text("a file")
+    running = gang(with_checkpoints(small_config(totalSteps=5), tmp_path / "saved"), ranks=2)
+    assert set(running.exit_codes().values()) == {ExitCode.ERROR}
+    assert running.losses() == {}
+    assert "To fix: let checkpoint.path be a directory" in running.errors()
+    assert "Traceback" not in running.errors()
+
+
 def copy_tree(source, target):
     import shutil
 

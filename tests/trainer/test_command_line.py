@@ -40,13 +40,38 @@ def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
     )
 
 
-@pytest.mark.parametrize("command", ["run", "simulate"])
-def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
-    """It says which file."""
+def run_in_a_process(*arguments):
+    """``ballast-train`` as it is called: its exit code, output and complaints."""
     import subprocess
     import sys
 
-    arguments = [sys.executable, "-m", "ballast_trainer", command, "--config", str(tmp_path / "none.yaml")]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "ballast_trainer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "4 stages need as many layers; 'recurrent' has 3"),
+        (["--trace", "{folder}/none/trace.json"], "To fix: make it, or write elsewhere"),
+    ],
+)
+def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, words, tmp_path):
+    """Not once each, and without a traceback."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"totalSteps": 2, "model": {"name": "recurrent", "layers": 3}}))
+    options = [option.format(folder=tmp_path) for option in options]
+    result = run_in_a_process("run", "--config", str(path), "--ranks", "4", *options)
+    assert result.returncode == 2
+    assert result.stderr.count("ballast-train: ConfigurationError") == 1
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
+    """It says which file."""
+    result = run_in_a_process(command, "--config", str(tmp_path / "none.yaml"))
     assert result.returncode == 2
     assert "none.yaml" in result.stderr

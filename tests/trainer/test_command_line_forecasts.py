@@ -143,11 +143,15 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
 @pytest.mark.parametrize(
     ("command", "arguments", "fields", "words"),
     [
-        ("trace", ["--out", "trace.png"], {}, "ends in none of .json, .svg"),
+        ("trace", ["--out", "trace.png"], {}, "must end in one of .json, .svg"),
         ("simulate", ["--ranks", "13"], {}, "13 stages need as many layers; the profile has 12"),
         ("simulate", [], {"parallelism": {"tensor": 2}}, "--set parallelism.tensor=1"),
         ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of 2"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1},)}, "not a profile"),
+        ("simulate", [], {"layers": ()}, "it has no layers"),
+        ("simulate", [], {"layers": ({"forwardSeconds": 1, "backwardSeconds": -1},)}, "0 or more"),
+        ("simulate", ["--bandwidth", "0"], {}, "--bandwidth"),
+        ("trace", ["--out", "no/such/folder/trace.svg"], {}, "no folder no/such/folder"),
         ("simulate", ["--set", "pipeline.schedule=2F"], {}, "pipeline.schedule"),
     ],
 )

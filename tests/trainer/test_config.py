@@ -51,6 +51,8 @@ def test_a_null_clip_norm_means_no_clipping():
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "below 1"),
         ({"training": {"learningRate": float("nan")}}, "training.learningRate", "not a rate"),
         ({"training": {"clipNorm": 0}}, "training.clipNorm", "not above 0"),
+        ({"training": {"weightDecay": -0.1}}, "training.weightDecay", "0 or more"),
+        ({"pipeline": {"schedule": "gpipe"}}, "pipeline.schedule", "did you mean 'GPipe'"),
         ({"model": {"name": "gtp"}}, "model.name", "did you mean 'gpt'"),
         ({"model": {"name": "nowhere:model"}}, "model.name", "cannot load"),
         ({"model": {"name": "json:dumps", "args": {"obj": 1}}}, "model.name", "not a Model"),
@@ -81,11 +83,32 @@ def test_assignments_override_the_file(tmp_path):
     }
 
 
-@pytest.mark.parametrize("assignment", ["totalSteps", "totalSteps.deep=3", "model={name"])
+def test_an_assignment_reaches_into_a_list(tmp_path):
+    """By the place from 0; a number with an exponent is a number, in the file too."""
+    path = tmp_path / "config.yaml"
+    path.write_text("dynamics: [{kind: freezing, target: 0.5}]\ntraining: {weightDecay: 1e-2}\n")
+    found = read_config(path, ("dynamics.0.target=0.25", "training.learning_rate=1e-3"))
+    assert found["dynamics"] == [{"kind": "freezing", "target": 0.25}]
+    assert found["training"] == {"weightDecay": 0.01, "learningRate": 0.001}
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"- 1", b"", b"a: [1"])
+def test_a_file_that_is_no_configuration_is_refused_in_words(tmp_path, content):
+    """Not text, not a mapping, not YAML."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"--config: .*config\.yaml(.|\n)*To fix"):
+        read_config(path, ())
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["totalSteps", "=3", "totalSteps.deep=3", "model={name", "dynamics.1.target=3", "dynamics.x=3"],
+)
 def test_an_assignment_that_cannot_be_made_is_refused(tmp_path, assignment):
     """It says which."""
     path = tmp_path / "config.yaml"
-    path.write_text("totalSteps: 10\n")
+    path.write_text("totalSteps: 10\ndynamics: [{kind: freezing}]\n")
     with pytest.raises(ConfigurationError, match="--set"):
         read_config(path, (assignment,))
 

@@ -53,7 +53,8 @@ class PipelineConfig:
         if self.global_batch_size < 1 or self.global_batch_size % self.microbatches:
             raise ConfigurationError(
                 "pipeline.globalBatchSize",
-                f"{self.global_batch_size} is not a multiple of {self.microbatches} microbatches",
+                f"{self.global_batch_size} is not a multiple of {self.microbatches} microbatches. "
+                f"To fix: {max(1, round(self.global_batch_size / self.microbatches)) * self.microbatches}",
             )
 
 
@@ -170,6 +171,11 @@ class TrainingConfig:
             "training.learningRate",
             f"{self.learning_rate} is not a rate",
         )
+        require(
+            math.isfinite(self.weight_decay) and self.weight_decay >= 0,
+            "training.weightDecay",
+            f"{self.weight_decay} is not a weight decay. To fix: 0 or more",
+        )
         if self.clip_norm is not None:
             require(self.clip_norm > 0, "training.clipNorm", f"{self.clip_norm} is not above 0")
         require(self.warmup_steps >= 0, "training.warmupSteps", f"{self.warmup_steps} is below 0")
@@ -194,7 +200,9 @@ class DataConfig:
     """Passed to the callable."""
 
     def __post_init__(self) -> None:
-        require(":" in self.name, "data.name", f"{self.name!r} is not module:callable")
+        require(
+            ":" in self.name, "data.name", f"{self.name!r} is not module:callable. To fix: e.g. my_model:Data"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +247,8 @@ class TrainerConfig:
         require(
             microbatches % data == 0,
             "parallelism.data",
-            f"{microbatches} microbatches are no multiple of {data} replicas",
+            f"{microbatches} microbatches are no multiple of {data} replicas. "
+            f"To fix: pipeline.microbatches: {max(1, round(microbatches / data)) * data}",
         )
         if self.rebalance.balancer == "network":
             schedule, replicas = self.pipeline.schedule, self.pipeline.replicas

@@ -80,7 +80,7 @@ def _read_object(kind: Any, value: Any, where: str) -> Any:
         if value.get(key) is not None:
             arguments[field.name] = read_fields(hints[field.name], value[key], f"{prefix}{key}")
         elif required:
-            raise ConfigurationError(f"{prefix}{key}", "missing")
+            raise ConfigurationError(f"{prefix}{key}", "missing. To fix: give it in the file, or by --set")
         elif key in value and field.default is not None and type(None) in typing.get_args(hints[field.name]):
             arguments[field.name] = None
     return kind(**arguments)

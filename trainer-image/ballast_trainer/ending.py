@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
-from ballast_trainer.errors import CheckpointError, ConfigurationError, PeerLost, Stopped
+from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped, TrainerError
 
 _CODES = {
     ExitReason.FINISHED: ExitCode.OK,
@@ -53,9 +53,14 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
     return code
 
 
+def explains_itself(error: BaseException) -> bool:
+    """Whether the error's text says what to do; of others a person needs the traceback."""
+    return isinstance(error, TrainerError)
+
+
 def describe(error: BaseException) -> str:
     """The error in words; the class name where the text alone would not say what happened."""
-    if isinstance(error, ConfigurationError | PeerLost | Stopped | CheckpointError):
+    if explains_itself(error):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

@@ -32,8 +32,10 @@ class ConfigurationError(TrainerError):
     def unknown(cls, field: str, name: str, known: Iterable[str]) -> "ConfigurationError":
         """``name`` is none of the ``known`` words of ``field``; suggests the nearest."""
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
+        # Words that differ in case alone are near.
+        by_case = {word.lower(): word for word in known}
+        near = difflib.get_close_matches(name.lower(), by_case, n=1)
+        hint = f"did you mean {by_case[near[0]]!r}?" if near else f"one of {', '.join(known)}"
         return cls(field, f"unknown {name!r}. To fix: {hint}")
 
 

@@ -136,10 +136,13 @@ def read_rows(profile: Mapping[str, Any]) -> tuple[LayerRow, ...]:
         "output_bytes": "outputBytes",
     }
     try:
-        return tuple(
+        rows = tuple(
             LayerRow(**{field: float(row[key]) for field, key in names.items() if key in row})
             for row in profile["layers"]
         )
+        if not rows or any(value < 0 for row in rows for value in dataclasses.astuple(row)):
+            raise ValueError("it has no layers" if not rows else "seconds and bytes are 0 or more")
+        return rows
     except (KeyError, TypeError, ValueError) as error:
         reason = f"not a profile ({error!r}). To fix: give what 'ballast-train profile --output json' prints"
         raise ConfigurationError("--profile", reason) from error
@@ -187,7 +190,7 @@ def forecasts(
     """
     schedule = schedule_for(config, ranks, steps=steps)
     if schedule.stages > len(rows):
-        reason = f"{schedule.stages} stages need as many layers; the profile has {len(rows)}"
+        reason = f"{schedule.stages} stages need as many layers; the profile has {len(rows)}. To fix: --ranks"
         raise ConfigurationError("pipeline.maxStages", reason)
     replicas = [float(len(holders)) for holders in schedule.stage_ranks]
     uneven = max(replicas) > 1

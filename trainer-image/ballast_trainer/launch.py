@@ -78,7 +78,10 @@ class Job:
         stages = len(self.placement(ranks))
         if stages > self.model.layer_count:
             count = self.model.layer_count
-            reason = f"{stages} stages need as many layers; {self.config.model.name!r} has {count}"
+            reason = (
+                f"{stages} stages need as many layers; {self.config.model.name!r} has {count}. "
+                "To fix: fewer ranks, or model.layers"
+            )
             raise ConfigurationError("pipeline.maxStages", reason)
 
     def placement(self, ranks: int) -> tuple[int, ...]:

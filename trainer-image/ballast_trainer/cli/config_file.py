@@ -1,5 +1,6 @@
 """The file that ``--config`` names, with what ``--set`` changes in it."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,17 @@ import yaml
 
 from ballast_trainer.config_reading import camel
 from ballast_trainer.errors import ConfigurationError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2 and in JSON, not a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 
 
 def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -20,11 +32,13 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
         ConfigurationError: the file or an assignment cannot be read.
     """
     try:
-        value = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError("--config", f"cannot read {path}: {error}") from error
+        value = yaml.load(path.read_text(), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = f"cannot read {path}: {error}. To fix: name a YAML or JSON file"
+        raise ConfigurationError("--config", reason) from error
     if not isinstance(value, dict):
-        raise ConfigurationError("--config", f"{path} is not a mapping")
+        reason = f"{path} is not a mapping. To fix: begin with totalSteps: and model:"
+        raise ConfigurationError("--config", reason)
     for assignment in assignments:
         _assign(value, assignment)
     for folder in (str(Path.cwd()), str(path.resolve().parent)):
@@ -35,20 +49,32 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
 
 def _assign(config: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
-    if not equals:
-        raise ConfigurationError("--set", f"{assignment!r} is not key=value")
+    if not equals or not key:
+        reason = f"{assignment!r} is not key=value. To fix: e.g. --set pipeline.microbatches=4"
+        raise ConfigurationError("--set", reason)
     *parents, last = _spelled(key)
-    target = config
+    target: Any = config
     for parent in parents:
-        if target.get(parent) is None:
-            target[parent] = {}
-        target = target[parent]
-        if not isinstance(target, dict):
+        place = _place(key, target, parent)
+        if isinstance(target, dict) and target.get(place) is None:
+            target[place] = {}
+        target = target[place]
+        if not isinstance(target, dict | list):
             raise ConfigurationError("--set", f"{key!r}: {parent!r} is not an object")
     try:
-        target[last] = yaml.safe_load(text)
+        target[_place(key, target, last)] = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigurationError("--set", f"{key!r}: {text!r} is not YAML ({error})") from error
+
+
+def _place(key: str, target: Any, part: str) -> Any:
+    """What ``part`` of a key selects in a mapping, or, as a number from 0, in a list."""
+    if isinstance(target, dict):
+        return part
+    if not part.isdecimal() or int(part) >= len(target):
+        reason = f"{key!r}: {part!r} is no place in a list of {len(target)}. To fix: a number from 0"
+        raise ConfigurationError("--set", reason)
+    return int(part)
 
 
 def _spelled(key: str) -> list[str]:

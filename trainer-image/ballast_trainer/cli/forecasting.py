@@ -36,7 +36,9 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--at-step", type=click.IntRange(0), default=0, help="Measure with changes as of it."
             ),
             click.option(
-                "--bandwidth", type=float, help="Bytes/s between two ranks; default: transfers are free."
+                "--bandwidth",
+                type=click.FloatRange(0, min_open=True),
+                help="Bytes/s between two ranks; default: transfers are free.",
             ),
         ]
     ):
@@ -57,7 +59,10 @@ def profile_of(config: dict[str, Any], path: Path | None, *, at_step: int) -> di
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError("--profile", f"cannot read {path}: {error}") from error
+        reason = (
+            f"cannot read {path}: {error}. To fix: give what 'ballast-train profile --output json' prints"
+        )
+        raise ConfigurationError("--profile", reason) from error
     return found
 
 

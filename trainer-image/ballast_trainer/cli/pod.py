@@ -17,7 +17,7 @@ from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitReason, Pl
 from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
-from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
+from ballast_trainer.ending import describe, end, end_on_lost_peer, explains_itself, reason_of
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 from ballast_trainer.warm_start import start_warm
@@ -141,7 +141,7 @@ def pod() -> None:
         code = _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), stop, log_or_none)
     except Exception as error:
         reason = ExitReason.STOPPED if stop.received else reason_of(error)
-        if reason is ExitReason.FAILED:
+        if reason is ExitReason.FAILED and not explains_itself(error):
             logger.exception("training failed")
         code = end(reason, describe(error), log=log_or_none)
     with contextlib.suppress(OSError):

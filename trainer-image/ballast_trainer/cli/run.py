@@ -1,17 +1,19 @@
 """``ballast-train run``: train from a configuration file; alone, with local ranks, or under torchrun."""
 
 import logging
+import multiprocessing
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from ballast_policies.contract import Directive, ExitReason, Plan, Rank
+from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Rank
 
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
-from ballast_trainer.ending import describe, end, end_on_lost_peer, reason_of
+from ballast_trainer.ending import describe, end, end_on_lost_peer, explains_itself, reason_of
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.progress_line import ProgressLine
 from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 
@@ -55,7 +57,7 @@ def _run(
 ) -> int:
     import torch
 
-    from ballast_trainer.channel.base import Channel
+    from ballast_trainer.channel.base import Channel, ChannelError
     from ballast_trainer.channel.directory import DirectoryChannel
     from ballast_trainer.channel.standalone import StandaloneChannel
     from ballast_trainer.launch import Job, train
@@ -78,7 +80,11 @@ def _run(
     if channel_folder is not None:
         folder = DirectoryChannel(channel_folder)
         if rank == 0:
-            folder.publish(plan)
+            try:
+                folder.publish(plan)
+            except ChannelError as error:
+                reason = f"cannot write to {channel_folder}: {error}. To fix: name a directory"
+                raise ConfigurationError("--channel", reason) from error
         channel = folder
     store = _open_store(rank, stop) if ranks > 1 else None
     outcome = train(
@@ -136,8 +142,14 @@ def run(
     form = f"{erase}%(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
 
+    # Local ranks share it: what is wrong with their configuration is said once.
+    unsaid = multiprocessing.get_context("fork").Lock()
+
     def body() -> int:
         try:
+            if trace is not None and not trace.parent.is_dir():
+                reason = f"no folder {trace.parent}. To fix: make it, or write elsewhere"
+                raise ConfigurationError("--trace", reason)
             config = read_config(config_path, assignments)
             return _run(
                 config,
@@ -149,7 +161,9 @@ def run(
             )
         except Exception as error:
             reason = reason_of(error)
-            if reason is ExitReason.FAILED:
+            if reason is ExitReason.CONFIGURATION and not unsaid.acquire(block=False):
+                return ExitCode.USAGE
+            if reason is ExitReason.FAILED and not explains_itself(error):
                 logger.exception("training failed")
             return end(reason, describe(error))
 

@@ -88,7 +88,7 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
             except OSError as error:
-                failure = f"cannot write a checkpoint to {temporary}: {error}. To fix: checkpoint.path"
+                failure = _cannot_write(temporary, error)
         failure = world.from_rank_0(failure)
         if failure is not None:
             raise CheckpointError(failure)
@@ -123,6 +123,25 @@ class Checkpoints:
             self._prune()
         world.from_rank_0(None)
 
+    def open(self, world: World) -> None:
+        """Make the directory if need be, so that a wrong one is found before the first step; collective.
+
+        Raises:
+            CheckpointError: rank 0 cannot write there.
+        """
+        failure = None
+        if world.rank == 0:
+            try:
+                self._path.mkdir(parents=True, exist_ok=True)
+                probe = self._path / f".writable-{os.getpid()}"
+                probe.touch()
+                probe.unlink()
+            except OSError as error:
+                failure = _cannot_write(self._path, error)
+        failure = world.from_rank_0(failure)
+        if failure is not None:
+            raise CheckpointError(failure)
+
     def newest(self, world: World) -> Manifest | None:
         """The newest checkpoint that is whole, as rank 0 sees it; collective over the world.
 
@@ -143,7 +162,11 @@ class Checkpoints:
         return manifest
 
     def load(self, world: World, layers: LayerSet, manifest: Manifest) -> None:
-        """Load the tensors of the layers held; collective over the world."""
+        """Load the tensors of the layers held; collective over the world.
+
+        Raises:
+            CheckpointError: the tensors of a layer have other names or shapes.
+        """
         path = self._path / f"{_PREFIX}{manifest.step:08d}"
         from torch.distributed.checkpoint import FileSystemReader
 
@@ -159,7 +182,14 @@ class Checkpoints:
         for layer in layers:
             prefix = _layer_key(layer.index, "")
             stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            layer.load(assembled(stored, layer, world.tensor))
+            try:
+                layer.load(assembled(stored, layer, world.tensor))
+            except (RuntimeError, ValueError, KeyError) as error:
+                reason = " ".join(str(error).split()[:40])
+                raise CheckpointError(
+                    f"{path} does not fit layer {layer.index}: {reason}. "
+                    "To fix: the model that it was saved from, or a checkpoint.path of its own"
+                ) from error
 
     def _complete(self) -> list[Path]:
         return sorted(self._path.glob(f"{_PREFIX}*"), reverse=True)
@@ -195,6 +225,13 @@ class Checkpoints:
         corrupt = [path for path in self._complete() if path.name in self._corrupt]
         for path in whole[self._keep :] + corrupt:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return (
+        f"cannot write a checkpoint to {path}: {error}. "
+        "To fix: let checkpoint.path be a directory that all ranks share and can write to"
+    )
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ machine share it.  At the end of the run rank 0 gathers the notes over the store
 
 import datetime
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 
 from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.runtime.profile import Meter
+
+logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 30.0
 """How long rank 0 waits for the notes of the others once it is done."""
@@ -92,6 +95,9 @@ def write_trace(path: Path, meter: RecordingMeter, *, rank: int, ranks: int, sto
     for other in range(1, ranks):
         store.wait([_key(other)], datetime.timedelta(seconds=GATHER_SECONDS))
         noted[other] = json.loads(store.get(_key(other)))
+    if not any(noted.values()):
+        logger.warning("%s: no step was traced. To fix: --trace-step of a step that this run trains", path)
+        return
     path.write_text(chrome_trace_of(noted))
 
 

@@ -104,7 +104,10 @@ class Session:
 
     def _launch(self) -> None:
         training = self._training
-        manifest = self._checkpoints.newest(training.world) if self._checkpoints is not None else None
+        manifest = None
+        if self._checkpoints is not None:
+            self._checkpoints.open(training.world)
+            manifest = self._checkpoints.newest(training.world)
         if manifest is not None:
             training.step = manifest.step
             training.loss_scale.restore(manifest.loss_scale)
