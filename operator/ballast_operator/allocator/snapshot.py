@@ -8,7 +8,7 @@ from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.rounds import Gang, Node, Placement
 
 from ballast_operator.allocator.gang_size import Refusal, gang_size, may_grow, most_gpus, refuse
-from ballast_operator.allocator.throughput import Measurements, estimate
+from ballast_operator.allocator.throughput import Measurements, Wanted
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
@@ -90,8 +90,8 @@ def take_snapshot(
     gpu_types = tuple(sorted({pool.gpu_type for pool in spec.node_pools}))
     gangs, problem_jobs, keys, launches, refusals = [], [], {}, {}, {}
     running, since, unmeasured, growable = {}, {}, set(), {}
+    takers = []
     for view in jobs:
-        name = job_id(view.key)
         if not wants_gpus(view, now):
             continue
         assert view.spec is not None
@@ -102,12 +102,16 @@ def take_snapshot(
         if refusal is not None:
             refusals[view.key] = refusal
             continue
-        measured = measurements.of(view.key)
-        rates = estimate(view.spec, measured, allowed, size)
-        if not measured and not any(gpu_type in view.spec.throughput for gpu_type in allowed):
+        takers.append((view, Wanted(key=view.key, spec=view.spec, stages=size), held, allowed))
+    speeds = measurements.estimates((wanted for _, wanted, _, _ in takers), gpu_types)
+    for view, wanted, held, allowed in takers:
+        name, size = job_id(view.key), wanted.stages
+        known = {gpu_type: speeds[view.key][gpu_type] for gpu_type in allowed}
+        rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
+        if all(speed.source == "unknown" for speed in known.values()):
             unmeasured.add(name)
         gangs.append(Gang(job=name, gpus=size, throughput=rates))
-        problem_jobs.append(as_job(view, view.spec, name=name, gpus=size, rates=rates, now=now))
+        problem_jobs.append(as_job(view, wanted.spec, name=name, gpus=size, rates=rates, now=now))
         keys[name], launches[name] = view.key, view.status.launches
         if held is not None:
             running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)

@@ -1,35 +1,59 @@
-"""How fast a job would be on each GPU type: known, measured, or guessed. The allocation rests on it.
+"""How fast a job would be on each GPU type: the policies' estimator, fed with what the cluster says.
 
-In this order: what the spec says, scaled by how the job really runs (a model that got cheaper got
-cheaper everywhere); what was measured; the mean of what is known; one step a second.  Only ratios
-between types matter to max-min fairness, so a job of which nothing is known is simply indifferent.
+The prior of a job's kind is what its spec states and, where it states nothing, what other jobs of the
+same kind (model and batches) have reported. A job's own reports take the prior's place, and scale it
+elsewhere: a model that got cheaper got cheaper everywhere. Where a kind was never seen on a GPU type,
+matrix completion over all kinds says how that type compares (dissertation section 5.3.3). Every
+estimate has a deviation, which falls as reports come.
 """
 
 import dataclasses
+import hashlib
+import json
+import math
 from collections.abc import Iterable, Mapping
+
+from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
+from ballast_policies.throughput.table import JobType, ThroughputTable
+from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
-NEW_WEIGHT = 0.3
-"""Weight of a new report in the moving average (EMA)."""
+KINDS_KEPT = 100
+"""Kinds of training whose measured speeds are remembered when their jobs are gone; the oldest go first."""
+
+NOT_SEEN = Estimate(steps_per_second=0.0, deviation=math.inf, source="unknown")
+
+Speeds = Mapping[tuple[str, int], Estimate]
+"""(GPU type, stages) -> what is known of it."""
 
 
 @dataclasses.dataclass(slots=True)
 class Measured:
-    """Moving averages of one job: (GPU type, stages) -> steps/s."""
+    """What one job has reported."""
 
     launch: int = 0
     step: int = -1
-    rates: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
+    speeds: dict[tuple[str, int], Estimate] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A job, and the gang for which its speed is asked."""
+
+    key: Key
+    spec: JobSpec
+    stages: int
 
 
 class Measurements:
-    """What the trainers have reported, by job."""
+    """What the trainers have reported, by job and by kind. In memory only: a fresh operator learns anew."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}
+        self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
 
     def take_in(self, view: JobView) -> None:
         """Add the job's newest report, once."""
@@ -40,51 +64,138 @@ class Measurements:
         if plan is None or report.epoch != plan.epoch or not report.steps_per_second:
             return
         measured = self._jobs.setdefault(view.key, Measured())
-        if (measured.launch, measured.step) == (held.launch, report.step):
+        if view.spec is None or (measured.launch, measured.step) == (held.launch, report.step):
             return
         measured.launch, measured.step = held.launch, report.step
+        kind = kind_of(view.spec)
+        # Kinds are in order of their newest report.
+        profile = self._kinds[kind] = self._kinds.pop(kind, {})
         where = (held.gpu_type, len(plan.ranks))
-        old = measured.rates.get(where)
-        new = report.steps_per_second
-        measured.rates[where] = new if old is None else (1 - NEW_WEIGHT) * old + NEW_WEIGHT * new
+        prior = profile.get(where)
+        before = measured.speeds.get(where) or stated(view.spec, *where)
+        if before is None:
+            before = NOT_SEEN if prior is None else as_prior(prior)
+        measured.speeds[where] = before.measured(report.steps_per_second)
+        profile[where] = (prior or NOT_SEEN).measured(report.steps_per_second)
 
-    def of(self, key: Key) -> Mapping[tuple[str, int], float]:
-        """(GPU type, stages) -> steps/s."""
+    def of(self, key: Key) -> Speeds:
+        """What the job itself has reported."""
         measured = self._jobs.get(key)
-        return {} if measured is None else dict(measured.rates)
+        return {} if measured is None else dict(measured.speeds)
 
     def keep(self, keys: Iterable[Key]) -> None:
-        """Forget all other jobs."""
+        """Forget all other jobs; their kinds are remembered."""
         wanted = set(keys)
         self._jobs = {key: value for key, value in self._jobs.items() if key in wanted}
+        for kind in list(self._kinds)[:-KINDS_KEPT]:
+            del self._kinds[kind]
+
+    def estimates(
+        self, wanted: Iterable[Wanted], gpu_types: tuple[str, ...]
+    ) -> dict[Key, dict[str, Estimate]]:
+        """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run."""
+        wanted = list(wanted)
+        rows: dict[str, dict[str, dict[str, float]]] = {gpu_type: {} for gpu_type in gpu_types}
+        for kind, profile in self._kinds.items():
+            for (gpu_type, stages), estimate in profile.items():
+                if gpu_type in rows:
+                    key = JobType(name=kind, gpus=stages).key()
+                    rows[gpu_type][key] = {"null": estimate.steps_per_second}
+        types: dict[str, JobType] = {}
+        own: dict[str, dict[str, Estimate]] = {}
+        for job in wanted:
+            name, profile = "/".join(job.key), self._kinds.get(kind_of(job.spec), {})
+            types[name] = job_type = JobType(name=variant_of(job.spec), gpus=job.stages)
+            reports, mine = self.of(job.key), {}
+            for gpu_type in gpu_types:
+                prior = stated(job.spec, gpu_type, job.stages) or resized(profile, gpu_type, job.stages)
+                if prior is not None:
+                    rows[gpu_type][job_type.key()] = {"null": prior.steps_per_second}
+                report = resized(reports, gpu_type, job.stages)
+                if report is not None:
+                    mine[gpu_type] = report
+            own[name] = settled(job, mine)
+        estimator = Estimator(
+            profiles=ThroughputTable(source="the cluster's jobs", rows=rows),
+            gpu_types=gpu_types,
+            types=types,
+            own=own,
+        )
+        found = estimator.every_job_alone()
+        return {job.key: found["/".join(job.key)] for job in wanted}
 
 
-def estimate(
-    spec: JobSpec, measured: Mapping[tuple[str, int], float], gpu_types: Iterable[str], stages: int
-) -> dict[str, float]:
-    """GPU type -> steps/s of a gang of ``stages``; 0 where the spec says that it cannot run."""
-    known = {gpu_type: _at(spec.throughput[gpu_type], stages) for gpu_type in spec.throughput}
-    ratios = [
-        rate / expected
-        for (gpu_type, size), rate in measured.items()
-        if gpu_type in spec.throughput and (expected := _at(spec.throughput[gpu_type], size)) > 0
-    ]
-    scale = ratios[-1] if ratios else 1.0
-    unknown = [rate for (gpu_type, _), rate in measured.items() if gpu_type not in known]
-    positive = [scale * rate for rate in known.values() if rate > 0] + unknown
-    guess = sum(positive) / len(positive) if positive else 1.0
-    result = {}
-    for gpu_type in gpu_types:
-        if gpu_type in known:
-            result[gpu_type] = scale * known[gpu_type]
-        else:
-            result[gpu_type] = measured.get((gpu_type, stages), guess)
-    return result
+def kind_of(spec: JobSpec) -> str:
+    """Equal for jobs that train the same model with the same batches: they run alike."""
+    pipeline = spec.config.get("pipeline", {})
+    batches = {key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule")}
+    parts = [spec.config.get("model"), batches, spec.config.get("dynamics")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _at(by_stages: Mapping[int, float], stages: int) -> float:
-    """Known steps/s at ``stages``; between and beyond known sizes in proportion to the nearest one."""
-    if stages in by_stages:
-        return by_stages[stages]
-    nearest = min(by_stages, key=lambda known: (abs(known - stages), known))
-    return by_stages[nearest] * stages / nearest
+def variant_of(spec: JobSpec) -> str:
+    """As :func:`kind_of`; jobs that state other speeds are told apart."""
+    if not spec.throughput:
+        return kind_of(spec)
+    stated_speeds = json.dumps(
+        [[t, sorted(by_stages.items())] for t, by_stages in sorted(spec.throughput.items())]
+    )
+    return f"{kind_of(spec)}-{hashlib.sha256(stated_speeds.encode()).hexdigest()[:8]}"
+
+
+def stated(spec: JobSpec, gpu_type: str, stages: int) -> Estimate | None:
+    """What the spec says of a gang of ``stages``; None: nothing. In proportion to the nearest stated size."""
+    by_stages = spec.throughput.get(gpu_type)
+    if not by_stages:
+        return None
+    nearest = stages if stages in by_stages else _nearest(by_stages, stages)
+    rate = by_stages[nearest] if nearest == stages else by_stages[nearest] * stages / nearest
+    return Estimate(steps_per_second=rate, deviation=PRIOR_DEVIATION, source="prior")
+
+
+def resized(speeds: Speeds, gpu_type: str, stages: int) -> Estimate | None:
+    """What is known of a gang of ``stages`` there, in proportion to the nearest known size; None: nothing."""
+    sizes = [size for known_type, size in speeds if known_type == gpu_type]
+    if not sizes:
+        return None
+    nearest = _nearest(sizes, stages)
+    known = speeds[gpu_type, nearest]
+    if nearest == stages:
+        return known
+    return dataclasses.replace(
+        known,
+        steps_per_second=known.steps_per_second * stages / nearest,
+        deviation=math.hypot(known.deviation, PRIOR_DEVIATION),
+    )
+
+
+def settled(job: Wanted, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """GPU type -> reports; where they bear out how the spec says that types compare, exactly so.
+
+    A window with a pause in it would otherwise change who gets which GPU. Beyond PRIOR_DEVIATION the
+    reports count as they are.
+    """
+    said = {gpu_type: stated(job.spec, gpu_type, job.stages) for gpu_type in reports}
+    expected = {t: s.steps_per_second for t, s in said.items() if s is not None and s.steps_per_second > 0}
+    ratios = {t: math.log(reports[t].steps_per_second / rate) for t, rate in expected.items()}
+    scale = sum(ratios.values()) / len(ratios) if ratios else 0.0
+    if any(abs(ratio - scale) > PRIOR_DEVIATION for ratio in ratios.values()):
+        return dict(reports)
+    borne_out = {
+        t: dataclasses.replace(reports[t], steps_per_second=rate * math.exp(scale))
+        for t, rate in expected.items()
+    }
+    return {**reports, **borne_out}
+
+
+def as_prior(estimate: Estimate) -> Estimate:
+    """What other jobs of the kind have reported, as a job takes it before it reports itself."""
+    return Estimate(
+        steps_per_second=estimate.steps_per_second,
+        deviation=math.hypot(estimate.deviation, PRIOR_DEVIATION),
+        source="prior",
+    )
+
+
+def _nearest(sizes: Iterable[int], stages: int) -> int:
+    return min(sizes, key=lambda size: (abs(size - stages), size))

@@ -1,8 +1,11 @@
 """What runs how fast where, before and while it is measured (dissertation section 5.3.3).
 
 Alone: a job's own reports where it has run; the profiled rate of its job type elsewhere, scaled by
-how much faster or slower than its type it has proved to be; for a type that was never profiled,
-its own rates elsewhere and the ratios of all profiled types, by matrix completion.
+how much faster or slower than its type it has proved to be; where its type was never profiled,
+the rates that are known of it and the ratios of all profiled types, by matrix completion.
+
+Profiles need not be whole: a job type may be known on some GPU types and not on others. The operator's
+profiles are what jobs state and what it has measured itself.
 
 In pairs: normalised rates (shared over alone) of profiled types; for a type that was never
 profiled, a fingerprint (its normalised rates with a few profiled partners, completed) finds the
@@ -12,6 +15,7 @@ nearest profiled type, whose pairs it borrows.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +29,20 @@ PRIOR_DEVIATION = 0.15
 UNKNOWN_DEVIATION = 1.5
 """Relative deviation where nothing but the GPU types' usual ratios is known."""
 
+ENOUGH_PROFILES = 10
+"""With fewer profiled types of a gang's size, those of other sizes count too: GPUs compare much alike."""
+
+MOST_PROFILES = 200
+"""Rows of a matrix that is completed, at most: more make it slower and hardly better."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
     """Estimates of one cluster; a value: :meth:`observe` returns the next one.
 
     Attributes:
-        profiles: profiled job types, the prior.
-        gpu_types: of the cluster, all in ``profiles``.
+        profiles: profiled job types, the prior; those of one GPU type or several.
+        gpu_types: of the cluster.
         types: job -> its job type.
         own: job -> GPU type -> what its own reports say.
         shared: (job type name, partner's name, GPU type) -> normalised rates seen, of the first.
@@ -80,27 +90,43 @@ class Estimator:
 
     def alone(self, job: str) -> dict[str, Estimate]:
         """GPU type -> estimate for ``job`` on GPUs of its own."""
+        return self._alone(job, {})
+
+    def every_job_alone(self) -> dict[str, dict[str, Estimate]]:
+        """Job -> what :meth:`alone` says, with one completion of the profiles for all of them."""
+        filled: dict[int, _Filled] = {}
+        return {job: self._alone(job, filled) for job in self.types}
+
+    def _alone(self, job: str, filled: "dict[int, _Filled]") -> dict[str, Estimate]:
         job_type, own = self.types[job], self.own.get(job, {})
-        base = self._profiled(job_type) or self._completed(job_type, own)
+        base = self._profiled(job_type)
         # How much faster than its type the job has proved to be, where it has run.
         ratios = [
             math.log(own[g].steps_per_second / base[g].steps_per_second)
             for g in own
-            if base[g].steps_per_second > 0 and base[g].source == "prior"
+            if g in base and base[g].steps_per_second > 0
         ]
         scale = math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
         spread = PRIOR_DEVIATION / math.sqrt(1 + len(ratios))
-        found = {}
-        for gpu_type, estimate in base.items():
-            if gpu_type in own:
-                found[gpu_type] = own[gpu_type]
-            elif estimate.source == "prior":
-                found[gpu_type] = dataclasses.replace(
-                    estimate, steps_per_second=estimate.steps_per_second * scale, deviation=spread
+        found = {
+            g: dataclasses.replace(
+                estimate, steps_per_second=estimate.steps_per_second * scale, deviation=spread
+            )
+            for g, estimate in base.items()
+        }
+        if any(g not in base and g not in own for g in self.gpu_types):
+            known = {g: estimate.steps_per_second for g, estimate in base.items()}
+            known |= {g: estimate.steps_per_second / scale for g, estimate in own.items() if g not in base}
+            # What is completed is no more certain than what it is completed from.
+            sources = [estimate.deviation for estimate in {**found, **own}.values()]
+            for g, estimate in self._completed(job_type, known, filled).items():
+                completed = dataclasses.replace(
+                    estimate,
+                    steps_per_second=estimate.steps_per_second * scale,
+                    deviation=math.hypot(estimate.deviation, min(sources, default=0.0)),
                 )
-            else:
-                found[gpu_type] = estimate
-        return found
+                found.setdefault(g, completed)
+        return {g: own.get(g) or found[g] for g in self.gpu_types}
 
     def pair(self, job: str, other: str, gpu_type: str) -> tuple[Estimate, Estimate]:
         """Estimates for ``job`` and ``other`` on the same GPUs; 0: by their profiles they do not fit."""
@@ -110,10 +136,9 @@ class Estimator:
             self._shared_estimate(other, b, a, gpu_type),
         )
 
-    def _profiled(self, job_type: JobType) -> dict[str, Estimate] | None:
+    def _profiled(self, job_type: JobType) -> dict[str, Estimate]:
+        """Where the type was profiled."""
         key = job_type.key()
-        if any(key not in self.profiles.rows[gpu_type] for gpu_type in self.gpu_types):
-            return None
         return {
             gpu_type: Estimate(
                 steps_per_second=self.profiles.alone(job_type, gpu_type),
@@ -121,18 +146,22 @@ class Estimator:
                 source="prior",
             )
             for gpu_type in self.gpu_types
+            if key in self.profiles.rows.get(gpu_type, {})
         }
 
-    def _completed(self, job_type: JobType, own: Mapping[str, Estimate]) -> dict[str, Estimate]:
-        rates = _known_rates(self.profiles, self.gpu_types, job_type.gpus)
-        mine = np.array([own[g].steps_per_second if g in own else 0.0 for g in self.gpu_types])
-        matrix = np.vstack([rates, mine])
-        known = matrix > 0
-        filled = complete(np.log(np.where(known, matrix, 1.0)), known)
-        source, deviation = ("completed", filled.deviation) if own else ("unknown", UNKNOWN_DEVIATION)
+    def _completed(
+        self, job_type: JobType, known: Mapping[str, float], filled: "dict[int, _Filled]"
+    ) -> dict[str, Estimate]:
+        """On every GPU type, from the rates ``known`` of the job and the profiles of all others."""
+        profiles = filled.get(job_type.gpus)
+        if profiles is None:
+            profiles = filled[job_type.gpus] = _Filled.of(self.profiles, self.gpu_types, job_type.gpus)
+        rates, deviation = profiles.like(job_type, np.array([known.get(g, 0.0) for g in self.gpu_types]))
+        seen = any(rate > 0 for rate in known.values())
+        source, deviation = ("completed", deviation) if seen else ("unknown", UNKNOWN_DEVIATION)
         return {
             gpu_type: Estimate(steps_per_second=float(rate), deviation=deviation, source=source)
-            for gpu_type, rate in zip(self.gpu_types, np.exp(filled.values[-1]), strict=True)
+            for gpu_type, rate in zip(self.gpu_types, rates, strict=True)
         }
 
     def _shared_estimate(self, job: str, a: JobType, b: JobType, gpu_type: str) -> Estimate:
@@ -177,17 +206,67 @@ class Estimator:
         return profiled[int(distance.argmin())], False
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Filled:
+    """The profiles of one gang size as a matrix, completed. The last row: a job of which nothing is known.
+
+    Attributes:
+        types: the job type of each row but the last.
+        rates: (rows, GPU types) as known, 0 where not.
+        completed: (rows, GPU types) rates.
+        deviation: relative standard deviation of what was not known.
+    """
+
+    types: tuple[JobType, ...]
+    rates: np.ndarray
+    completed: np.ndarray
+    deviation: float
+
+    @classmethod
+    def of(cls, table: ThroughputTable, gpu_types: Sequence[str], gpus: int) -> "_Filled":
+        every = {_type_of(key) for gpu_type in gpu_types for key in table.rows.get(gpu_type, {})}
+        types = sorted((t for t in every if t.gpus == gpus), key=lambda t: t.name)
+        if len(types) < ENOUGH_PROFILES:
+            others = (t for t in every if t.gpus != gpus)
+            types += sorted(others, key=lambda t: (abs(math.log(t.gpus / gpus)), t.name))
+        types = types[:MOST_PROFILES]
+        rates = np.zeros((len(types) + 1, len(gpu_types)))
+        for j, gpu_type in enumerate(gpu_types):
+            row = table.rows.get(gpu_type, {})
+            for i, job_type in enumerate(types):
+                if job_type.key() in row:
+                    rates[i, j] = row[job_type.key()]["null"]
+        return cls(types=tuple(types), rates=rates, **_completion(rates))
+
+    def like(self, job_type: JobType, mine: np.ndarray) -> tuple[np.ndarray, float]:
+        """((GPU types,) rates of a job of which ``mine`` is known, 0 where not; deviation)."""
+        at = self.types.index(job_type) if job_type in self.types else -1
+        if np.array_equal(self.rates[at], mine):
+            return self.completed[at], self.deviation
+        found = _completion(np.vstack([self.rates, mine]))
+        return found["completed"][-1], found["deviation"]
+
+
+def _completion(rates: np.ndarray) -> dict[str, Any]:
+    """``completed`` and ``deviation`` of a matrix of rates; 1 step/s everywhere if nothing is known."""
+    known = rates > 0
+    if not known.any():
+        return {"completed": np.ones_like(rates), "deviation": UNKNOWN_DEVIATION}
+    filled = complete(np.log(np.where(known, rates, 1.0)), known)
+    return {"completed": np.exp(filled.values), "deviation": min(filled.deviation, UNKNOWN_DEVIATION)}
+
+
+def _type_of(key: str) -> JobType:
+    """The job type that a table's key names."""
+    name, _, gpus = key[2:-1].rpartition("', ")
+    return JobType(name=name, gpus=int(gpus))
+
+
 def _types_of(table: ThroughputTable, gpu_type: str, gpus: int) -> list[JobType]:
     """Profiled job types with gangs of ``gpus``, by name."""
     end = f"', {gpus})"
     names = sorted(key[2 : -len(end)] for key in table.rows[gpu_type] if key.endswith(end))
     return [JobType(name=name, gpus=gpus) for name in names]
-
-
-def _known_rates(table: ThroughputTable, gpu_types: Sequence[str], gpus: int) -> np.ndarray:
-    """Rates of all profiled types of this size; of one GPU where none of this size was profiled."""
-    types = _types_of(table, gpu_types[0], gpus) or _types_of(table, gpu_types[0], 1)
-    return np.array([[table.alone(t, gpu_type) for gpu_type in gpu_types] for t in types])
 
 
 def _normalised(table: ThroughputTable, a: JobType, b: JobType, gpu_type: str) -> float:

@@ -1,39 +1,148 @@
-"""Estimates of speed: known, scaled by what is measured, or guessed."""
+"""Estimates of speed: stated, measured, taken from jobs of the same kind, or completed."""
+
+import dataclasses
+import math
 
 import pytest
-from ballast_operator.allocator.throughput import estimate
+from ballast_operator.allocator.throughput import Measurements, Wanted, kind_of
+from ballast_operator.views.lease import LeaseView
+from ballast_operator.views.status import JobStatus
+from ballast_policies.contract import Ack, Report
+from ballast_policies.throughput.track import ALPHA
 
-from tests.operator.views.builders import a_spec
+from tests.operator.views.builders import a_plan, a_spec, a_view
 
 KNOWN = {"v100": {4: 4.0, 2: 2.2}, "k80": {4: 1.0}}
+TYPES = ("v100", "k80")
 
 
-def test_known_speeds_are_taken_as_they_are_before_the_job_has_run():
-    """The spec's table, at the gang's size."""
-    assert estimate(a_spec(throughput=KNOWN), {}, ("v100", "k80"), 4) == {"v100": 4.0, "k80": 1.0}
+def config(model="gpt"):
+    return {"model": {"name": model}, "pipeline": {"globalBatchSize": 32, "microbatches": 8}}
+
+
+def a_report(job, spec, *, rate, step, gpu_type="v100", stages=2):
+    """The view of ``job`` running on ``stages`` GPUs, as it reports ``rate`` steps/s at ``step``."""
+    pods = tuple(f"{job}-{rank}" for rank in range(stages))
+    view = a_view(pods=pods, plan=a_plan(pods), spec=spec, key=("team", job))
+    report = Report(epoch=1, step=step, loss=1.0, steps_per_second=rate)
+    lease = LeaseView(report=report, ack=Ack(epoch=1, step=0))
+    held = dataclasses.replace(view.status.held, gpu_type=gpu_type)
+    return dataclasses.replace(view, lease=lease, status=JobStatus(held=held, launches=1))
+
+
+def estimates(measurements, job, spec, *, stages=2, types=TYPES):
+    key = ("team", job)
+    return measurements.estimates([Wanted(key=key, spec=spec, stages=stages)], types)[key]
+
+
+def speeds(*args, **options):
+    return {t: found.steps_per_second for t, found in estimates(*args, **options).items()}
+
+
+def test_stated_speeds_are_taken_as_they_are_before_the_job_has_run():
+    """The spec's table, at the gang's size, as a prior."""
+    found = estimates(Measurements(), "a", a_spec(throughput=KNOWN), stages=4)
+    assert {t: e.steps_per_second for t, e in found.items()} == pytest.approx({"v100": 4.0, "k80": 1.0})
+    assert {e.source for e in found.values()} == {"prior"}
 
 
 def test_a_job_that_got_faster_got_faster_everywhere():
-    """Measured twice the known speed on one type: the ratio carries over."""
-    measured = {("v100", 4): 8.0}
-    assert estimate(a_spec(throughput=KNOWN), measured, ("v100", "k80"), 4) == {"v100": 8.0, "k80": 2.0}
+    """Measured at twice the stated speed on one type: the ratio carries over."""
+    measurements, spec = Measurements(), a_spec(throughput=KNOWN)
+    for step in range(20):
+        measurements.take_in(a_report("a", spec, rate=8.0, step=step, stages=4))
+    found = speeds(measurements, "a", spec, stages=4)
+    assert found == pytest.approx({"v100": 8.0, "k80": 2.0}, rel=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "ratio"), [(0.95, 4.0), (2.0, 2.0)])
+def test_reports_change_how_types_compare_only_where_they_contradict_the_spec(rate, ratio):
+    """4 to 1 stated: 0.95 on a K80 bears it out; twice the stated speed does not."""
+    measurements, spec = Measurements(), a_spec(throughput=KNOWN)
+    for step in range(20):
+        measurements.take_in(a_report("a", spec, rate=4.0, step=2 * step, stages=4))
+        measurements.take_in(a_report("a", spec, rate=rate, step=2 * step + 1, stages=4, gpu_type="k80"))
+    found = speeds(measurements, "a", spec, stages=4)
+    assert found["v100"] / found["k80"] == pytest.approx(ratio, rel=1e-3)
 
 
 def test_another_number_of_stages_is_in_proportion_to_the_nearest_known_one():
-    """k80 is known with four stages only: three give three quarters."""
-    assert estimate(a_spec(throughput=KNOWN), {}, ("k80",), 3)["k80"] == pytest.approx(0.75)
+    """k80 is stated with four stages only: three give three quarters."""
+    found = speeds(Measurements(), "a", a_spec(throughput=KNOWN), stages=3)
+    assert found["k80"] == pytest.approx(0.75)
 
 
-def test_a_known_zero_stays_zero():
+def test_a_stated_zero_stays_zero():
     """The user says that it cannot run there."""
-    assert estimate(a_spec(throughput={"k80": {4: 0.0}}), {}, ("k80", "v100"), 4) == {"k80": 0.0, "v100": 1.0}
+    assert speeds(Measurements(), "a", a_spec(throughput={"k80": {4: 0.0}}), stages=4)["k80"] == 0.0
 
 
 def test_without_any_knowledge_all_types_are_alike():
     """Indifferent, not impossible."""
-    assert estimate(a_spec(), {}, ("v100", "k80"), 2) == {"v100": 1.0, "k80": 1.0}
+    found = estimates(Measurements(), "a", a_spec())
+    assert {t: e.steps_per_second for t, e in found.items()} == {"v100": 1.0, "k80": 1.0}
+    assert {e.source for e in found.values()} == {"unknown"}
 
 
-def test_an_unknown_type_is_guessed_from_what_was_measured():
-    """What ran at 3 steps/s on one type is taken to do so on another, until it has run there."""
-    assert estimate(a_spec(), {("v100", 2): 3.0}, ("v100", "k80"), 2) == {"v100": 3.0, "k80": 3.0}
+def test_a_report_is_taken_in_once():
+    """The same report seen in a hundred passes is one measurement."""
+    measurements, spec = Measurements(), a_spec()
+    for _ in range(100):
+        measurements.take_in(a_report("a", spec, rate=3.0, step=7))
+    assert estimates(measurements, "a", spec)["v100"].reports == 1
+
+
+def test_reports_are_averaged_and_their_uncertainty_decays():
+    """In the long run a new report has the weight ALPHA; the deviation falls from the prior's."""
+    measurements, spec = Measurements(), a_spec(throughput=KNOWN)
+    before = estimates(measurements, "a", spec)["v100"].deviation
+    deviations = []
+    for step in range(30):
+        measurements.take_in(a_report("a", spec, rate=2.2, step=step))
+        deviations.append(estimates(measurements, "a", spec)["v100"].deviation)
+    assert before > deviations[0] > deviations[-1]
+    measurements.take_in(a_report("a", spec, rate=4.4, step=30))
+    moved = math.log(speeds(measurements, "a", spec)["v100"] / 2.2) / math.log(2)
+    assert moved == pytest.approx(ALPHA, rel=0.01)
+
+
+def test_a_new_job_starts_at_what_others_of_its_kind_have_reported_also_when_they_are_gone():
+    """Prior by kind: the same model and batches, nothing stated, nothing reported yet."""
+    measurements, spec = Measurements(), a_spec(config=config())
+    for step in range(5):
+        measurements.take_in(a_report("old", spec, rate=6.0, step=step))
+        measurements.take_in(a_report("other", spec, rate=1.5, step=step, gpu_type="k80"))
+    measurements.keep([])
+    found = estimates(measurements, "new", spec)
+    assert found["v100"].source == found["k80"].source == "prior"
+    assert found["v100"].steps_per_second == pytest.approx(6.0)
+    assert found["k80"].steps_per_second == pytest.approx(1.5)
+    stranger = a_spec(config=config("recurrent"))
+    assert kind_of(stranger) != kind_of(spec)
+    assert estimates(measurements, "new", stranger)["v100"].source == "unknown"
+
+
+def test_a_type_on_which_a_kind_was_never_seen_is_completed_from_the_other_kinds():
+    """Twelve kinds are four times as fast on a V100; the thirteenth was seen on a V100 only."""
+    measurements = Measurements()
+    for kind in range(12):
+        spec = a_spec(config=config(f"model-{kind}"))
+        measurements.take_in(a_report(f"{kind}", spec, rate=2.0 + kind, step=1))
+        measurements.take_in(a_report(f"{kind}", spec, rate=(2.0 + kind) / 4, step=2, gpu_type="k80"))
+    spec = a_spec(config=config("newest"))
+    measurements.take_in(a_report("newest", spec, rate=5.0, step=1))
+    found = estimates(measurements, "newest", spec)
+    assert found["k80"].source == "completed"
+    assert found["k80"].steps_per_second == pytest.approx(5.0 / 4, rel=0.1)
+    assert found["v100"].deviation < found["k80"].deviation < 1.0
+    unseen = speeds(measurements, "unseen", a_spec(config=config("unseen")))
+    assert unseen["v100"] / unseen["k80"] == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_gang_of_another_size_is_in_proportion_to_what_was_measured():
+    """Measured with two stages, asked for one: half, and less certain."""
+    measurements, spec = Measurements(), a_spec(config=config())
+    measurements.take_in(a_report("a", spec, rate=5.0, step=1))
+    found = estimates(measurements, "a", spec, stages=1)["v100"]
+    assert found.steps_per_second == pytest.approx(2.5)
+    assert found.deviation > estimates(measurements, "a", spec, stages=2)["v100"].deviation
