@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.runtime.migrate import Migration, MigrationFailed, migrate, plan_moves
@@ -108,7 +109,8 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
     """New ranks join and take over layers; the same call on old ranks and new ones.
 
     Raises:
-        MigrationFailed: the new ranks hold nothing; the caller cannot go on.
+        MigrationFailed: the ranks of before are among themselves again and have changed nothing; on a
+            new rank, which has no part in the job then.
         PeerLost: a rank does not come.
     """
     watch = StopWatch()
@@ -116,11 +118,21 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
     store, rank = training.world.store, plan.rank_of(training.world.pods[training.world.rank])
     if rank is None or len(positions) < training.world.positions:
         raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.pods}")
-    old_stages = _renumbered(training.stages, positions)
+    old_plan, old_rank, unchanged = training.plan, training.world.rank, training.stages
+    old_stages = _renumbered(unchanged, positions)
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.world.from_rank_0((training.step, training.loss_scale.state, old_stages, stages))
-    migration = migrate(training.world, training.layers, plan_moves(old_stages, stages))
+    try:
+        migration = migrate(training.world, training.layers, plan_moves(old_stages, stages))
+    except MigrationFailed:
+        training.world.leave()
+        # Under a prefix of their own: the old plan's has the addresses of its first meeting.
+        apart = dist.PrefixStore(f"after-epoch-{plan.epoch}", store)
+        _enter(training, old_plan, unchanged, apart, old_rank, timeout_seconds)
+        training.world = dataclasses.replace(training.world, store=store)
+        training.rebuild()
+        raise
     training.conform()
     training.rebuild()
     return Reshaped(migration=migration, pause_ms=watch.milliseconds())

@@ -1,0 +1,159 @@
+"""A move that fails leaves every rank with the layers, the optimizer state and the plan that it had."""
+
+import dataclasses
+import itertools
+import json
+import signal
+
+import pytest
+import torch
+from ballast_policies.contract import Ack, Directive, ExitCode, Stage
+from ballast_policies.planning import Partition
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.config import ModelConfig, TrainingConfig
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.runtime import migrate as moving
+from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.mesh import Mesh
+from ballast_trainer.testing import eventually, local_plan
+
+from tests.trainer.tensor_parallel_ranks import on_ranks
+
+pytestmark = pytest.mark.processes
+
+PODS = ["job-1-0", "job-1-1", "job-1-2"]
+BEFORE, AFTER = (0, 3, 5, 8), (0, 4, 6, 8)
+
+
+def moves_with_a_message_cut_short(world):
+    """Layers 3 and 5 move; the message of layer 5 arrives short. Then the same again, whole."""
+    model = build_model(ModelConfig(name="gpt", args={"layers": 8, "dim": 16, "heads": 2, "context": 8}))
+    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
+    layers.hold(layers.make(index) for index in range(BEFORE[world.rank], BEFORE[world.rank + 1]))
+    for layer in layers:
+        for parameter in layer.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        layer.optimizer.step()
+
+    def held():
+        return {
+            (layer.index, name): value.clone() for layer in layers for name, value in layer.state().items()
+        }
+
+    before, pack = held(), moving.pack
+    stages = [stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)]
+    # Rank 2's layer 5 goes to rank 1; rank 1's layer 3 goes to rank 0, where nothing is wrong.
+    if world.rank == 2:
+        moving.pack = lambda tensors: pack(tensors)[:-4]
+    words = ""
+    try:
+        moving.migrate(world, layers, moving.plan_moves(*stages))
+    except moving.MigrationFailed as error:
+        words = str(error)
+    finally:
+        moving.pack = pack
+    after = held()
+    same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
+    moving.migrate(world, layers, moving.plan_moves(*stages))
+    return {"words": words, "same": same, "held": layers.indices()}
+
+
+def test_a_message_that_arrives_short_moves_nothing_anywhere():
+    """Also on ranks whose own layers arrived whole; parameters and optimizer state bit for bit."""
+    ranks = on_ranks(moves_with_a_message_cut_short, 3, mesh=Mesh())
+    assert [rank["words"] for rank in ranks] == ["layers [3, 5] stay where they were"] * 3
+    assert all(rank["same"] for rank in ranks)
+    assert [rank["held"] for rank in ranks] == [(0, 1, 2, 3), (4, 5), (6, 7)]
+
+
+def stages_at(bounds):
+    return tuple(
+        Stage(rank=rank, first_layer=first, end_layer=end)
+        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+@pytest.fixture
+def picky(pods, tmp_path):
+    """Start pods of an endless job whose layers cannot be loaded; the channel, the first plan, the file."""
+
+    def start(names, *, network):
+        refusing, folder = tmp_path / "refusing", tmp_path / "channel"
+        refusing.touch()
+        folder.mkdir()
+        config = {
+            "totalSteps": 100_000,
+            "model": {"name": "tests.trainer.picky_model:build", "args": {"refusing": str(refusing)}},
+            "data": {"name": "tests.trainer.picky_model:batches"},
+            "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+            "rebalance": {"enabled": False},
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        channel, plan = DirectoryChannel(folder), local_plan(names, network=network)
+        channel.publish(plan)
+        for pod in names:
+            pods.start_pod(pod, folder)
+        pods.wait_for_step(3, names[0])
+        return channel, plan, refusing, config
+
+    return start
+
+
+def assert_all_as_one_process(pods, single_process_losses, config):
+    """Stops the job; its losses so far are those of one process."""
+    for pod in pods.processes:
+        if pods.processes[pod].exitcode is None:
+            pods.signal(pod, signal.SIGTERM)
+    codes = pods.exit_codes()
+    losses = pods.losses("job-1-0")
+    reference = single_process_losses({**config, "totalSteps": max(losses)})
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+    return codes
+
+
+def went_on(pods):
+    """Two steps more than there were."""
+    pods.wait_for_step(max(pods.losses("job-1-0")) + 2, "job-1-0")
+
+
+@pytest.mark.parametrize("directive", [Directive.RUN, Directive.SHRINK])
+def test_training_goes_on_under_the_old_plan_until_a_move_succeeds(
+    pods, picky, single_process_losses, tmp_path, directive
+):
+    """A plan whose layers do not arrive is not followed; the next one, with the cause gone, is."""
+    channel, plan, refusing, config = picky(PODS, network=41)
+    names = PODS if directive is Directive.RUN else PODS[:2]
+    bounds = (0, 6, 7, 8) if directive is Directive.RUN else (0, 6, 8)
+    wanted = dataclasses.replace(
+        local_plan(names, network=41), epoch=2, directive=directive, stages=stages_at(bounds)
+    )
+    channel.publish(wanted)
+    eventually(lambda: "plan 2 is not followed" in pods.errors(), "the plan is refused", pods.errors)
+    went_on(pods)
+    assert not pods.events("migrate", "job-1-0")
+    assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).epoch == plan.epoch
+    refusing.unlink()
+    channel.publish(dataclasses.replace(wanted, epoch=3))
+    eventually(lambda: pods.events("migrate", "job-1-0"), "layers move", pods.errors)
+    went_on(pods)
+    codes = assert_all_as_one_process(pods, single_process_losses, config)
+    assert {codes[pod] for pod in names} == {ExitCode.STOPPED}, pods.errors()
+    assert {codes[pod] for pod in PODS if pod not in names} <= {ExitCode.OK}
+
+
+def test_ranks_go_on_among_themselves_where_a_new_one_cannot_take_its_layers(
+    pods, picky, single_process_losses, tmp_path
+):
+    """The pod that joined in vain ends; two others have left their group for it, and meet again."""
+    channel, plan, _, config = picky(PODS[:2], network=42)
+    grown = dataclasses.replace(local_plan(PODS, network=42), epoch=2, directive=Directive.GROW)
+    channel.publish(grown)
+    pods.start_pod(PODS[2], tmp_path / "channel")
+    assert pods.exit_code(PODS[2]) == ExitCode.ERROR, pods.errors()
+    eventually(lambda: "plan 2 is not followed" in pods.errors(), "the plan is refused", pods.errors)
+    went_on(pods)
+    assert not pods.events("grow", "job-1-0")
+    assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).epoch == plan.epoch
+    codes = assert_all_as_one_process(pods, single_process_losses, config)
+    assert {codes[pod] for pod in PODS[:2]} == {ExitCode.STOPPED}, pods.errors()
