@@ -49,6 +49,12 @@ Number = TypeVar("Number", int, float)
     show_default=True,
     help="Throughputs in Gavel's format, or a built-in table: simulation, physical_cluster.",
 )
+@click.option(
+    "--gpus-per-node",
+    metavar="TYPE=N,...",
+    help="Nodes of so many GPUs: gangs that do not fit one, or are spread, run at the table's unconsolidated "
+    "speed. Default: placement has no influence, as in Gavel's simulator.",
+)
 @click.option("--agnostic", is_flag=True, help="The policy takes all GPU types for equally fast.")
 @click.option("--space-sharing", is_flag=True, help="The policy may put two jobs on the same GPUs.")
 @click.option("--ideal", is_flag=True, help="No rounds: every job has exactly its shares at every moment.")
@@ -106,6 +112,7 @@ def simulate(
     cluster: str,
     prices: str | None,
     throughputs: str,
+    gpus_per_node: str | None,
     agnostic: bool,
     space_sharing: bool,
     ideal: bool,
@@ -147,7 +154,10 @@ def simulate(
             notice_seconds=notice_seconds,
         )
         given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
-        machines = settings.Cluster(gpus=read_amounts(cluster, "--cluster", int), **given)
+        sizes = {} if gpus_per_node is None else read_amounts(gpus_per_node, "--gpus-per-node", int)
+        machines = settings.Cluster(
+            gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=sizes, **given
+        )
         with _progress(output) as progress:
             result = engine.simulate(workload, machines, table, chosen, progress=progress)
     except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:

@@ -34,6 +34,8 @@ def summary_table(result: Result) -> Table:
         ("finish-time fairness, mean (largest)", _fairness(result)),
         ("cost", f"{result.cost:,.2f} USD"),
     ]
+    if result.spread_fraction:
+        rows.append(("GPU time of gangs spread over nodes", f"{result.spread_fraction:.1%}"))
     if result.deadlines:
         rows.append(("deadlines missed", f"{result.deadline_violations} of {result.deadlines}"))
     if not result.ideal:

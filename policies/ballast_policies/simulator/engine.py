@@ -11,6 +11,7 @@ import numpy as np
 from ballast_policies.simulator.accounts import positions
 from ballast_policies.simulator.ideal import run_ideally
 from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.nodes import Nodes
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.rounds import NOBODY, Grant, Rounds
 from ballast_policies.simulator.settings import Cluster, Settings, SettingsError
@@ -64,6 +65,7 @@ class _Run:
         self.counters = Counters()
         self._solver = Solver(ledger, settings)
         self._rounds = Rounds(ledger, settings)
+        self._nodes = Nodes(ledger) if ledger.gpus_per_node else None
         costly = max(settings.launch_seconds, settings.stop_seconds, settings.notice_seconds) > 0
         self._starts = (
             Starts(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
@@ -206,6 +208,8 @@ class _Run:
         """Rows, columns, steps/s, and part of the price, of all jobs that run, the partners last."""
         paired = grant.partner >= 0
         rates = self.ledger.rate[grant.job, grant.column]
+        slowdown = np.ones(len(rates)) if self._nodes is None else self._nodes.slowdown(grant)
+        rates = rates * slowdown
         if not paired.any():
             return grant.job, grant.column, rates, np.ones(len(rates))
         shared = np.array(
@@ -219,7 +223,7 @@ class _Run:
                 )
             ]
         )
-        rates = rates.copy()
+        shared *= slowdown[paired][:, None]
         rates[paired] = shared[:, 0]
         part = np.where(paired, 0.5, 1.0)
         return (
@@ -246,7 +250,10 @@ class _Run:
         together = seconds[: len(grant.job)].copy()
         paired = np.flatnonzero(grant.partner >= 0)
         together[paired] = np.maximum(together[paired], seconds[len(grant.job) :])
-        self.counters.busy_gpu_seconds += float(ledger.gpus[grant.job] @ together)
+        busy = ledger.gpus[grant.job] * together
+        self.counters.busy_gpu_seconds += float(busy.sum())
+        if self._nodes is not None:
+            self.counters.spread_gpu_seconds += float(busy @ self._nodes.spread(grant))
         if self.settings.record_timeline:
             self.counters.note(rows, columns, self.now, self.now + seconds)
         self._rounds.pass_time(grant, together, until - self.now)

@@ -12,6 +12,7 @@ REFERENCE_TYPE = "v100"
 
 PER_JOB = (
     "rate",
+    "spread_rate",
     "seconds_on",
     "gpus",
     "extensions",
@@ -36,7 +37,8 @@ class Ledger:
     """Jobs that have arrived.
 
     Attributes (N jobs, K GPU types, in the order of ``gpu_types``):
-        rate: (N, K) steps/s alone, 0 where a job cannot run.
+        rate: (N, K) steps/s alone on as few nodes as possible, 0 where a job cannot run.
+        spread_rate: (N, K) steps/s alone on more nodes, where that was measured; else ``rate``.
         gpus, weight, arrival, steps, deadline: (N,) as given; deadline in s of the clock, inf: none.
         left: (N,) steps still to do.
         done: (N,) bool.
@@ -56,9 +58,10 @@ class Ledger:
         self.table = table
         self.jobs: list[TraceJob] = []
         self.count = 0
-        self._rates: dict[JobType, tuple[np.ndarray, float]] = {}
+        self._rates: dict[JobType, tuple[np.ndarray, np.ndarray, float]] = {}
+        self.gpus_per_node = dict(cluster.gpus_per_node)
         wide = (0, len(self.gpu_types))
-        self.rate, self.seconds_on = np.zeros(wide), np.zeros(wide)
+        self.rate, self.spread_rate, self.seconds_on = (np.zeros(wide) for _ in range(3))
         self.gpus, self.extensions = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self.weight, self.arrival, self.steps, self.left, self.deadline = (np.zeros(0) for _ in range(5))
         self.done = np.zeros(0, dtype=bool)
@@ -74,17 +77,23 @@ class Ledger:
         """
         if self.count == len(self.gpus):
             self._grow()
-        row, m = self.count, job.type
+        row, m, table = self.count, job.type, self.table
         if m not in self._rates:
             rates = np.array([self.table.alone(m, gpu_type) for gpu_type in self.gpu_types])
             rates[self.capacity < m.gpus] = 0.0
+            spread = rates.copy()
+            for k, gpu_type in enumerate(self.gpu_types) if self.gpus_per_node and m.gpus > 1 else ():
+                if rates[k] > 0 and table.has_unconsolidated(m, gpu_type):
+                    spread[k] = table.alone(m, gpu_type, consolidated=False)
+                    if m.gpus > self.gpus_per_node.get(gpu_type, m.gpus):
+                        rates[k] = spread[k]
             reference = (
                 self.table.alone(m, REFERENCE_TYPE)
                 if REFERENCE_TYPE in self.table.rows
                 else float(rates.max())
             )
-            self._rates[m] = rates, reference
-        rates, reference = self._rates[m]
+            self._rates[m] = rates, spread, reference
+        rates, spread, reference = self._rates[m]
         if not rates.any():
             raise WorkloadError(
                 f"job {row} ({m.name}, {m.gpus} GPUs) fits on no GPU type of this cluster "
@@ -93,6 +102,7 @@ class Ledger:
         self.jobs.append(job)
         self.count += 1
         self.rate[row], self.gpus[row], self.weight[row] = rates, m.gpus, job.weight
+        self.spread_rate[row] = spread
         self.arrival[row], self.steps[row], self.left[row] = job.arrival, job.steps, job.steps
         if job.deadline_factor is not None and reference > 0:
             self.deadline[row] = job.arrival + job.deadline_factor * job.steps / reference

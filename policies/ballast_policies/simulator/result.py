@@ -28,6 +28,7 @@ class Counters:
     """What is counted while a simulation runs."""
 
     busy_gpu_seconds: float = 0.0
+    spread_gpu_seconds: float = 0.0
     lease_extensions: int = 0
     lease_opportunities: int = 0
     rounds: int = 0
@@ -83,6 +84,8 @@ class Result:
         completion_time_percentiles: percentile -> s.
         makespan: s from the first arrival of a measured job to the last finish of one.
         utilisation: busy GPU seconds over GPUs x duration.
+        spread_fraction: part of the busy GPU seconds in gangs spread over nodes although one would hold them;
+            0 where nodes are left out.
         finish_time_fairness: mean of rho.
         finish_time_fairness_max: largest rho.
         cost: USD of the measured jobs.
@@ -108,6 +111,7 @@ class Result:
     average_completion_time_by_weight: dict[float, float]
     makespan: float
     utilisation: float
+    spread_fraction: float
     finish_time_fairness: float
     finish_time_fairness_max: float
     cost: float
@@ -144,6 +148,7 @@ class Result:
             },
             "makespan_hours": self.makespan / HOUR,
             "utilisation": self.utilisation,
+            "spread_fraction": self.spread_fraction,
             "finish_time_fairness": {
                 "mean": self.finish_time_fairness,
                 "max": self.finish_time_fairness_max,
@@ -189,6 +194,7 @@ def summarise(
         },
         makespan=float(ledger.finish[rows].max() - ledger.arrival[rows].min()),
         utilisation=counters.busy_gpu_seconds / (float(ledger.capacity.sum()) * max(duration, 1e-9)),
+        spread_fraction=counters.spread_gpu_seconds / max(counters.busy_gpu_seconds, 1e-9),
         finish_time_fairness=float(rho.mean()),
         finish_time_fairness_max=float(rho.max()),
         cost=float(ledger.cost[rows].sum()),

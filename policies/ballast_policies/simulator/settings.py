@@ -19,10 +19,13 @@ class Cluster:
     Attributes:
         gpus: GPU type -> how many.
         prices: GPU type -> USD per GPU hour; missing: 0.
+        gpus_per_node: GPU type -> GPUs of a node. Empty: placement has no influence on speed, as in Gavel's
+            simulator; a type that is missing beside others: one node has them all.
     """
 
     gpus: Mapping[str, int]
     prices: Mapping[str, float] = dataclasses.field(default_factory=lambda: dict(LIST_PRICES))
+    gpus_per_node: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for gpu_type, count in self.gpus.items():
@@ -33,6 +36,11 @@ class Cluster:
         for gpu_type, price in self.prices.items():
             if not (price >= 0 and math.isfinite(price)):
                 raise SettingsError(f"--prices: {gpu_type}={price} must be at least 0")
+        for gpu_type, count in self.gpus_per_node.items():
+            if gpu_type not in self.gpus:
+                raise SettingsError(f"--gpus-per-node: {gpu_type} is not in --cluster")
+            if count < 1:
+                raise SettingsError(f"--gpus-per-node: {gpu_type}={count} must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

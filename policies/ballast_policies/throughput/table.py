@@ -58,6 +58,11 @@ class ThroughputTable:
         row = self._row(job, gpu_type if consolidated else f"{gpu_type}_unconsolidated")
         return float(row["null"])
 
+    def has_unconsolidated(self, job: JobType, gpu_type: str) -> bool:
+        """Whether the gang was also measured spread over nodes, where it can run so."""
+        row = self.rows.get(f"{gpu_type}_unconsolidated", {}).get(job.key())
+        return row is not None and float(row["null"]) > 0
+
     def shared(self, job: JobType, other: JobType, gpu_type: str) -> tuple[float, float]:
         """Steps/s of ``job`` and of ``other`` on the same GPUs; (0, 0) where the two do not fit."""
         pair = self._row(job, gpu_type).get(other.key())

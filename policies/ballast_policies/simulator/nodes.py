@@ -1,0 +1,86 @@
+"""Which nodes gangs get, and what it costs them to be spread: placement, where the table has it.
+
+Gavel measured gangs twice: consolidated on as few nodes as possible, and not (``_unconsolidated`` in its
+tables).  A gang that is larger than a node cannot be consolidated, wherever it is put: policies see its
+other speed.  One that would fit a node and is spread over several, because its lease began when no node
+had as much room, runs at the other speed until it is moved.  Nodes are handed out by the operator's code.
+"""
+
+import numpy as np
+
+from ballast_policies.allocation.rounds.packing import assign_nodes
+from ballast_policies.allocation.rounds.values import Node, Placement
+from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.rounds import NOBODY, Grant
+
+
+class Nodes:
+    """The nodes of a cluster, and who is on which."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._nodes = [
+            Node(name=f"{gpu_type}-{i:05d}", pool=gpu_type, gpu_type=gpu_type, gpus=gpus)
+            for gpu_type, count in zip(ledger.gpu_types, ledger.capacity.tolist(), strict=True)
+            for i, gpus in enumerate(node_sizes(count, ledger.gpus_per_node.get(gpu_type, count)))
+        ]
+        self._placed: dict[str, Placement] = {}
+        self._last = NOBODY
+        self._spread = np.zeros(0, dtype=bool)
+
+    def spread(self, grant: Grant) -> np.ndarray:
+        """(G,) which of the granted are on several nodes although one would hold them.
+
+        Those that ran on the same GPU type before keep their nodes; the others are packed.
+        """
+        if _same(grant, self._last):
+            return self._spread
+        ledger, types = self._ledger, self._ledger.gpu_types
+        names = [str(job) for job in grant.job.tolist()]
+        for name, partner in zip(names, grant.partner.tolist(), strict=True):
+            if name not in self._placed and str(partner) in self._placed:
+                self._placed[name] = self._placed[str(partner)]
+        wanted = [
+            (name, types[column], gpus)
+            for name, column, gpus in zip(
+                names, grant.column.tolist(), ledger.gpus[grant.job].tolist(), strict=True
+            )
+        ]
+        placed = assign_nodes(wanted, self._nodes, self._placed)
+        self._last = grant
+        self._spread = np.array(
+            [
+                gpus <= ledger.gpus_per_node.get(gpu_type, gpus) and len(set(placed[name].nodes)) > 1
+                for name, gpu_type, gpus in wanted
+            ],
+            dtype=bool,
+        )
+        # Who loses its partner stays where the two were.
+        partners = {
+            str(partner): placed[name]
+            for name, partner in zip(names, grant.partner.tolist(), strict=True)
+            if partner >= 0
+        }
+        self._placed = {**placed, **partners}
+        return self._spread
+
+    def slowdown(self, grant: Grant) -> np.ndarray:
+        """(G,) speed of the granted where they are, over that on as few nodes as possible."""
+        ledger, spread = self._ledger, self.spread(grant)
+        best = ledger.rate[grant.job, grant.column]
+        found: np.ndarray = np.where(spread, ledger.spread_rate[grant.job, grant.column] / best, 1.0)
+        return found
+
+
+def node_sizes(gpus: int, per_node: int) -> list[int]:
+    """GPUs of each node; the last has what is left."""
+    whole, rest = divmod(gpus, max(1, per_node))
+    return [per_node] * whole + ([rest] if rest else [])
+
+
+def _same(one: Grant, other: Grant) -> bool:
+    return (
+        np.array_equal(one.job, other.job)
+        and np.array_equal(one.column, other.column)
+        and np.array_equal(one.partner, other.partner)
+    )

@@ -1,0 +1,93 @@
+"""Gangs on nodes: those that do not fit one, or are spread, run at the speed that was measured for that."""
+
+import numpy as np
+import pytest
+from ballast_policies.simulator.engine import simulate
+from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.nodes import Nodes, node_sizes
+from ballast_policies.simulator.rounds import Grant
+from ballast_policies.simulator.settings import BALLAST_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.throughput.table import JobType, built_in_table
+
+TABLE = built_in_table("simulation")
+GANG = JobType(name="ResNet-18 (batch size 16)", gpus=2)
+SINGLE = JobType(name="ResNet-18 (batch size 16)", gpus=1)
+TOGETHER, APART = TABLE.alone(GANG, "v100"), TABLE.alone(GANG, "v100", consolidated=False)
+
+
+def run(*jobs, per_node, gpus=4, space_sharing=False):
+    cluster = Cluster(gpus={"v100": gpus}, gpus_per_node=per_node)
+    settings = Settings(policy="max-min-fairness", rules=BALLAST_RULES, space_sharing=space_sharing)
+    return simulate(Workload(name="test", jobs=jobs), cluster, TABLE, settings)
+
+
+def grant(*jobs):
+    rows = np.array(jobs)
+    return Grant(job=rows, partner=np.full(len(rows), -1), column=np.zeros(len(rows), dtype=np.int64))
+
+
+def test_the_table_has_both_speeds():
+    """Spread over nodes the gang of these tests is less than half as fast."""
+    assert APART < 0.5 * TOGETHER
+    assert TABLE.has_unconsolidated(GANG, "v100")
+    assert not TABLE.has_unconsolidated(GANG, "a100")
+
+
+@pytest.mark.parametrize(
+    ("per_node", "rate"), [({}, TOGETHER), ({"v100": 2}, TOGETHER), ({"v100": 1}, APART)]
+)
+def test_a_gang_larger_than_a_node_runs_at_its_unconsolidated_speed(per_node, rate):
+    """And one that fits, or where nodes are left out, at the consolidated one."""
+    result = run(TraceJob(type=GANG, steps=1e5, arrival=0.0), per_node=per_node)
+    assert result.average_completion_time == pytest.approx(1e5 / rate)
+    assert result.spread_fraction == 0.0
+
+
+def test_a_gang_that_finds_room_only_on_two_nodes_is_slower_until_it_is_moved():
+    """Four single jobs on two nodes; one of each node ends, and a gang comes."""
+    ledger = Ledger(Cluster(gpus={"v100": 4}, gpus_per_node={"v100": 2}), TABLE)
+    rows = [ledger.add(TraceJob(type=SINGLE, steps=1e5, arrival=0.0)) for _ in range(4)]
+    gang = ledger.add(TraceJob(type=GANG, steps=1e5, arrival=0.0))
+    nodes = Nodes(ledger)
+    assert not nodes.spread(grant(*rows)).any()
+    first = nodes.slowdown(grant(rows[0], rows[2], gang))
+    assert first.tolist() == [1.0, 1.0, pytest.approx(APART / TOGETHER)]
+    # Its lease goes on where it is, also when a whole node is free.
+    assert nodes.slowdown(grant(rows[0], gang))[1] == pytest.approx(APART / TOGETHER)
+    # It is stopped, and starts again: packed.
+    assert not nodes.spread(grant(rows[0])).any()
+    assert nodes.slowdown(grant(rows[0], gang)).tolist() == [1.0, 1.0]
+
+
+def test_the_time_of_spread_gangs_is_counted():
+    """Three short jobs leave one GPU free on each of two nodes; the gang takes them for all of its time."""
+    short, long = 100.0, 1e7
+    steps = [long, short, long, short]
+    jobs = [TraceJob(type=SINGLE, steps=s, arrival=0.0) for s in steps]
+    result = run(*jobs, TraceJob(type=GANG, steps=1e4, arrival=60.0), per_node={"v100": 2})
+    gang = result.jobs[-1]
+    assert gang.completion_time == pytest.approx(1e4 / APART)
+    busy = sum(sum(job.seconds_on.values()) * job.gpus for job in result.jobs)
+    assert result.spread_fraction == pytest.approx(2 * gang.completion_time / busy)
+
+
+def test_without_gangs_placement_changes_nothing_with_pairs_either():
+    """Six jobs of one GPU, paired on three."""
+    jobs = [TraceJob(type=SINGLE, steps=2e4, arrival=10.0 * i) for i in range(6)]
+    plain = run(*jobs, per_node={}, gpus=3, space_sharing=True)
+    placed = run(*jobs, per_node={"v100": 2}, gpus=3, space_sharing=True)
+    assert placed.average_completion_time == plain.average_completion_time
+
+
+def test_the_last_node_has_what_is_left():
+    """Ten GPUs in nodes of four; none of them where there are none."""
+    assert node_sizes(10, 4) == [4, 4, 2]
+    assert node_sizes(0, 4) == []
+
+
+@pytest.mark.parametrize(("sizes", "word"), [({"tpu": 4}, "tpu"), ({"v100": 0}, "v100=0")])
+def test_impossible_nodes_are_refused(sizes, word):
+    """By the option's name."""
+    with pytest.raises(SettingsError, match=f"--gpus-per-node: {word}"):
+        Cluster(gpus={"v100": 4}, gpus_per_node=sizes)
