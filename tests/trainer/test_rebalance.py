@@ -2,9 +2,10 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
-from ballast_policies.planning import Partition
+from ballast_policies.planning import Partition, simulated_step_seconds
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import build_model
@@ -15,6 +16,7 @@ from ballast_trainer.runtime.decide import (
     rebalance_decision,
     repack_proposal,
 )
+from ballast_trainer.runtime.idle import idle_seconds
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.process_group import World
@@ -27,14 +29,14 @@ SECONDS = (0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4)
 SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS)
 
 
-def job(bounds, *, repack=None, **rebalance):
+def job(bounds, *, repack=None, microbatches=4, **rebalance):
     """A job, of two ranks unless ``bounds`` has more, that has measured its layers once; from rank 0."""
     pods = tuple(f"rank-{rank}" for rank in range(len(bounds) - 1))
     config = TrainerConfig.from_mapping(
         {
             "totalSteps": 1000,
             "model": {"name": "gpt", "layers": LAYERS, "args": {"dim": 16, "heads": 2, "context": 8}},
-            "pipeline": {"microbatches": 4, "globalBatchSize": 4},
+            "pipeline": {"microbatches": microbatches, "globalBatchSize": microbatches},
             "rebalance": rebalance,
             "repack": repack or {},
         }
@@ -131,6 +133,18 @@ def test_the_measured_cost_of_moving_decides():
     assert not decision.rebalance
     assert "moving costs 60.000 s" in decision.why
     assert partition_of(training.stages) == decision.partition
+
+
+@pytest.mark.parametrize("microbatches", [4, 8])
+def test_idle_time_is_the_schedules_own_and_imbalances(microbatches):
+    """1F1B: (p - 1) / m of the mean load, and what the simulated step of uneven stages takes longer."""
+    training = job((0, 5, 8), microbatches=microbatches)
+    found = idle_seconds(training, training.profile.costs())
+    assert found.schedule == pytest.approx(1.0 / microbatches)
+    loads = np.array([0.8, 1.2])
+    uneven = simulated_step_seconds(loads / 3, loads * 2 / 3, microbatches)
+    assert found.imbalance == pytest.approx(uneven - (1.0 + 1.0 / microbatches))
+    assert found.imbalance > 0
 
 
 def test_layer_sizes_are_those_of_the_layers_held():

@@ -238,6 +238,9 @@ def test_a_run_prints_what_is_promised_and_serves_its_metrics(gang, small_config
         {"rank": 0, "firstLayer": 0, "endLayer": 4},
         {"rank": 1, "firstLayer": 4, "endLayer": 8},
     ]
+    assert steps[0]["bubble_schedule"] is None
+    assert 0 < steps[-1]["bubble_schedule"] < 1
+    assert "ballast_trainer_bubble_imbalance" in text
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     assert not running.lines("rank-1")
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -11,6 +11,8 @@ _GAUGES = {
     "loss": "Mean loss of the newest step.",
     "imbalance": "Busiest rank over the mean of the ranks, less 1.",
     "bubble": "Idle fraction of the ranks' time.",
+    "bubble_schedule": "The part of it that the schedule leaves idle with even stages.",
+    "bubble_imbalance": "The part of it that uneven stages add.",
     "ranks": "Ranks that hold layers.",
     "most_layers": "Layers on the rank that holds most.",
     "emulated": "Slow-down that is emulated; absent on real devices.",

@@ -7,11 +7,14 @@ from typing import Any
 from ballast_policies.contract import Report, Stage
 
 from ballast_trainer.runtime.decide import best_step_seconds
+from ballast_trainer.runtime.idle import IdleSeconds, idle_seconds
 from ballast_trainer.runtime.profile import LayerCosts, imbalance
 from ballast_trainer.runtime.state import Training
 
 _MEASURED_STEPS = 3
 """Steps measured before a figure of them counts."""
+_SPLIT_EVERY = 64
+"""Steps after which idle time is split anew; in between only where the partition has changed."""
 
 
 def stages_as_json(stages: tuple[Stage, ...]) -> list[dict[str, int]]:
@@ -27,6 +30,7 @@ class Progress:
         self._done: deque[tuple[float, int]] = deque(maxlen=16)
         self._step_seconds: deque[float] = deque(maxlen=8)
         self._costs: LayerCosts | None = None
+        self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self._bytes: tuple[int, ...] = ()
         self._loss: float | None = None
         self._rebalances = 0
@@ -70,6 +74,7 @@ class Progress:
             "epoch": training.plan.epoch,
             "imbalance": self.imbalance(),
             "bubble": self.bubble(),
+            **self._explained(),
         }
         if training.speed is not None:
             fields["emulated"] = training.speed.factor
@@ -93,6 +98,18 @@ class Progress:
         busy = sum(self._costs.total)
         mean = sum(self._step_seconds) / len(self._step_seconds)
         return max(0.0, 1 - busy / (self._training.world.positions * mean))
+
+    def _explained(self) -> dict[str, float | None]:
+        """What of the idle fraction the schedule and the partition explain; the rest is neither's."""
+        training = self._training
+        if len(training.profile) >= _MEASURED_STEPS and self._costs is not None:
+            known = self._idle is not None and self._idle[0] == training.stages
+            if not known or len(training.profile) == _MEASURED_STEPS or training.step % _SPLIT_EVERY == 0:
+                self._idle = (training.stages, idle_seconds(training, self._costs))
+        if self._idle is None or self._idle[0] != training.stages or not self._step_seconds:
+            return {"bubble_schedule": None, "bubble_imbalance": None}
+        mean, idle = sum(self._step_seconds) / len(self._step_seconds), self._idle[1]
+        return {"bubble_schedule": idle.schedule / mean, "bubble_imbalance": idle.imbalance / mean}
 
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""

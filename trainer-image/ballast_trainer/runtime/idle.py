@@ -1,0 +1,57 @@
+"""Where the idle time of a step comes from: the schedule itself, and ranks that are unevenly loaded."""
+
+import dataclasses
+
+from ballast_policies.planning import Partition, predict_step_seconds
+from ballast_policies.planning.schedules import split_bubble, stage_costs
+
+from ballast_trainer.runtime.layout import flows, schedule_of
+from ballast_trainer.runtime.profile import LayerCosts
+from ballast_trainer.runtime.state import Training
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSeconds:
+    """Seconds per step that a rank of the mean is idle, by measured costs of the layers.
+
+    Attributes:
+        schedule: which the schedule would leave idle with the same work on even stages.
+        imbalance: which uneven stages add, and rebalancing can win back. A little below 0 where few
+            microbatches fill a pipeline of uneven stages faster.
+    """
+
+    schedule: float
+    imbalance: float
+
+
+def idle_seconds(training: Training, costs: LayerCosts) -> IdleSeconds:
+    """The idle time that the schedule and the partition in force explain.
+
+    Schedules with a flush are simulated; without one the closed form of a run between two drains stands.
+    """
+    positions, pipeline = training.world.positions, training.config.pipeline
+    if positions == 1:
+        return IdleSeconds(schedule=0.0, imbalance=0.0)
+    busy = sum(costs.forward + costs.backward) / positions
+    if flows(pipeline.schedule):
+        loads, microbatches = training.rank_loads(costs), training.microbatches_per_drain
+        mean = sum(loads) / positions
+        even = predict_step_seconds([mean] * positions, microbatches)
+        return IdleSeconds(schedule=even - mean, imbalance=predict_step_seconds(loads, microbatches) - even)
+    schedule = schedule_of(
+        pipeline.schedule,
+        ranks=positions,
+        microbatches=training.microbatches,
+        replicas=pipeline.replicas,
+    )
+    split = split_bubble(
+        schedule,
+        stage_costs(
+            Partition(bounds=(0, *(stage.end_layer for stage in training.stages))),
+            forward_seconds=costs.forward,
+            backward_seconds=costs.backward,
+            microbatches=training.microbatches,
+        ),
+    )
+    own = busy * split.inherent / (1 - split.inherent)
+    return IdleSeconds(schedule=own, imbalance=busy * split.idle / (1 - split.idle) - own)
