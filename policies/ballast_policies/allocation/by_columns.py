@@ -13,7 +13,7 @@ import dataclasses
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.program import Program, Solved, by_simplex
+from ballast_policies.allocation.program import InfeasibleError, Program, Solved, by_simplex
 
 FIRST, THEN = 4, 3
 """Pairs of each job in the first program, and added to it in each turn."""
@@ -34,6 +34,12 @@ def solve(program: Program) -> Solved:
     speed = columns.rate_first * scale[columns.first]
     speed[~alone] += (columns.rate_second * scale[columns.second])[~alone]
     inside = alone | _best(program, np.where(alone, 0.0, speed - 1.0), FIRST)
+    if program.enough is not None:
+        try:
+            return _turns(program, inside | program.enough)[0]
+        except InfeasibleError:
+            # By rounding only: the demands are met to within 1e-9. Then as if nothing were known.
+            pass
     if not program.gain and program.base.any():
         # Demands that take pairs: raise them together first, and keep the pairs that this needed.
         raising = dataclasses.replace(

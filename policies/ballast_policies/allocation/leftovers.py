@@ -23,7 +23,7 @@ def hand_out(problem: Instance, x: np.ndarray, demand: np.ndarray) -> np.ndarray
     if not _usable(problem, x):
         return x
     value = worth(problem)
-    more = linear.maximise(problem, value=value, base=demand * (1 - 1e-9))
+    more = linear.maximise(problem, value=value, base=demand * (1 - 1e-9), met_by=x)
     return more.x if value @ more.x > value @ x * (1 + IDLE) else x
 
 

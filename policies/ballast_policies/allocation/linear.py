@@ -69,6 +69,7 @@ def maximise(
     base: np.ndarray | None = None,
     slope: np.ndarray | None = None,
     start: Start | None = None,
+    met_by: np.ndarray | None = None,
 ) -> LinearSolution:
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
 
@@ -78,6 +79,7 @@ def maximise(
         base: (n,) steps/s demanded of each job; 0: nothing demanded.
         slope: (n,) steps/s demanded per unit of t.
         start: of the solution of a similar program; large programs are solved faster from there.
+        met_by: (columns,) shares that meet the demands, where some are known.
 
     Raises:
         InfeasibleError: the demands cannot be met.
@@ -114,6 +116,7 @@ def maximise(
             scale=1.0 / full,
             capacity=problem.capacity,
             gain=gain,
+            enough=None if met_by is None else met_by > 0,
         )
     else:
         columns, time_first, time_second = same.program()

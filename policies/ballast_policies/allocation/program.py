@@ -36,6 +36,7 @@ class Program:
         scale: (n,) 1 / full speed.
         capacity: (k,) GPUs.
         gain: 1, or 0: there is no t.
+        enough: (columns,) whether it is among columns that are known to meet the demands; None: not known.
     """
 
     columns: Columns
@@ -47,6 +48,7 @@ class Program:
     scale: np.ndarray
     capacity: np.ndarray
     gain: float
+    enough: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.scale)
