@@ -75,3 +75,36 @@ def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
     result = run_in_a_process(command, "--config", str(tmp_path / "none.yaml"))
     assert result.returncode == 2
     assert "none.yaml" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_killed_local_rank_is_named(tmp_path):
+    """The others lose their peer; the command says which one was the cause, and ends as it did."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    from ballast_trainer.testing import eventually
+
+    config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}, "data": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "ballast_trainer", "run", "--ranks", "2", "--log", "json"]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen([*command, "--config", tmp_path / "config.json"], stdout=out, stderr=err)
+    try:
+        eventually(
+            lambda: '"loss"' in (tmp_path / "out").read_text(), "it trains", (tmp_path / "err").read_text
+        )
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
+        )
+        os.kill(max(int(child) for child in children.stdout.split()), signal.SIGKILL)
+        assert process.wait(90) == 128 + signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    said = (tmp_path / "err").read_text()
+    assert "rank 1 was killed by SIGKILL" in said
+    assert "another rank is gone" in said
+    assert "GLHF" not in said

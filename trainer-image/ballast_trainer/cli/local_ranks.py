@@ -53,11 +53,18 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
     signal.signal(signal.SIGTERM, pass_on)
     # Ctrl-C reaches the ranks by itself; this process waits for them to save.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    left_behind: set[int] = set()
     while any(child.is_alive() for child in children):
         if any(child.exitcode for child in children):
-            _end(children)
+            left_behind = _end(children)
         time.sleep(_POLL_SECONDS)
     codes = [child.exitcode or 0 for child in children]
+    for rank in left_behind:
+        codes[rank] = ExitCode.PEER_LOST
+        _say(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
+    for rank, code in enumerate(codes):
+        if code < 0:
+            _say(f"rank {rank} was killed by {signal.Signals(-code).name}")
     # A rank that only lost its peer is not the cause.
     first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
     return 128 - first if first < 0 else first
@@ -72,10 +79,18 @@ def _rank(environment: dict[str, str], body: Callable[[], int]) -> None:
     os._exit(code)
 
 
-def _end(children: Sequence[BaseProcess]) -> None:
+def _say(text: str) -> None:
+    print(f"ballast-train: {text}", file=sys.stderr)
+
+
+def _end(children: Sequence[BaseProcess]) -> set[int]:
+    """Wait for all to leave; returns those that did not, and were killed."""
     deadline = time.monotonic() + _LEAVE_SECONDS
-    for child in children:
+    left_behind = set()
+    for rank, child in enumerate(children):
         child.join(max(0.0, deadline - time.monotonic()))
         if child.is_alive():
             child.kill()
             child.join()
+            left_behind.add(rank)
+    return left_behind

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -49,8 +50,15 @@ def peer_failures() -> Iterator[None]:
         if isinstance(error, dist.DistError | ConnectionError) or any(
             word in text for word in _PEER_FAILURES
         ):
-            raise PeerLost(f"another rank is gone: {text.strip().splitlines()[-1]}") from error
+            raise PeerLost(f"another rank is gone: {_said(text)}. Its own output says why") from error
         raise
+
+
+def _said(text: str) -> str:
+    """The last line of a communication error, without the place in gloo's source and its advice."""
+    line = text.strip().splitlines()[-1]
+    line = re.sub(r"^\[[^\]]*\.cc:\d+\]\s*", "", line)
+    return line.partition(". This is typically caused")[0].rstrip(".")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
