@@ -136,6 +136,12 @@ def simulate(
     from ballast_policies.simulator.workload import WorkloadError
     from ballast_policies.throughput.table import ThroughputError
 
+    if plot is not None:
+        _check_plot(plot)
+    if rate is not None and (trace is not None or static_jobs is not None):
+        raise click.UsageError("--rate: only jobs of --generate without --static arrive at a rate")
+    if trace is not None and (weights or deadlines):
+        raise click.UsageError("--weights and --deadlines are for generated jobs; a trace has its own")
     try:
         table = _table(throughputs)
         workload = _workload(table, trace, generate, rate, static_jobs, weights, deadlines, job_table, seed)
@@ -293,6 +299,16 @@ def _print(result: "Result", *, per_job: bool) -> None:
         console.print(per_job_table(result))
 
 
+def _check_plot(path: Path) -> None:
+    """Before a long run: a file that cannot be drawn is a usage error."""
+    from ballast_policies.simulator.plot import FORMATS
+
+    if path.suffix not in FORMATS:
+        raise click.UsageError(f"--plot: {path.name} ends neither in .png nor in .html")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"--plot: there is no folder {path.parent}. To fix: make it")
+
+
 def _plot(result: "Result", path: Path) -> None:
     from ballast_policies.simulator import plot
 
@@ -303,5 +319,5 @@ def _plot(result: "Result", path: Path) -> None:
             f"--plot {path.name} needs the Python package {error.name!r}. "
             "To fix: pip install 'ballast-operator[plot]', or name a file that ends in .html"
         ) from error
-    except ValueError as error:
-        raise click.UsageError(f"--plot: {error}") from error
+    except OSError as error:
+        raise click.ClickException(f"--plot: {path} cannot be written: {error.strerror}") from error

@@ -12,6 +12,10 @@ import numpy as np
 from ballast_policies.simulator.result import HOUR, Result, Segment
 
 
+FORMATS = (".png", ".html")
+"""What a picture's file name may end in."""
+
+
 def draw(result: Result, path: Path) -> None:
     """Write the picture; the result must have its time line.
 

@@ -33,6 +33,8 @@ def read_trace(path: Path) -> Workload:
             f"trace {path} cannot be read: {error.strerror}. To fix: name a file, or one of the built-in "
             f"traces {', '.join(BUILT_IN_TRACES)}"
         ) from error
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"trace {path} is not a text file: {error}") from error
     return parse_trace(text, name=path.name)
 
 

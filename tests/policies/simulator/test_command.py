@@ -1,6 +1,7 @@
 """``ballast simulate`` as a user calls it."""
 
 import json
+import sys
 
 import pytest
 from ballast_operator.cli.simulate import simulate
@@ -33,6 +34,7 @@ def test_json_has_every_figure_under_its_name():
         "average_jct_hours_by_weight",
         "makespan_hours",
         "utilisation",
+        "spread_fraction",
         "finish_time_fairness",
         "cost_usd",
         "slos",
@@ -120,6 +122,12 @@ def test_a_plot_is_written(tmp_path, suffix):
         (["--measure", "0:99"], "goes beyond the 20 jobs of small_test.trace"),
         (["--generate", "single"], "--trace excludes --generate"),
         (["--prices", "v100=-1"], "--prices: v100=-1.0 must be at least 0"),
+        (["--plot", "run.pdf"], "--plot: run.pdf ends neither in .png nor in .html"),
+        (["--plot", "/no/such/folder/run.png"], "--plot: there is no folder"),
+        (["--rate", "3"], "--rate: only jobs of --generate"),
+        (["--deadlines"], "a trace has its own"),
+        (["--trace", sys.executable], "is not a text file"),
+        (["--gpus-per-node", "v100=0"], "--gpus-per-node: v100=0 must be at least 1"),
     ],
 )
 def test_what_is_wrong_is_named_with_exit_code_2(arguments, what):
