@@ -11,7 +11,6 @@ import numpy as np
 
 from ballast_policies.simulator.result import HOUR, Result, Segment
 
-
 FORMATS = (".png", ".html")
 """What a picture's file name may end in."""
 
