@@ -4,6 +4,7 @@ import pytest
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.emulation import emulated_speed
+from ballast_trainer.environment import LaunchedRank, seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 
@@ -113,6 +114,26 @@ def test_an_assignment_that_cannot_be_made_is_refused(tmp_path, assignment):
         read_config(path, (assignment,))
 
 
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+
+
+def test_a_rank_has_the_place_that_torchrun_gives_it():
+    """And is alone where nothing is set."""
+    launched = LaunchedRank.from_environment(TORCHRUN)
+    assert (launched.rank, launched.ranks, launched.address, launched.port) == (1, 2, "host", 29500)
+    assert LaunchedRank.from_environment({}) == LaunchedRank()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("WORLD_SIZE", "two"), ("RANK", "2"), ("RANK", "-1"), ("MASTER_ADDR", ""), ("MASTER_PORT", "http")],
+)
+def test_a_place_that_makes_no_sense_is_refused(name, text):
+    """With the variable's name and what to do."""
+    with pytest.raises(ConfigurationError, match=f"^{name}: .*To fix: start with torchrun"):
+        LaunchedRank.from_environment({**TORCHRUN, name: text})
+
+
 def test_the_emulated_factor_is_that_of_the_family_or_the_default():
     """Nothing set, nothing emulated."""
     environment = {"BALLAST_EMULATED_SLOWDOWN": '{"transformer": 10, "default": 12.5}'}
@@ -126,3 +147,12 @@ def test_a_wrong_factor_is_refused(text):
     """A factor below 1 would be a speed-up, which padding cannot give."""
     with pytest.raises(ConfigurationError, match="BALLAST_EMULATED_SLOWDOWN"):
         emulated_speed({"BALLAST_EMULATED_SLOWDOWN": text}, "transformer")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan"])
+def test_a_period_that_is_none_is_refused(text):
+    """A hang that is never seen, or seen at once, would be the result."""
+    assert seconds_from({"BALLAST_HANG_SECONDS": "2.5"}, "BALLAST_HANG_SECONDS") == 2.5
+    assert seconds_from({}, "BALLAST_HANG_SECONDS") is None
+    with pytest.raises(ConfigurationError, match="BALLAST_HANG_SECONDS"):
+        seconds_from({"BALLAST_HANG_SECONDS": text}, "BALLAST_HANG_SECONDS")

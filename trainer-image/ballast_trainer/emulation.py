@@ -59,7 +59,9 @@ def _products(text: str) -> float:
     try:
         factor = float(text)
     except ValueError as error:
-        raise ConfigurationError(EMULATED_STRAGGLER_ENV, f"{text!r} is not a factor") from error
+        raise ConfigurationError(
+            EMULATED_STRAGGLER_ENV, f"{text!r} is not a factor. To fix: e.g. 8"
+        ) from error
     if not factor >= 1:
         raise ConfigurationError(EMULATED_STRAGGLER_ENV, f"factor {factor} is below 1")
     return factor
@@ -70,7 +72,10 @@ def _factor(text: str, family: str) -> float:
         factors = json.loads(text)
         factor = float(factors.get(family, factors.get("default", 1.0)))
     except (ValueError, TypeError, AttributeError) as error:
-        reason = f"{text!r} is not a JSON object of factors by model family ({error})"
+        reason = (
+            f"{text!r} is not a JSON object of factors by model family ({error}). "
+            'To fix: e.g. {"default": 10}'
+        )
         raise ConfigurationError(EMULATED_SLOWDOWN_ENV, reason) from error
     if not factor >= 1:
         raise ConfigurationError(EMULATED_SLOWDOWN_ENV, f"factor {factor} of {family!r} is below 1")

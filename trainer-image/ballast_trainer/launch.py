@@ -14,6 +14,7 @@ from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.emulation import emulated_speed
+from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
@@ -156,6 +157,7 @@ def train(
     job.check_ranks(ranks)
     config, model = job.config, job.model
     speed = emulated_speed(os.environ, model.family)
+    hang_seconds = seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS
     device = choose_device(local_rank)
     check_precision(config.training.precision, device)
     written = WritingReporter(reporter, writers_of(config.metrics)) if rank == 0 else None
@@ -207,8 +209,7 @@ def train(
     liaison = Liaison(channel, plan) if rank == 0 else None
     heartbeat = None
     if store is not None and lost is not None:
-        seconds = float(os.environ.get(HANG_SECONDS_ENV, HANG_SECONDS))
-        heartbeat = Heartbeat(store, pod=pod, hang_seconds=seconds, lost=lost)
+        heartbeat = Heartbeat(store, pod=pod, hang_seconds=hang_seconds, lost=lost)
     session = Session(
         training,
         liaison=liaison,

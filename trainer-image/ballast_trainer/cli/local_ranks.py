@@ -14,8 +14,11 @@ from multiprocessing.process import BaseProcess
 from ballast_policies.contract import ExitCode
 
 _POLL_SECONDS = 0.05
-_LEAVE_SECONDS = 30.0
+_LEAVE_SECONDS = 10.0
 """How long the other ranks have to notice that one has failed, and leave."""
+
+_REFUSED_SECONDS = 2.0
+"""The same where one of them has refused the configuration."""
 
 
 def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
@@ -55,8 +58,12 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     left_behind: set[int] = set()
     while any(child.is_alive() for child in children):
-        if any(child.exitcode for child in children):
-            left_behind = _end(children)
+        if any(child.exitcode == ExitCode.USAGE for child in children):
+            # Nobody trains yet: no use in waiting for those that wait for the one that refused.
+            pass_on(signal.SIGTERM, None)
+            _end(children, _REFUSED_SECONDS)
+        elif any(child.exitcode for child in children):
+            left_behind = _end(children, _LEAVE_SECONDS)
         time.sleep(_POLL_SECONDS)
     codes = [child.exitcode or 0 for child in children]
     for rank in left_behind:
@@ -83,9 +90,9 @@ def _say(text: str) -> None:
     print(f"ballast-train: {text}", file=sys.stderr)
 
 
-def _end(children: Sequence[BaseProcess]) -> set[int]:
+def _end(children: Sequence[BaseProcess], seconds: float) -> set[int]:
     """Wait for all to leave; returns those that did not, and were killed."""
-    deadline = time.monotonic() + _LEAVE_SECONDS
+    deadline = time.monotonic() + seconds
     left_behind = set()
     for rank, child in enumerate(children):
         child.join(max(0.0, deadline - time.monotonic()))

@@ -13,6 +13,7 @@ from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Ran
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
 from ballast_trainer.ending import describe, end, end_on_lost_peer, explains_itself, reason_of
+from ballast_trainer.environment import LaunchedRank
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.progress_line import ProgressLine
 from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
@@ -20,6 +21,8 @@ from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 logger = logging.getLogger("ballast_trainer.run")
 
 STORE_WAIT_SECONDS = 120.0
+_SAID_ONCE = {ExitReason.CONFIGURATION: ExitCode.USAGE, ExitReason.STOPPED: ExitCode.STOPPED}
+"""Ends before the first step that all local ranks share."""
 
 
 def _local_plan(ranks: int) -> Plan:
@@ -29,19 +32,18 @@ def _local_plan(ranks: int) -> Plan:
     return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
 
 
-def _open_store(rank: int, stop: StopSignal) -> Any:
+def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
     """The store under torchrun (the agent's) or of local ranks (rank 0's), under the attempt's prefix."""
     import torch.distributed as dist
 
     from ballast_trainer.runtime.process_group import reach_store, serve_store
 
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if rank == 0 and not agent_serves:
-        store = serve_store(host, port, STORE_WAIT_SECONDS)
+    if launched.rank == 0 and not agent_serves:
+        store = serve_store(launched.address, launched.port, STORE_WAIT_SECONDS)
     else:
-        store = reach_store(host, port, STORE_WAIT_SECONDS, stop)
+        store = reach_store(launched.address, launched.port, STORE_WAIT_SECONDS, stop)
     # A restarted attempt must not read the addresses that the last one left in the agent's store.
     return dist.PrefixStore(f"attempt-{attempt}", store)
 
@@ -69,8 +71,8 @@ def _run(
         # The whole model in one process is what a mesh of ranks is compared with.
         config = {key: value for key, value in config.items() if key != "parallelism"}
     job = Job.from_mapping(config)
-    ranks = 1 if single_process else int(os.environ.get("WORLD_SIZE", "1"))
-    rank = 0 if single_process else int(os.environ.get("RANK", "0"))
+    launched = LaunchedRank() if single_process else LaunchedRank.from_environment(os.environ)
+    rank, ranks = launched.rank, launched.ranks
     if ranks > 1:
         # Ranks on one machine share its cores.
         torch.set_num_threads(1)
@@ -86,7 +88,7 @@ def _run(
                 reason = f"cannot write to {channel_folder}: {error}. To fix: name a directory"
                 raise ConfigurationError("--channel", reason) from error
         channel = folder
-    store = _open_store(rank, stop) if ranks > 1 else None
+    store = _open_store(launched, stop) if ranks > 1 else None
     outcome = train(
         job,
         plan=plan,
@@ -95,7 +97,7 @@ def _run(
         channel=channel,
         reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
         stop=stop,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_rank=launched.local_rank,
         lost=end_on_lost_peer(),
         trace=trace,
         trace_step=trace_step,
@@ -142,7 +144,7 @@ def run(
     form = f"{erase}%(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
 
-    # Local ranks share it: what is wrong with their configuration is said once.
+    # Local ranks share it.
     unsaid = multiprocessing.get_context("fork").Lock()
 
     def body() -> int:
@@ -161,8 +163,8 @@ def run(
             )
         except Exception as error:
             reason = reason_of(error)
-            if reason is ExitReason.CONFIGURATION and not unsaid.acquire(block=False):
-                return ExitCode.USAGE
+            if reason in _SAID_ONCE and not unsaid.acquire(block=False):
+                return _SAID_ONCE[reason]
             if reason is ExitReason.FAILED and not explains_itself(error):
                 logger.exception("training failed")
             return end(reason, describe(error))

@@ -13,7 +13,7 @@ import time
 import types
 from collections.abc import Callable, Mapping
 
-from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.environment import seconds_from
 
 STOP_SECONDS_ENV = "BALLAST_STOP_SECONDS"
 """Seconds from SIGTERM to SIGKILL; the operator sets it from the pod's grace period."""
@@ -77,13 +77,4 @@ def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
     Raises:
         ConfigurationError: it is not a number of seconds.
     """
-    text = environment.get(STOP_SECONDS_ENV)
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError as error:
-        raise ConfigurationError(STOP_SECONDS_ENV, f"{text!r} is not a number of seconds") from error
-    if not seconds > 0:
-        raise ConfigurationError(STOP_SECONDS_ENV, f"{text} is not above 0")
-    return seconds
+    return seconds_from(environment, STOP_SECONDS_ENV)

@@ -1,0 +1,74 @@
+"""What environment variables say, read strictly: periods, and this process's place under torchrun."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ballast_trainer.errors import ConfigurationError
+
+
+def seconds_from(environment: Mapping[str, str], name: str) -> float | None:
+    """The period that a variable names, or None where it is not set.
+
+    Raises:
+        ConfigurationError: it is not a number of seconds above 0.
+    """
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise ConfigurationError(name, f"{text!r} is not a number of seconds. To fix: e.g. 30") from error
+    if not seconds > 0:
+        raise ConfigurationError(name, f"{text} is not above 0. To fix: a number of seconds, e.g. 30")
+    return seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRank:
+    """This process among those that a launcher such as torchrun has started; alone where there is none.
+
+    Attributes:
+        rank, ranks: of all.
+        local_rank: of those on this machine.
+        address, port: where the ranks meet; empty and 0 for one rank alone.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    local_rank: int = 0
+    address: str = ""
+    port: int = 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "LaunchedRank":
+        """By torchrun's variables.
+
+        Raises:
+            ConfigurationError: one is missing or makes no sense.
+        """
+
+        def count(name: str, default: int) -> int:
+            text = environment.get(name, str(default))
+            if not text.isdecimal():
+                raise ConfigurationError(name, f"{text!r} is not a count. To fix: {_ADVICE}")
+            return int(text)
+
+        ranks, rank = count("WORLD_SIZE", 1), count("RANK", 0)
+        if rank >= ranks:
+            raise ConfigurationError("RANK", f"{rank} is not below WORLD_SIZE {ranks}. To fix: {_ADVICE}")
+        if ranks == 1:
+            return cls(local_rank=count("LOCAL_RANK", 0))
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not environment.get(name):
+                raise ConfigurationError(name, f"not set, with WORLD_SIZE {ranks}. To fix: {_ADVICE}")
+        return cls(
+            rank=rank,
+            ranks=ranks,
+            local_rank=count("LOCAL_RANK", 0),
+            address=environment["MASTER_ADDR"],
+            port=count("MASTER_PORT", 0),
+        )
+
+
+_ADVICE = "start with torchrun, which sets it, or with --ranks"
