@@ -55,7 +55,10 @@ def run_in_a_process(*arguments):
     [
         ([], "4 stages need as many layers; 'recurrent' has 3"),
         (["--trace", "{folder}/none/trace.json"], "To fix: make it, or write elsewhere"),
-        (["--set", "metrics.writer=json:JSONDecoder"], "without scalars, event, close"),
+        (
+            ["--set", "model.layers=5", "--set", "metrics.writer=json:JSONDecoder"],
+            "without scalars, event, close",
+        ),
     ],
 )
 def test_local_ranks_say_once_what_is_wrong_with_their_configuration(options, words, tmp_path):

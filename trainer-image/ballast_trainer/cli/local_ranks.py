@@ -69,9 +69,12 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
     for rank in left_behind:
         codes[rank] = ExitCode.PEER_LOST
         _say(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
+    refused = ExitCode.USAGE in codes
     for rank, code in enumerate(codes):
-        if code < 0:
+        if code < 0 and not refused:
             _say(f"rank {rank} was killed by {signal.Signals(-code).name}")
+    if refused:
+        return ExitCode.USAGE
     # A rank that only lost its peer is not the cause.
     first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
     return 128 - first if first < 0 else first
