@@ -91,6 +91,18 @@ Number = TypeVar("Number", int, float)
     help="With --rules ballast: for so long a gang that a round stops trains on.",
 )
 @click.option(
+    "--min-run-seconds",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="With --rules ballast: a gang that has started is not stopped for others before it ran so long.",
+)
+@click.option(
+    "--max-moves-per-hour",
+    type=int,
+    help="With --rules ballast: at most so many running gangs are stopped or moved in an hour.",
+)
+@click.option(
     "--measure", metavar="FIRST:END", help="Average over these jobs, in order of arrival, as 4000:5000."
 )
 @click.option("--jobs", "per_job", is_flag=True, help="A row for each job.")
@@ -121,6 +133,8 @@ def simulate(
     launch_seconds: float,
     stop_seconds: float,
     notice_seconds: float,
+    min_run_seconds: float,
+    max_moves_per_hour: int | None,
     measure: str | None,
     per_job: bool,
     plot: Path | None,
@@ -158,6 +172,8 @@ def simulate(
             launch_seconds=launch_seconds,
             stop_seconds=stop_seconds,
             notice_seconds=notice_seconds,
+            min_run_seconds=min_run_seconds,
+            max_moves_per_hour=max_moves_per_hour,
         )
         given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
         sizes = {} if gpus_per_node is None else read_amounts(gpus_per_node, "--gpus-per-node", int)

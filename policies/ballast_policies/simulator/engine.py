@@ -12,6 +12,7 @@ from ballast_policies.simulator.accounts import positions
 from ballast_policies.simulator.ideal import run_ideally
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.nodes import Nodes
+from ballast_policies.simulator.restful import RestfulRounds
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.rounds import NOBODY, Grant, Rounds
 from ballast_policies.simulator.settings import Cluster, Settings, SettingsError
@@ -64,7 +65,11 @@ class _Run:
         self.workload, self.ledger, self.settings = workload, ledger, settings
         self.counters = Counters()
         self._solver = Solver(ledger, settings)
-        self._rounds = Rounds(ledger, settings)
+        self._rounds = (
+            RestfulRounds(ledger, settings, lambda: self.now)
+            if settings.restful
+            else Rounds(ledger, settings)
+        )
         self._nodes = Nodes(ledger) if ledger.gpus_per_node else None
         costly = max(settings.launch_seconds, settings.stop_seconds, settings.notice_seconds) > 0
         self._starts = (

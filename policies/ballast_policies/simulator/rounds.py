@@ -82,13 +82,22 @@ class Rounds:
     def pass_time(self, grant: Grant, ran: np.ndarray, seconds: float) -> None:
         """Book that ``seconds`` have passed, in which the granted ran for ``ran`` s."""
         if self._settings.rules.account_goes_on:
-            kept = forgetting(seconds, self._settings.round_seconds)
-            self._accounts.promised *= kept
-            self._accounts.received *= kept
+            kept = np.where(self._runs(grant), forgetting(seconds, self._settings.round_seconds), 1.0)
+            self._accounts.promised *= kept[:, None]
+            self._accounts.received *= kept[:, None]
         self._accounts.promised += self._shares.share * seconds
         entries = self._accounts.entries(grant.job, grant.partner)
         known = entries >= 0
         self._accounts.received[entries[known], grant.column[known]] += ran[known]
+
+    def _runs(self, grant: Grant) -> np.ndarray:
+        """(E,) entries of the allocation of which a job runs, alone or in any pair."""
+        runs = np.zeros(self._ledger.count + 1, dtype=bool)
+        runs[grant.job] = True
+        runs[grant.partner[grant.partner >= 0]] = True
+        # A partner of -1 is the last place, which is nobody's.
+        entries: np.ndarray = runs[self._shares.job] | runs[self._shares.partner]
+        return entries
 
     def fill(self, active: np.ndarray, running: Grant) -> Grant:
         """Within a round: who runs goes on, and others start on what is free."""

@@ -133,6 +133,7 @@ class Settings:
         record_timeline: keep who ran where when, for plots.
         launch_seconds: from a gang's grant to its first step; its GPUs are held and do nothing.
         notice_seconds: for so long a gang that a round stops trains on: until it has read that it is to stop.
+        min_run_seconds, max_moves_per_hour: hysteresis, as in ``ClusterPolicy.spec.moves``; 0 and None: none.
         stop_seconds: how much later that is where the gang before it has to save and leave.
     """
 
@@ -149,6 +150,13 @@ class Settings:
     launch_seconds: float = 0.0
     stop_seconds: float = 0.0
     notice_seconds: float = 0.0
+    min_run_seconds: float = 0.0
+    max_moves_per_hour: int | None = None
+
+    @property
+    def restful(self) -> bool:
+        """Whether running gangs may be left alone although others are more urgent."""
+        return self.min_run_seconds > 0 or self.max_moves_per_hour is not None
 
     def __post_init__(self) -> None:
         if not (self.round_seconds > 0 and math.isfinite(self.round_seconds)):
@@ -162,6 +170,7 @@ class Settings:
             ("--launch-seconds", self.launch_seconds),
             ("--stop-seconds", self.stop_seconds),
             ("--notice-seconds", self.notice_seconds),
+            ("--min-run-seconds", self.min_run_seconds),
         ):
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise SettingsError(f"{option}: {seconds} s must be at least 0")
@@ -170,3 +179,16 @@ class Settings:
                     f"{option}: {seconds:g} s: Gavel's rules and ideal shares know of no starts. "
                     "To fix: --rules ballast, without --ideal"
                 )
+        if self.max_moves_per_hour is not None:
+            if self.max_moves_per_hour < 0:
+                raise SettingsError(f"--max-moves-per-hour: {self.max_moves_per_hour} must be at least 0")
+            if self.ideal or self.rules.end_with_last_job:
+                raise SettingsError(
+                    "--max-moves-per-hour: Gavel's rules and ideal shares move as they like. "
+                    "To fix: --rules ballast, without --ideal"
+                )
+        if self.restful and self.space_sharing:
+            raise SettingsError(
+                "--min-run-seconds, --max-moves-per-hour: the operator's rounds, which know them, have no "
+                "pairs. To fix: leave --space-sharing out"
+            )

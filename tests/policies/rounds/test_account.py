@@ -87,6 +87,17 @@ def test_after_a_half_life_half_is_forgotten():
     assert after.received["a"]["v100"] == pytest.approx(200.0 + seconds)
 
 
+def test_nothing_is_forgotten_of_a_job_that_waits():
+    """What it is owed grows with every second of its share."""
+    account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})
+    for _ in range(100):
+        account = advance(
+            account, shares={"a": {"v100": 0.01}}, running={"b": "v100"}, seconds=ROUND, round_seconds=ROUND
+        )
+    assert account.promised["a"]["v100"] == pytest.approx(800.0 + 0.01 * 100 * ROUND)
+    assert account.received["a"]["v100"] == pytest.approx(400.0)
+
+
 def test_a_job_that_is_gone_has_its_account_closed():
     """Only jobs with shares are kept."""
     account = Account(promised={"a": {"v100": 800.0}}, received={"a": {"v100": 400.0}})

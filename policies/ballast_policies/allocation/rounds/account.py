@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 HALF_LIFE_ROUNDS = 10.0
-"""After so many rounds half of what was promised and received is forgotten, so that the account
-says what is owed now, and an old job's long past does not make it sluggish."""
+"""After so many rounds of running, half of what a job was promised and received is forgotten, so that the
+account says what is owed now, and an old job's long past does not make it sluggish. Nothing is forgotten of
+a job that waits: else what is owed to a large gang would stop growing, and small jobs that keep coming, each
+with a larger share, would be more urgent for ever."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +32,13 @@ def advance(
         account: until now.
         shares: job -> GPU type -> fraction of time, in force during ``seconds``; jobs that are missing are
             closed.
-        running: job -> GPU type on which it ran during ``seconds``.
+        running: job -> GPU type on which it ran during ``seconds``; of the others nothing is forgotten.
         seconds: how long.
         round_seconds: length of a round.
     """
-    kept = forgetting(seconds, round_seconds)
     promised, received = {}, {}
     for job, row in shares.items():
+        kept = forgetting(seconds, round_seconds) if job in running else 1.0
         was = account.promised.get(job, {})
         promised[job] = {t: was.get(t, 0.0) * kept + x * seconds for t, x in row.items()}
         had = {t: s * kept for t, s in account.received.get(job, {}).items()}

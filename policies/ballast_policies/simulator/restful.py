@@ -1,0 +1,128 @@
+"""Rounds that leave young gangs alone and limit moves: the operator's ``decide_round`` itself.
+
+Hysteresis is not worth arrays of its own: with ``min_run_seconds`` or ``max_moves_per_hour`` every round is
+decided by the very function that the operator calls, on values made from the ledger. A GPU type is one
+pool with one node here; nodes are given out afterwards (``nodes``).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.rounds import (
+    Gang,
+    Node,
+    Placement,
+    RoundSettings,
+    RoundState,
+    decide_round,
+)
+from ballast_policies.allocation.rounds.hysteresis import HOUR
+from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.rounds import Grant, Rounds
+from ballast_policies.simulator.settings import Settings
+from ballast_policies.simulator.solving import name_of, row_of
+
+
+class RestfulRounds(Rounds):
+    """As :class:`Rounds`, with hysteresis; no pairs, as in the operator."""
+
+    def __init__(self, ledger: Ledger, settings: Settings, clock: Callable[[], float]) -> None:
+        super().__init__(ledger, settings)
+        self._clock = clock
+        self._began: dict[int, tuple[int, float]] = {}
+        self._moves: tuple[float, ...] = ()
+
+    def fill(self, active: np.ndarray, running: Grant) -> Grant:
+        """Within a round: who runs goes on, and others start on what is free and kept for nobody."""
+        return self._decide(active, running, within_round=True)
+
+    def grant(self, active: np.ndarray, running: Grant, room: np.ndarray) -> Grant:
+        """Who runs in the round that begins now; young gangs go on, and few are stopped or moved."""
+        del room  # All of the cluster: who runs now takes part.
+        return self._decide(active, running, within_round=False)
+
+    def _decide(self, active: np.ndarray, running: Grant, *, within_round: bool) -> Grant:
+        ledger, settings, now = self._ledger, self._settings, self._clock()
+        types = ledger.gpu_types
+        where = dict(zip(running.job.tolist(), running.column.tolist(), strict=True))
+        self._began = {
+            row: self._began[row] if self._began.get(row, (-1, 0.0))[0] == column else (column, now)
+            for row, column in where.items()
+        }
+        rows = active.tolist()
+        entries = self._accounts.entries(active, np.full(len(active), -1))
+        empty = np.zeros(len(types))
+
+        def by_type(values: np.ndarray) -> dict[str, dict[str, float]]:
+            return {
+                name_of(row): dict(zip(types, (values[entry] if entry >= 0 else empty).tolist(), strict=True))
+                for row, entry in zip(rows, entries.tolist(), strict=True)
+            }
+
+        least, most = settings.min_run_seconds, settings.max_moves_per_hour
+        recent = tuple(at for at in self._moves if now - at < HOUR)
+        decided = decide_round(
+            now=now,
+            allocation=Allocation(
+                policy=settings.policy,
+                objective=0.0,
+                allocation=by_type(self._shares.share),
+                pair_allocation={},
+                throughput={},
+                levels={},
+                status=self._shares.status,
+                gap=None,
+                solve_seconds=0.0,
+                solver="",
+            ),
+            gangs=[
+                Gang(
+                    job=name_of(row),
+                    gpus=int(ledger.gpus[row]),
+                    throughput=dict(zip(types, ledger.rate[row].tolist(), strict=True)),
+                )
+                for row in rows
+            ],
+            nodes=[
+                Node(name=t, pool=t, gpu_type=t, gpus=int(count))
+                for t, count in zip(types, ledger.capacity, strict=True)
+                if count
+            ],
+            state=RoundState(
+                received=by_type(self._accounts.received),
+                promised=by_type(self._accounts.promised),
+                running={
+                    name_of(row): Placement(
+                        gpu_type=types[column],
+                        pool=types[column],
+                        nodes=(types[column],) * int(ledger.gpus[row]),
+                    )
+                    for row, column in where.items()
+                },
+                running_since={name_of(row): since for row, (_, since) in self._began.items()},
+                moves=recent,
+            ),
+            settings=RoundSettings(
+                round_seconds=settings.round_seconds,
+                min_run_seconds=least,
+                max_moves_per_hour=most,
+                within_round=within_round,
+                keep_free=not within_round
+                or least > 0
+                or (most is not None and len(recent) + len(where) > most),
+            ),
+        )
+        self._moves = (*recent, *([now] * (len(decided.moved) + len(decided.stopped))))
+        found = {row_of(name): types.index(at.gpu_type) for name, at in decided.placements.items()}
+        for row, column in found.items():
+            if where.get(row) != column:
+                self._began[row] = (column, now)
+        # Who runs already comes first, in the order in which it was granted.
+        order = sorted(found, key=lambda row: (row not in where, row))
+        return Grant(
+            job=np.array(order, dtype=np.int64),
+            partner=np.full(len(order), -1, dtype=np.int64),
+            column=np.array([found[row] for row in order], dtype=np.int64),
+        )

@@ -1,0 +1,123 @@
+"""Young gangs are left alone and moves are few, in the simulator as in the operator."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ballast_policies.simulator.engine import simulate
+from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.throughput.table import JobType, ThroughputTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TABLE = ThroughputTable(
+    source="test",
+    rows={
+        "fast": {f"('job', {gpus})": {"null": 2.0 * gpus} for gpus in (1, 2, 4)},
+        "slow": {f"('job', {gpus})": {"null": 1.0 * gpus} for gpus in (1, 2, 4)},
+    },
+)
+
+
+def a_job(gpus=1, *, steps=20_000.0, arrival=0.0):
+    return TraceJob(type=JobType(name="job", gpus=gpus), steps=steps, arrival=arrival)
+
+
+def run(jobs, *, fast=1, slow=0, **options):
+    chosen = Settings(
+        policy="max-min-fairness",
+        **{"rules": BALLAST_RULES, "round_seconds": 100.0, "record_timeline": True, **options},
+    )
+    return simulate(
+        Workload(name="test", jobs=tuple(jobs)), Cluster(gpus={"fast": fast, "slow": slow}), TABLE, chosen
+    )
+
+
+def stretches(result):
+    """Seconds of each stretch that was not the end of its job."""
+    last = {segment.row: segment.end for segment in result.timeline}
+    return [s.end - s.start for s in result.timeline if s.end < last[s.row]]
+
+
+def test_without_hysteresis_two_jobs_take_turns_every_round():
+    """Stretches of a round each."""
+    assert min(stretches(run([a_job(), a_job()]))) == pytest.approx(100.0)
+
+
+def test_a_gang_is_not_stopped_before_it_ran_min_run_seconds():
+    """Turns of 350 s: to the end of the fourth round."""
+    found = run([a_job(), a_job()], min_run_seconds=350.0)
+    assert min(stretches(found)) == pytest.approx(400.0)
+
+
+def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
+    """Six jobs on three GPUs that would change hands every round."""
+    jobs = [a_job(steps=1e5) for _ in range(6)]
+    found = run(jobs, fast=2, slow=1, max_moves_per_hour=2)
+    ends = sorted(s.end for s in found.timeline if s.end < found.jobs[s.row].finish - 1e-6)
+    for at in ends:
+        assert sum(at <= other < at + 3600.0 for other in ends) <= 2
+    assert len(ends) < len(stretches(run(jobs, fast=2, slow=1)))
+
+
+def test_a_large_gang_is_served_although_small_ones_keep_coming():
+    """What comes free is kept for it, as the operator does."""
+    assert wait_of_a_large_gang(waiting=12, min_run_seconds=300.0) <= 30 * 100.0
+
+
+@pytest.mark.parametrize("waiting", [2, 12, 30])
+def test_no_gang_starves_in_a_queue_that_never_empties(waiting):
+    """It waits no longer than three times as long as the small jobs do, who come for as long as it waits."""
+    small = max(1.0, waiting / 4) * 500.0
+    assert wait_of_a_large_gang(waiting=waiting) <= 3 * small
+
+
+def wait_of_a_large_gang(*, waiting, **options):
+    """Seconds until a gang of 4 starts on 4 GPUs; single jobs of 500 s come as fast as they are done."""
+    small = [a_job(steps=1000.0) for _ in range(waiting)]
+    small += [a_job(steps=1000.0, arrival=125.0 * (i + 1)) for i in range(150)]
+    jobs = sorted([*small, a_job(4, steps=8000.0, arrival=1.0)], key=lambda job: job.arrival)
+    (large,) = (job for job in run(jobs, fast=4, **options).jobs if job.gpus == 4)
+    return large.first_run - large.arrival
+
+
+@settings(max_examples=15)
+@given(
+    gangs=st.lists(
+        st.tuples(st.sampled_from([1, 1, 2, 4]), st.floats(100, 5000), st.floats(0, 2000)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_with_moves_without_end_nothing_changes(gangs):
+    """``decide_round`` itself and the rounds on arrays: the same run, to the last bit of every finish."""
+    jobs = [a_job(gpus, steps=steps, arrival=at) for gpus, steps, at in sorted(gangs, key=lambda g: g[2])]
+    plain = run(jobs, fast=4, slow=4)
+    restful = run(jobs, fast=4, slow=4, max_moves_per_hour=10**6)
+    np.testing.assert_allclose(
+        [job.finish for job in restful.jobs], [job.finish for job in plain.jobs], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"min_run_seconds": -1.0}, "--min-run-seconds: -1.0"),
+        ({"min_run_seconds": 60.0, "rules": GAVEL_RULES}, "--min-run-seconds: 60 s"),
+        ({"max_moves_per_hour": -1}, "--max-moves-per-hour: -1"),
+        ({"max_moves_per_hour": 3, "rules": GAVEL_RULES}, "--max-moves-per-hour"),
+        ({"max_moves_per_hour": 3, "space_sharing": True}, "--space-sharing"),
+    ],
+)
+def test_what_hysteresis_cannot_be_combined_with_is_named(options, word):
+    """Gavel's rules, pairs, impossible values."""
+    with pytest.raises(SettingsError, match=word):
+        Settings(policy="max-min-fairness", **{"rules": BALLAST_RULES, **options})
+
+
+def test_stretches_are_of_one_job_each():
+    """The time line that these tests measure by has no overlaps on one GPU."""
+    found = run([a_job(), a_job(), a_job()], min_run_seconds=250.0)
+    ordered = sorted(found.timeline, key=lambda s: s.start)
+    assert all(later.start >= earlier.end - 1e-6 for earlier, later in itertools.pairwise(ordered))
