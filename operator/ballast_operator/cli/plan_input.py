@@ -226,7 +226,7 @@ def _read(path: Path, model: type[Model]) -> Model:
     try:
         content: Any = yaml.safe_load(path.read_text())
         return model.model_validate(content)
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise click.ClickException(f"{path}: neither YAML nor JSON: {error}") from error
     except pydantic.ValidationError as error:
         reasons = "; ".join(

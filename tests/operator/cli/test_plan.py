@@ -137,3 +137,14 @@ def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, fi
     assert result.exit_code == 1
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert want in result.output.replace("\n", " ")
+
+
+def test_a_file_that_is_no_text_is_refused_in_words(tmp_path):
+    """A checkpoint given for a profile: one line, no traceback."""
+    (tmp_path / "profile.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    result = CliRunner().invoke(
+        main, ["plan", str(tmp_path / "profile.yaml"), str(tmp_path / "cluster.yaml")]
+    )
+    assert result.exit_code == 1
+    assert "neither YAML nor JSON" in result.output
