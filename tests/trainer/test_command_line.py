@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from ballast_operator.cli.main import main as ballast
 from ballast_trainer.cli.main import LAZY, main
 from click.testing import CliRunner
 
@@ -38,6 +39,28 @@ def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
     assert all(
         row["forwardSeconds"] > 0 and row["heldBytes"] >= row["weightBytes"] > 0 for row in found["layers"]
     )
+
+
+def test_what_profile_prints_is_what_ballast_plan_reads(tmp_path):
+    """As it is, without a key changed: every layer is on a GPU, at the measured seconds."""
+    config = {
+        "totalSteps": 10,
+        "model": {"name": "recurrent", "layers": 5, "args": {"dim": 8, "context": 4}},
+        "pipeline": {"microbatches": 2, "globalBatchSize": 4},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "cluster.yaml").write_text("gpus: [{type: a100, count: 2, memoryBytes: 1.0e+10}]")
+    arguments = ["profile", "--config", str(tmp_path / "config.json"), "--steps", "2", "--output", "json"]
+    printed = CliRunner().invoke(main, arguments).stdout
+    (tmp_path / "profile.json").write_text(printed)
+    planned = CliRunner().invoke(
+        ballast, ["plan", str(tmp_path / "profile.json"), str(tmp_path / "cluster.yaml"), "--output", "json"]
+    )
+    assert planned.exit_code == 0, planned.output
+    stages = json.loads(planned.stdout)["stages"]
+    assert [stages[0]["firstLayer"], stages[-1]["endLayer"]] == [0, 5]
+    measured = sum(row["forwardSeconds"] + row["backwardSeconds"] for row in json.loads(printed)["layers"])
+    assert sum(stage["seconds"] for stage in stages) == pytest.approx(8 * measured)
 
 
 def run_in_a_process(*arguments):
