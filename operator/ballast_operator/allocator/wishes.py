@@ -1,6 +1,6 @@
 """From a round to a wish for each job."""
 
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.rounds import Round
 
 from ballast_operator.allocator.snapshot import Snapshot
@@ -14,11 +14,13 @@ def wishes_of(
 ) -> dict[Key, Wish]:
     """A wish for each job of the snapshot and for each refused one."""
     found: dict[Key, Wish] = {}
+    jobs = {job.name: job for job in snapshot.problem.jobs}
     for name, key in snapshot.keys.items():
         placement = round_.placements.get(name)
         running = snapshot.running.get(name)
         launches, why = snapshot.launches[name], round_.reasons.get(name, "")
-        best = next_best(allocation, snapshot, name, chosen=placement.gpu_type if placement else None)
+        chosen_type = placement.gpu_type if placement else None
+        best = next_best(allocation, jobs[name], snapshot.problem.gpu_types, chosen=chosen_type)
         if running is not None and (dry_run or placement == running):
             found[key] = Wish(
                 verb=Verb.KEEP,
@@ -64,11 +66,10 @@ def _has_share(allocation: Allocation, name: str) -> bool:
     return any(share > 0 for share in allocation.allocation.get(name, {}).values())
 
 
-def next_best(allocation: Allocation, snapshot: Snapshot, name: str, *, chosen: str | None) -> str:
+def next_best(allocation: Allocation, job: Job, gpu_types: tuple[str, ...], *, chosen: str | None) -> str:
     """The type that would have been second, with its speed; empty where there is none."""
-    job = next(job for job in snapshot.problem.jobs if job.name == name)
-    shares = allocation.allocation.get(name, {})
-    others = [t for t in snapshot.problem.gpu_types if t != chosen and job.throughput.get(t, 0.0) > 0]
+    shares = allocation.allocation.get(job.name, {})
+    others = [t for t in gpu_types if t != chosen and job.throughput.get(t, 0.0) > 0]
     if not others:
         return ""
     second = max(others, key=lambda t: (shares.get(t, 0.0), job.throughput[t], t))

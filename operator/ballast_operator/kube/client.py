@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.dynamic import DynamicClient
@@ -39,9 +40,14 @@ async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.
     if kubeconfig is None and not os.environ.get("KUBECONFIG") and in_pod():
         kubernetes_config.load_incluster_config(client_configuration=configuration)
     else:
-        await kubernetes_config.load_kube_config(
-            config_file=kubeconfig, client_configuration=configuration, persist_config=False
-        )
+        try:
+            await kubernetes_config.load_kube_config(
+                config_file=kubeconfig, client_configuration=configuration, persist_config=False
+            )
+        # What the loader lets through where a file is no kubeconfig at all.
+        except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
+            name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {error}") from error
     return Cluster(kubernetes_client.ApiClient(configuration), request_seconds=request_seconds)
 
 

@@ -115,17 +115,17 @@ def compare(problem: Problem, before: Setup, after: Setup) -> Comparison:
 
 
 def _with(problem: Problem, side: Setup) -> Problem:
-    unknown = sorted((set(side.more) | set(side.prices)) - set(problem.gpu_types))
-    if unknown:
-        raise ProblemError(
-            f"{unknown[0]}: the cluster has {', '.join(problem.gpu_types)}, and how fast jobs are on another "
-            "GPU type is not known"
-        )
+    for option, types in (("--add", side.more), ("--prices", side.prices)):
+        for gpu_type in sorted(set(types) - set(problem.gpu_types)):
+            raise ProblemError(
+                f"{option}: {gpu_type} is not one of {', '.join(problem.gpu_types)}, and how fast jobs are "
+                "on another GPU type is not known"
+            )
     capacity = {t: problem.capacity.get(t, 0) + side.more.get(t, 0) for t in problem.gpu_types}
     for gpu_type, count in capacity.items():
         if count < 0:
             raise ProblemError(
-                f"{gpu_type}: {-side.more[gpu_type]} GPUs cannot be taken away, there are "
+                f"--add: {gpu_type}: {-side.more[gpu_type]} GPUs cannot be taken away, there are "
                 f"{problem.capacity.get(gpu_type, 0)}"
             )
     return dataclasses.replace(problem, capacity=capacity, prices={**problem.prices, **side.prices})

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.cli.whatif import as_text, pose, read_snapshot
+from ballast_operator.cli.whatif import as_text, pose, read_snapshot, whatif
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
+from click.testing import CliRunner
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo"
 GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
@@ -109,6 +110,19 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do():
     """The option is named."""
     with pytest.raises(ProblemError, match="--policy: 'luck' is not one of max-min-fairness"):
         read(cluster(), "luck")
+
+
+@pytest.mark.parametrize(
+    "content", [b"just words", b"{: bad", b"\x7fELF\xd0", b"current-context: a\ncontexts: 3"]
+)
+def test_a_file_that_is_no_kubeconfig_is_named(tmp_path, content):
+    """One line, no traceback."""
+    file = tmp_path / "config"
+    file.write_bytes(content)
+    done = CliRunner().invoke(whatif, ["--kubeconfig", str(file)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert f"{file} is not a kubeconfig" in done.stderr
 
 
 def test_which_of_two_policies_is_meant_must_be_said():
