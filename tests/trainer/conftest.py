@@ -53,7 +53,9 @@ def single_process_losses(tmp_path_factory):
         plain = {
             key: value for key, value in config.items() if key not in {"checkpoint", "repack", "rebalance"}
         }
-        plain["pipeline"] = {k: v for k, v in config["pipeline"].items() if k != "schedule"}
+        plain["pipeline"] = {
+            k: v for k, v in config["pipeline"].items() if k not in {"schedule", "stagesPerRank"}
+        }
         return run(json.dumps(plain, sort_keys=True))
 
     return losses

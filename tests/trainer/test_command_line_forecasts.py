@@ -153,6 +153,7 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
         ("simulate", ["--bandwidth", "0"], {}, "--bandwidth"),
         ("trace", ["--out", "no/such/folder/trace.svg"], {}, "no folder no/such/folder"),
         ("simulate", ["--set", "pipeline.schedule=2F"], {}, "pipeline.schedule"),
+        ("trace", ["--set", "pipeline.stagesPerRank=2"], {}, "1F1B has 1 a rank"),
     ],
 )
 def test_what_cannot_be_forecast_is_refused_in_words(call, command, arguments, fields, words):

@@ -59,6 +59,13 @@ def test_a_null_clip_norm_means_no_clipping():
         ({"model": {"name": "json:dumps", "args": {"obj": 1}}}, "model.name", "not a Model"),
         ({"model": {"name": "gpt", "args": {"depth": 3}}}, "model.args", "depth"),
         ({"model": {"name": "gpt", "layers": 5, "args": {"layers": 6}}}, "model.layers", "has 6 layers"),
+        ({"pipeline": {"stagesPerRank": 0}}, "pipeline.stagesPerRank", "below 1"),
+        ({"pipeline": {"stagesPerRank": 3}}, "pipeline.stagesPerRank", "1F1B has 1 a rank"),
+        (
+            {"pipeline": {"schedule": "ZeroBubbleV", "stagesPerRank": 3}},
+            "pipeline.stagesPerRank",
+            "To fix: leave it out, or take a schedule of Interleaved1F1B",
+        ),
         ({"pipeline": {"schedule": "1F2B"}}, "pipeline.schedule", "did you mean '1F1B'"),
         ({"dynamics": [{"kind": "thaw", "endStep": 3, "target": 0.5}]}, "dynamics.kind", "one of"),
     ],

@@ -36,6 +36,23 @@ def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_proces
     assert_same_curve(running.losses(), single_process_losses(config), 10)
 
 
+@pytest.mark.parametrize("schedule", ["LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"])
+def test_three_stages_a_rank_learn_as_one_process_does(
+    gang, small_config, single_process_losses, schedule, tmp_path
+):
+    """Six stages on two ranks, in turn, also when layers move."""
+    config = small_config(totalSteps=12)
+    config["pipeline"] |= {"schedule": schedule, "stagesPerRank": 3}
+    placement = placement_of(schedule, ranks=2, microbatches=4, stages_per_rank=3)
+    assert placement == (0, 1, 0, 1, 0, 1)
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, tmp_path, seed=5, epochs=2, placement=placement)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert {len(line["stages"]) for line in running.lines("rank-0") if "event" not in line} == {6}
+    assert_same_curve(running.losses(), single_process_losses(config), 12)
+
+
 @pytest.mark.parametrize("dynamic", [FREEZING, PRUNING], ids=["freezing", "pruning"])
 def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_losses, dynamic, tmp_path):
     """Layers get cheaper, move, and leave some of four ranks: 80 losses equal to 1e-5."""

@@ -38,12 +38,16 @@ class PipelineConfig:
     global_batch_size: int = 16
     """Sequences per optimizer step; a multiple of ``microbatches``."""
     schedule: str = "1F1B"
+    stages_per_rank: int | None = None
+    """With LoopedBFS and the interleaved schedules; None: 2, or as many as the schedule has."""
     replicas: tuple[int, ...] = ()
     """By stage, how many ranks hold it; microbatch k goes to replica k mod r. Empty: one each."""
 
     def __post_init__(self) -> None:
         for count in self.replicas:
             require(count >= 1, "pipeline.replicas", f"{count} in {list(self.replicas)} is below 1")
+        if self.stages_per_rank is not None:
+            require(self.stages_per_rank >= 1, "pipeline.stagesPerRank", f"{self.stages_per_rank} is below 1")
         require(self.min_stages >= 1, "pipeline.minStages", f"{self.min_stages} is below 1")
         if self.max_stages is not None and self.max_stages < self.min_stages:
             raise ConfigurationError(

@@ -216,7 +216,7 @@ def schedule_for(config: TrainerConfig, ranks: int, *, steps: int) -> Schedule:
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
-    check_schedule(config.pipeline.schedule)
+    check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
     pipeline, positions = config.pipeline, positions_of(config, ranks)
     microbatches = pipeline.microbatches // config.parallelism.data
     if positions == 1:
@@ -224,7 +224,9 @@ def schedule_for(config: TrainerConfig, ranks: int, *, steps: int) -> Schedule:
     counts = {"ranks": positions, "microbatches": microbatches}
     if flows(pipeline.schedule):
         return schedule_of_run(pipeline.schedule, steps=steps, replicas=pipeline.replicas, **counts)
-    return schedule_of(pipeline.schedule, replicas=pipeline.replicas, **counts)
+    return schedule_of(
+        pipeline.schedule, replicas=pipeline.replicas, stages_per_rank=pipeline.stages_per_rank, **counts
+    )
 
 
 def _forecast(

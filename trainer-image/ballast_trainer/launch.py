@@ -63,7 +63,7 @@ class Job:
             ConfigurationError: a field cannot work.
         """
         config = with_schedule_defaults(TrainerConfig.from_mapping(value), value)
-        check_schedule(config.pipeline.schedule)
+        check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
         check_execution(config)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
@@ -97,6 +97,7 @@ class Job:
             ranks=self.mesh.positions(ranks),
             microbatches=pipeline.microbatches // parallelism.data,
             replicas=pipeline.replicas,
+            stages_per_rank=pipeline.stages_per_rank,
         )
 
     @property

@@ -43,6 +43,7 @@ def idle_seconds(training: Training, costs: LayerCosts) -> IdleSeconds:
         ranks=positions,
         microbatches=training.microbatches,
         replicas=pipeline.replicas,
+        stages_per_rank=pipeline.stages_per_rank,
     )
     split = split_bubble(
         schedule,

@@ -6,16 +6,18 @@ from math import gcd
 from ballast_policies.contract import Stage
 from ballast_policies.planning import Partition
 from ballast_policies.planning.schedules import (
+    TAKES_CHUNKS,
     Schedule,
     ScheduleError,
     build_schedule,
     double_buffered,
+    stages_of,
 )
 
 from ballast_trainer.errors import ConfigurationError
 
 CHUNKS = 2
-"""Stages a rank, in schedules that give a rank several."""
+"""Stages a rank, where the schedule leaves that free and the configuration does not say."""
 
 FLUSHING = (
     "1F1B",
@@ -37,17 +39,30 @@ def flows(name: str) -> bool:
     return name in FLOWING
 
 
-def check_schedule(name: str) -> None:
+def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
     """Refuse a schedule that is not carried out.
 
     Raises:
-        ConfigurationError: the name is unknown.
+        ConfigurationError: the name is unknown, or the schedule has another number of stages a rank.
     """
     if name not in FLUSHING and name not in FLOWING:
         raise ConfigurationError.unknown("pipeline.schedule", name, FLUSHING + FLOWING)
+    if stages_per_rank is not None and name not in TAKES_CHUNKS and stages_per_rank != stages_of(name, 1):
+        raise ConfigurationError(
+            "pipeline.stagesPerRank",
+            f"{stages_per_rank}: {name} has {stages_of(name, 1)} a rank. To fix: leave it out, or take a "
+            f"schedule of {', '.join(sorted(TAKES_CHUNKS.intersection(FLUSHING)))}",
+        )
 
 
-def schedule_of(name: str, *, ranks: int, microbatches: int, replicas: Sequence[int] = ()) -> Schedule:
+def schedule_of(
+    name: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    replicas: Sequence[int] = (),
+    stages_per_rank: int | None = None,
+) -> Schedule:
     """The order of actions of every rank in one step; of a run of one step, where there is no flush.
 
     Raises:
@@ -60,7 +75,7 @@ def schedule_of(name: str, *, ranks: int, microbatches: int, replicas: Sequence[
             name,
             ranks=ranks,
             microbatches=microbatches,
-            chunks=CHUNKS,
+            chunks=stages_per_rank or CHUNKS,
             replicas=used_replicas(replicas, ranks),
         )
     except ScheduleError as error:
@@ -109,7 +124,12 @@ def used_replicas(replicas: Sequence[int], ranks: int = 0) -> Sequence[int]:
 
 
 def placement_of(
-    name: str, *, ranks: int, microbatches: int, replicas: Sequence[int] = ()
+    name: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    replicas: Sequence[int] = (),
+    stages_per_rank: int | None = None,
 ) -> tuple[int, ...]:
     """The rank of each stage, the first of its replicas; one stage where there is one rank.
 
@@ -118,7 +138,9 @@ def placement_of(
     """
     if ranks == 1:
         return (0,)
-    schedule = schedule_of(name, ranks=ranks, microbatches=microbatches, replicas=replicas)
+    schedule = schedule_of(
+        name, ranks=ranks, microbatches=microbatches, replicas=replicas, stages_per_rank=stages_per_rank
+    )
     return tuple(holders[0] for holders in schedule.stage_ranks)
 
 

@@ -195,6 +195,7 @@ def build_pipeline(
     device: torch.device,
     group: Any = None,
     replicas: Sequence[int] = (),
+    stages_per_rank: int | None = None,
     tensor: Axis | None = None,
 ) -> Pipeline:
     """The pipeline of one rank; every rank must build it at the same step.
@@ -259,7 +260,9 @@ def build_pipeline(
         from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
         built = _PipelineScheduleRuntime(mine, n_microbatches=microbatches, loss_fn=metered)
-        plan = schedule_of(schedule, ranks=world_size, microbatches=microbatches)
+        plan = schedule_of(
+            schedule, ranks=world_size, microbatches=microbatches, stages_per_rank=stages_per_rank
+        )
         built._prepare_schedule_with_comms(
             {rank: [_Action.from_str(str(action)) for action in row] for rank, row in enumerate(plan.actions)}
         )

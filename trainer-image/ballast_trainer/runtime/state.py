@@ -94,6 +94,7 @@ class Training:
             microbatches=self.microbatches,
             schedule=self.config.pipeline.schedule,
             replicas=self.config.pipeline.replicas,
+            stages_per_rank=self.config.pipeline.stages_per_rank,
             device=self.device,
         )
         self.meter.start_step(self.step)
@@ -124,9 +125,14 @@ class Training:
 
     def placement(self, ranks: int) -> tuple[int, ...]:
         """The pipeline position of each stage, were there ``ranks`` ranks over all axes of the mesh."""
-        schedule, positions = self.config.pipeline.schedule, self.world.mesh.positions(ranks)
-        replicas = self.config.pipeline.replicas
-        return placement_of(schedule, ranks=positions, microbatches=self.microbatches, replicas=replicas)
+        pipeline = self.config.pipeline
+        return placement_of(
+            pipeline.schedule,
+            ranks=self.world.mesh.positions(ranks),
+            microbatches=self.microbatches,
+            replicas=pipeline.replicas,
+            stages_per_rank=pipeline.stages_per_rank,
+        )
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:

@@ -22,7 +22,13 @@ from ballast_policies.planning.schedules.interleaved import (
     interleaved_zero_bubble,
 )
 from ballast_policies.planning.schedules.picture import schedule_svg
-from ballast_policies.planning.schedules.registry import REPLICATED, SCHEDULES, build_schedule, stages_of
+from ballast_policies.planning.schedules.registry import (
+    REPLICATED,
+    SCHEDULES,
+    TAKES_CHUNKS,
+    build_schedule,
+    stages_of,
+)
 from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
 from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
 from ballast_policies.planning.schedules.synchronous import (
@@ -46,6 +52,7 @@ from ballast_policies.planning.schedules.weights import versions_held, weight_ve
 __all__ = [
     "REPLICATED",
     "SCHEDULES",
+    "TAKES_CHUNKS",
     "Action",
     "BubbleSplit",
     "Kind",
