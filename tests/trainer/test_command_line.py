@@ -105,6 +105,28 @@ def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
 
 
 @pytest.mark.processes
+def test_a_run_whose_output_nobody_reads_ends_in_words(tmp_path):
+    """As behind ``| head -1``: not as if another rank were gone, and without a traceback."""
+    import subprocess
+    import sys
+
+    config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "ballast_trainer", "run", "--log", "json", "--config"]
+    with subprocess.Popen(
+        [*command, tmp_path / "config.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert "launch" in process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 1
+    assert said == (
+        "ballast-train: TrainingFailed: nobody reads standard output any more. "
+        "To fix: write to a file, or let the reader read on\n"
+    )
+
+
+@pytest.mark.processes
 def test_a_killed_local_rank_is_named(tmp_path):
     """The others lose their peer; the command says which one was the cause, and ends as it did."""
     import os

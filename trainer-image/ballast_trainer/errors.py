@@ -7,6 +7,7 @@
     +-- PeerLost             another rank died or hung: exit code PEER_LOST
     +-- Stopped              told to stop before the first step: exit code STOPPED
     +-- CheckpointError      a checkpoint cannot be written or read: exit code ERROR
+    +-- OutputClosed         nobody reads what rank 0 prints: exit code ERROR
 """
 
 import difflib
@@ -49,3 +50,7 @@ class Stopped(TrainerError):  # noqa: N818
 
 class CheckpointError(TrainerError):
     """A checkpoint cannot be written, or none of those on disk can be used."""
+
+
+class OutputClosed(TrainerError):  # noqa: N818
+    """Whoever read rank 0's standard output has gone, e.g. ``| head``."""

@@ -1,5 +1,6 @@
 """Local ranks as forks of one process, which imports torch once for all of them."""
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -83,7 +84,8 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
 def _rank(environment: dict[str, str], body: Callable[[], int]) -> None:
     os.environ.update(environment)
     code = body()
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     sys.stderr.flush()
     # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
     os._exit(code)

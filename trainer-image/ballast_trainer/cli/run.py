@@ -1,5 +1,6 @@
 """``ballast-train run``: train from a configuration file; alone, with local ranks, or under torchrun."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -172,6 +173,7 @@ def run(
     if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
         sys.exit(run_local_ranks(ranks, body))
     code = body()
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
     os._exit(code)

@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any, Protocol, TextIO
 
+from ballast_trainer.errors import OutputClosed
 from ballast_trainer.reporting.progress_line import ProgressLine, step_words
 
 
@@ -35,11 +36,11 @@ class JsonReporter:
 
     def step(self, **fields: Any) -> None:
         """``{"step": ..., "loss": ..., "step_seconds": ..., "stages": [...]}``."""
-        print(json.dumps(fields), file=self._out, flush=True)
+        _print(json.dumps(fields), self._out)
 
     def event(self, name: str, **fields: Any) -> None:
         """``{"event": name, ...}``."""
-        print(json.dumps({"event": name, **fields}), file=self._out, flush=True)
+        _print(json.dumps({"event": name, **fields}), self._out)
 
 
 class TextReporter:
@@ -60,13 +61,22 @@ class TextReporter:
         if step % self._every and step != self._total:
             return
         text = f"step {step}/{self._total}  {'  '.join(step_words(fields))}"
-        print(text, file=self._out, flush=True)
+        _print(text, self._out)
 
     def event(self, name: str, **fields: Any) -> None:
         """One line."""
         details = "  ".join(f"{key}={_short(value)}" for key, value in fields.items())
         erase = ProgressLine.ERASE if self._line is not None else ""
-        print(f"{erase}{name}  {details}", file=self._out, flush=True)
+        _print(f"{erase}{name}  {details}", self._out)
+
+
+def _print(line: str, out: TextIO) -> None:
+    try:
+        print(line, file=out, flush=True)
+    except BrokenPipeError as error:
+        raise OutputClosed(
+            "nobody reads standard output any more. To fix: write to a file, or let the reader read on"
+        ) from error
 
 
 def _short(value: Any) -> str:
