@@ -56,12 +56,17 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
 
 
 def _as_json(allocation: Allocation) -> dict[str, Any]:
-    """The answer's keys; an objective that is infinite (a job with work to do has no share) is null."""
+    """The answer's keys; JSON has no infinity, so an objective or a gap that is infinite is null."""
     keys = [field.name for field in dataclasses.fields(allocation) if field.name not in INTERNAL]
     answer = {key: getattr(allocation, key) for key in keys}
-    if not math.isfinite(allocation.objective):
-        answer["objective"] = None
+    for key in ("objective", "gap"):
+        answer[key] = _finite(answer[key])
+    answer["shadow_prices"] = {t: _finite(price) for t, price in allocation.shadow_prices.items()}
     return answer
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _print(allocation: Allocation, gpu_types: tuple[str, ...]) -> None:

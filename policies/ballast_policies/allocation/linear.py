@@ -35,6 +35,9 @@ __all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certif
 
 LARGE = 1000
 """Rows from which on prices are faster than the simplex method."""
+SMALLEST_SLOPE = 2e-9
+"""Slopes below this part of the largest are raised to it: HiGHS takes smaller entries for 0, and a job with a
+second left would get no time at all beside one with months. The bound is that of the slopes as given."""
 MANY = 3000
 """Pairs from which on it is faster to let them in as they are wanted."""
 
@@ -104,6 +107,8 @@ def maximise(
     # Rows in fractions of a job's full speed, and t of order one, so that tolerances mean the same for all.
     full = np.where(problem.top > 0, problem.top, 1.0)
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
+    fraction = slope / (full * unit)
+    fraction = np.where(slope > 0, np.maximum(fraction, SMALLEST_SLOPE), 0.0)
     same = merged(problem, full, base, slope, value=value)
     if same is None:
         program = Program(
@@ -112,7 +117,7 @@ def maximise(
             time_second=(problem.columns.second >= 0).astype(float),
             value=value,
             base=base / full,
-            slope=slope / (full * unit),
+            slope=fraction,
             scale=1.0 / full,
             capacity=problem.capacity,
             gain=gain,
@@ -127,7 +132,7 @@ def maximise(
             time_second=time_second,
             value=same.sum_of(value),
             base=(base / full)[one],
-            slope=(slope / (full * unit))[one],
+            slope=fraction[one],
             scale=1.0 / full[one],
             capacity=problem.capacity,
             gain=gain,

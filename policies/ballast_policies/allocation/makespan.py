@@ -28,7 +28,7 @@ def solve(problem: Instance, start: Start | None = None) -> Answer:
         start=raised.start,
         bound=1.0 / raised.bound,
         # d(1/t)/dC = -(1/t^2) dt/dC: seconds saved by one GPU more.
-        shadow_prices=raised.shadow_prices / raised.t**2,
+        shadow_prices=raised.shadow_prices / raised.t**2 if raised.t > 0 else None,
     )
 
 

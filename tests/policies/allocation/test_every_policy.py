@@ -127,6 +127,17 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are():
         allocate("fairest", problem([[1.0]], [1]))
 
 
+@pytest.mark.parametrize("steps", [1.0, 1e-2, 1e-4])
+def test_a_job_that_is_almost_done_gets_its_time_beside_jobs_of_months(steps):
+    """A share of 1e-9 or less is still more than none: the makespan is finite, and proven."""
+    T, long = [[10.0 + m, 1.0 + m / 7] for m in range(30)], [1e6 * (m + 1) for m in range(30)]
+    others = allocate("makespan", problem(T, [1, 1], steps=long))
+    answer = allocate("makespan", problem([*T, [100.0, 50.0]], [1, 1], steps=[*long, steps]))
+    assert answer.throughput["job-30"] > 0
+    assert answer.status == "optimal"
+    assert answer.objective == pytest.approx(others.objective, rel=1e-6)
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_steps_that_a_job_does_not_state_count_as_an_hour_on_its_fastest_type(policy):
     """Nothing but a name and speeds is needed."""
