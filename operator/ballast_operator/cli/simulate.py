@@ -1,12 +1,13 @@
 """``ballast simulate``: a trace or a generated workload on a cluster of values."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+
+from ballast_operator.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.result import Result
@@ -180,7 +181,7 @@ def simulate(
         machines = settings.Cluster(
             gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=sizes, **given
         )
-        with _progress(output) as progress:
+        with progress_bar(output) as progress:
             result = engine.simulate(workload, machines, table, chosen, progress=progress)
     except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:
         raise click.UsageError(str(error)) from error
@@ -275,33 +276,6 @@ def _window(text: str | None) -> tuple[int, int] | None:
         return int(first), int(end)
     except ValueError as error:
         raise click.UsageError(f"--measure: {text!r} is not FIRST:END, as 4000:5000") from error
-
-
-@contextlib.contextmanager
-def _progress(output: str) -> Iterator[Callable[[int, int, float], None] | None]:
-    """A bar on a terminal; nothing where the output is read by a program."""
-    if output == "json":
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("jobs done"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[clock]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("jobs", total=None, clock="")
-        seen = -1
-
-        def show(done: int, total: int, now: float) -> None:
-            nonlocal seen
-            if done != seen:
-                seen = done
-                bar.update(task, completed=done, total=total, clock=f"hour {now / 3600:.0f}")
-
-        yield show
 
 
 def _print(result: "Result", *, per_job: bool) -> None:
