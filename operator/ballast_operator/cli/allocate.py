@@ -80,6 +80,8 @@ def _print(allocation: Allocation, gpu_types: tuple[str, ...]) -> None:
         shares = [f"{gpu_type} {share:.3f}" for gpu_type, share in row.items() if share > 0]
         if shares:
             console.print(f"{pair} share GPUs: {', '.join(shares)}")
+    if allocation.unmet_deadlines:
+        console.print(f"deadlines that cannot be kept: {', '.join(allocation.unmet_deadlines)}")
     gap = "no bound" if allocation.gap is None else f"gap {allocation.gap:.1e}"
     console.print(
         f"{allocation.policy}: objective {allocation.objective:.6g}, {allocation.status}, {gap}, "

@@ -138,6 +138,17 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are():
     assert "max-min-fairness" in result.stderr
 
 
+def test_a_deadline_that_cannot_be_kept_is_named_and_the_others_are_kept():
+    """In both outputs: 1000 steps at 40 steps/s take 25 s."""
+    first, second, third = PROBLEM["jobs"]
+    problem = changed(jobs=[first | {"deadline": 20}, second | {"deadline": 900}, third | {"deadline": 100}])
+    answer = json.loads(run(problem, "--output", "json", policy="min-cost-slo").stdout)
+    assert answer["unmet_deadlines"] == ["a"]
+    assert answer["throughput"]["b"] * 900 >= 1000 * (1 - 1e-9)
+    assert answer["throughput"]["c"] * 100 >= 1000 * (1 - 1e-9)
+    assert "deadlines that cannot be kept: a" in run(problem, policy="min-cost-slo").stdout
+
+
 def test_the_text_shows_shares_and_gap():
     """For people."""
     result = run(PROBLEM)
