@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="may be repeated; default: max-min-fairness")
     parser.add_argument("--seed", action="append", type=int, help="of the trace; may be repeated; default: 0")
     parser.add_argument("--jobs", type=int, default=30)
-    parser.add_argument("--round", type=int, default=20, help="seconds of a round")
+    parser.add_argument("--round", type=int, default=60, help="seconds of a round")
     parser.add_argument("--calibration-jobs", type=int, default=14)
     parser.add_argument("--output", choices=["text", "json"], default="text")
     chosen = parser.parse_args()

@@ -58,7 +58,7 @@ class Rules:
         end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
         account_goes_on: what was promised and received is kept, and slowly forgotten, when shares
             change; else every allocation begins a new account.
-        gavels_policies: FIFO, Gandiva and max-min fairness as in Gavel; else as the operator has them.
+        gavels_policies: AlloX, FIFO, Gandiva and max-min fairness as in Gavel; else as the operator has them.
         interior: with ``gavels_policies``: of all optimal shares the middle ones, as Gavel's interior-point
             solver returns them; else a vertex, as HiGHS does where Gavel is made to use that.
         newcomers_block: a job that has no share yet may be chosen for idle GPUs, and they idle.

@@ -48,7 +48,7 @@ class Solver:
 
     def solve(self, rows: np.ndarray, now: float) -> Shares:
         """Shares for the jobs ``rows`` (in order of arrival)."""
-        if self._settings.rules.gavels_policies and self._gavel.answers:
+        if self._settings.rules.gavels_policies and self._gavel.answers(rows):
             (job, partner, share), seconds = self._gavel.solve(rows, lambda: self.problem(rows, now))
             return Shares(job=job, partner=partner, share=share, solve_seconds=seconds, status="as Gavel")
         if not self._shares_gpus:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.simulator.accounts import Accounts
 from ballast_policies.simulator.gavel import fairness
+from ballast_policies.simulator.gavel.allox import AlloX
 from ballast_policies.simulator.gavel.fifo import Fifo
 from ballast_policies.simulator.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
@@ -41,6 +42,15 @@ def columns(entries):
     return {
         int(j): int(s.argmax()) for j, p, s in zip(job, partner, share, strict=True) if p < 0 and s.max() > 0
     }
+
+
+def test_allox_begins_with_short_jobs_and_moves_nobody():
+    """The shorter job of each queue begins; who runs on a slow GPU stays there when a fast one comes free."""
+    jobs = ledger([1, 1, 1, 1], v100=1, p100=1)
+    jobs.left[:4] = [1000.0, 100.0, 2000.0, 50.0]
+    policy = AlloX(jobs)
+    assert columns(policy.solve(np.arange(4))) == {3: V100, 1: P100}
+    assert columns(policy.solve(np.arange(3))) == {0: V100, 1: P100}
 
 
 def test_fifo_serves_in_order_on_the_fastest_type_with_room_and_nobody_overtakes():

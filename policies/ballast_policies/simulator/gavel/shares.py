@@ -8,6 +8,7 @@ import numpy as np
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.simulator.gavel import fairness
+from ballast_policies.simulator.gavel.allox import AlloX
 from ballast_policies.simulator.gavel.fifo import Fifo
 from ballast_policies.simulator.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
@@ -21,7 +22,7 @@ INTERIOR = ("finish-time-fairness", "makespan")
 
 
 class GavelPolicies:
-    """Gavel's FIFO and Gandiva with what they remember, and its LPs as its solver answers them."""
+    """Gavel's AlloX, FIFO and Gandiva with what they remember, and its LPs as its solver answers them."""
 
     def __init__(
         self,
@@ -37,14 +38,16 @@ class GavelPolicies:
             seed=settings.seed,
             shared_rates=shared_rates,
         )
+        self._allox = AlloX(ledger)
         self._gandiva = Gandiva(ledger, seed=settings.seed, shared_rates=shared_rates)
 
-    @property
-    def answers(self) -> bool:
-        """Whether there is an own version of the policy that is asked for."""
+    def answers(self, rows: np.ndarray) -> bool:
+        """Whether there is an own version of the policy that is asked for, for these jobs."""
         policy, settings = self._settings.policy, self._settings
         if policy in ("fifo", "gandiva", "max-min-fairness"):
             return True
+        if policy == "allox":
+            return bool((self._ledger.gpus[rows] == 1).all())
         return settings.rules.interior and policy in INTERIOR and not settings.space_sharing
 
     def solve(self, rows: np.ndarray, posed: Callable[[], Problem]) -> tuple[Entries, float]:
@@ -56,6 +59,8 @@ class GavelPolicies:
     def _entries(self, rows: np.ndarray, posed: Callable[[], Problem]) -> Entries:
         settings, ledger = self._settings, self._ledger
         interior = settings.rules.interior
+        if settings.policy == "allox":
+            return self._allox.solve(rows)
         if settings.policy == "fifo":
             return self._fifo.solve(rows)
         if settings.policy == "gandiva":
