@@ -30,7 +30,7 @@ def most_gpus(view: JobView) -> int:
     """
     spec = view.spec
     assert spec is not None
-    wanted = spec.max_stages if spec.layers is None else min(spec.max_stages, spec.layers)
+    wanted = spec.largest_gang
     if view.status.repacks:
         wanted = min(wanted, len(view.status.repacks[-1]["survivors"]))
     return wanted
@@ -76,10 +76,11 @@ def refuse(
 ) -> Refusal | None:
     """Why no round of this policy can ever place the job; None: one can."""
     have = ", ".join(sorted({pool.gpu_type for pool in pools}))
-    if spec.layers is not None and spec.min_stages > spec.layers:
+    if spec.min_stages > spec.largest_gang:
+        each = f" with {spec.stages_per_rank} stages each" if spec.stages_per_rank > 1 else ""
         return Refusal(
             reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.minStages {spec.min_stages} is above model.layers {spec.layers}. "
+            message=f"pipeline.minStages {spec.min_stages}{each} is above model.layers {spec.layers}. "
             "To fix: lower minStages",
         )
     if not allowed:

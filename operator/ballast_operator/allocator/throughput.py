@@ -128,7 +128,9 @@ class Measurements:
 def kind_of(spec: JobSpec) -> str:
     """Equal for jobs that train the same model with the same batches: they run alike."""
     pipeline = spec.config.get("pipeline", {})
-    batches = {key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule")}
+    batches = {
+        key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
+    }
     parts = [spec.config.get("model"), batches, spec.config.get("dynamics")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, Time, immutable, schema
+from ballast_operator.api.reshaping import Balancer, Rebalance, Repack
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.api.training_recipe import (
@@ -18,8 +19,7 @@ from ballast_operator.api.training_recipe import (
     Dynamic,
     Model,
     Pipeline,
-    Rebalance,
-    Repack,
+    Schedule,
     Training,
 )
 
@@ -52,6 +52,42 @@ class TrainingJobSpec(ApiModel):
             "To fix: lower repack.minStages",
             field=".repack.minStages",
             holds=lambda spec: spec.repack.min_stages <= spec.pipeline.max_stages,
+        ),
+        Rule(
+            "!has(self.repack) || !has(self.repack.targetStages) || "
+            "(self.pipeline.minStages <= self.repack.targetStages && "
+            "self.repack.targetStages <= self.pipeline.maxStages)",
+            "repack.targetStages is below pipeline.minStages or above pipeline.maxStages: the job could "
+            "never shrink to it. To fix: choose one between them",
+            field=".repack.targetStages",
+            holds=lambda spec: (
+                spec.repack.target_stages is None
+                or spec.pipeline.min_stages <= spec.repack.target_stages <= spec.pipeline.max_stages
+            ),
+        ),
+        Rule(
+            "!has(self.model.layers) || !has(self.pipeline.stagesPerRank) || self.pipeline.maxStages == 1 || "
+            "self.pipeline.maxStages * self.pipeline.stagesPerRank <= self.model.layers",
+            "maxStages x stagesPerRank is above model.layers: each needs at least one layer. "
+            "To fix: lower stagesPerRank or maxStages",
+            field=".pipeline.stagesPerRank",
+            holds=lambda spec: (
+                spec.model.layers is None
+                or spec.pipeline.stages_per_rank is None
+                or spec.pipeline.max_stages == 1
+                or spec.pipeline.max_stages * spec.pipeline.stages_per_rank <= spec.model.layers
+            ),
+        ),
+        Rule(
+            "!has(self.rebalance) || !has(self.rebalance.balancer) || "
+            "self.rebalance.balancer != 'network' || self.pipeline.schedule == '1F1B'",
+            "balancer network knows the period of 1F1B with one stage a rank alone. "
+            "To fix: pipeline.schedule: 1F1B, or balancer: exact",
+            field=".rebalance.balancer",
+            holds=lambda spec: (
+                spec.rebalance.balancer is not Balancer.NETWORK
+                or spec.pipeline.schedule is Schedule.ONE_F_ONE_B
+            ),
         ),
         Rule(
             "!self.pipeline.schedule.startsWith('PipeDream') || !has(self.training) || "

@@ -3,6 +3,7 @@
 import enum
 from typing import Annotated, Any
 
+from ballast_policies.planning.schedules import TAKES_CHUNKS, stages_of
 from pydantic import Field
 
 from ballast_operator.api.base import ApiModel, Rule, Step, immutable, schema
@@ -18,13 +19,13 @@ class Schedule(enum.StrEnum):
     ONE_F_ONE_B = "1F1B"
     """Forwards and backwards take turns (PipeDream-Flush): fewer activations in memory."""
     LOOPED_BFS = "LoopedBFS"
-    """Two stages a rank, all microbatches through one before the next."""
+    """Several stages a rank, all microbatches through one before the next."""
     INTERLEAVED_1F1B = "Interleaved1F1B"
-    """1F1B with two stages a rank: half the bubble, twice the messages."""
+    """1F1B with v stages a rank: the bubble divided by v, v times the messages."""
     ZERO_BUBBLE_H1 = "ZeroBubbleH1"
     """1F1B whose weight gradients wait and fill the bubble."""
     INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
-    """Both: two stages a rank, and weight gradients that fill the bubble."""
+    """Both: several stages a rank, and weight gradients that fill the bubble."""
     ZERO_BUBBLE_V = "ZeroBubbleV"
     """Two stages a rank, the second on the way back, and weight gradients that fill the bubble."""
     PIPEDREAM = "PipeDream"
@@ -38,6 +39,18 @@ class Schedule(enum.StrEnum):
     def flushes(self) -> bool:
         """Whether all stages learn at once, at the end of a step."""
         return not self.value.startswith("PipeDream")
+
+    @property
+    def fixed_stages_per_rank(self) -> int | None:
+        """Stages a rank; None: as many as ``stagesPerRank`` says."""
+        return None if self.value in TAKES_CHUNKS else stages_of(self.value, 1)
+
+
+DEFAULT_STAGES_PER_RANK = 2
+"""Where the schedule leaves it free and ``stagesPerRank`` is absent."""
+
+_FREE = ", ".join(f"'{schedule.value}'" for schedule in Schedule if schedule.fixed_stages_per_rank is None)
+_TWO = ", ".join(f"'{schedule.value}'" for schedule in Schedule if schedule.fixed_stages_per_rank == 2)
 
 
 class DynamicKind(enum.StrEnum):
@@ -97,6 +110,17 @@ class Pipeline(ApiModel):
             field=".globalBatchSize",
             holds=lambda pipeline: pipeline.global_batch_size % pipeline.microbatches == 0,
         ),
+        Rule(
+            f"!has(self.stagesPerRank) || self.schedule in [{_FREE}] || "
+            f"self.stagesPerRank == (self.schedule in [{_TWO}] ? 2 : 1)",
+            f"this schedule's stages a rank are fixed ({_TWO}: 2; others: 1). "
+            f"To fix: leave stagesPerRank out, or take one of {_FREE}",
+            field=".stagesPerRank",
+            holds=lambda pipeline: (
+                pipeline.stages_per_rank is None
+                or pipeline.schedule.fixed_stages_per_rank in (None, pipeline.stages_per_rank)
+            ),
+        ),
     )
 
     min_stages: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -111,6 +135,15 @@ class Pipeline(ApiModel):
     """Samples of one optimizer step, over all microbatches."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
     """Order of the microbatches."""
+    stages_per_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """With LoopedBFS and the interleaved schedules: parts of the model on each pod, which take turns.
+    Absent: 2, or as many as the schedule has. ``minStages`` and ``maxStages`` go on counting pods."""
+
+    @property
+    def parts_per_rank(self) -> int:
+        """How many stages of the model a rank of a gang holds; one that trains alone has the whole model."""
+        fixed = self.schedule.fixed_stages_per_rank
+        return fixed or self.stages_per_rank or DEFAULT_STAGES_PER_RANK
 
 
 class Dynamic(ApiModel):
@@ -135,30 +168,6 @@ class Dynamic(ApiModel):
     """Steps between two changes."""
     target: Annotated[float, Field(ge=0, le=1)]
     """What is reached at ``endStep``, 0 to 1: final sparsity, or the fraction of layers frozen."""
-
-
-class Rebalance(ApiModel):
-    """When layers move between the ranks of a job, while it trains."""
-
-    enabled: bool = True
-    """Whether layers move at all."""
-    every_steps: _Steps = 20
-    """Steps between two looks at the layers' measured times."""
-    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Move where the predicted step time falls by at least this fraction."""
-
-
-class Repack(ApiModel):
-    """When the job hands GPUs back, while it trains."""
-
-    enabled: bool = False
-    """Whether it does."""
-    min_stages: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Fewest stages that it may shrink to."""
-    every_steps: _Steps = 20
-    """Steps between two considerations."""
-    max_slowdown: Annotated[float, Field(ge=0, le=100)] = 0.1
-    """Shrink where the predicted step time is at most that of before layers got cheaper x (1 + this)."""
 
 
 class Checkpoint(ApiModel):

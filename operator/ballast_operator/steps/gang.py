@@ -1,6 +1,6 @@
 """A launch on its way: make the gang's pods, all or none, and hand out the plan when all have an address."""
 
-from ballast_policies.contract import Directive, Plan, Rank, Stage
+from ballast_policies.contract import Directive, Plan, Rank
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.access import access_objects
@@ -8,6 +8,7 @@ from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.steps.failure import failed
+from ballast_operator.steps.initial_stages import initial_stages
 from ballast_operator.steps.outcome import Apply, CreatePod, Outcome, Situation, WritePlan, say, seconds_since
 from ballast_operator.steps.stopping import end
 from ballast_operator.views.status import Cause, Held
@@ -44,7 +45,7 @@ def start_gang(situation: Situation) -> Outcome:
             Rank(rank=rank, pod=pod.name, address=pod.address, gpu_type=held.gpu_type)
             for rank, pod in enumerate(ready)
         ),
-        stages=even_stages(situation.spec.layers, len(ready)),
+        stages=initial_stages(situation.spec, len(ready)),
         reason=f"launch {held.launch} on pool {held.pool}",
     )
     status = say(
@@ -56,18 +57,6 @@ def start_gang(situation: Situation) -> Outcome:
         f"{len(ready)} pods run; ranks connect and load the checkpoint",
     )
     return Outcome(status=status, actions=(WritePlan(plan),), again_seconds=situation.settings.start_seconds)
-
-
-def even_stages(layers: int | None, ranks: int) -> tuple[Stage, ...]:
-    """Layers over ranks as evenly as numbers go, the first stages larger; empty leaves it to the trainer."""
-    if layers is None or layers < ranks:
-        return ()
-    size, larger = divmod(layers, ranks)
-    ends = [size * (rank + 1) + min(rank + 1, larger) for rank in range(ranks)]
-    return tuple(
-        Stage(rank=rank, first_layer=ends[rank - 1] if rank else 0, end_layer=ends[rank])
-        for rank in range(ranks)
-    )
 
 
 def _held(situation: Situation) -> Held:

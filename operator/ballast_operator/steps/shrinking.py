@@ -45,6 +45,9 @@ def refusal(situation: Situation, proposal: Proposal) -> str:
         return f"rank 0 has to stay {pods[0]}, it names {proposal.kept_pods[0]}"
     if len(proposal.kept_pods) < spec.repack_min_stages:
         return f"it keeps {len(proposal.kept_pods)} pods, spec.repack.minStages is {spec.repack_min_stages}"
+    target = spec.repack_target_stages
+    if target is not None and len(proposal.kept_pods) != target:
+        return f"it keeps {len(proposal.kept_pods)} pods, spec.repack.targetStages is {target}"
     limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
     if proposal.step_seconds_after > limit:
         return (

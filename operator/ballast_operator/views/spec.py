@@ -16,7 +16,10 @@ class JobSpec:
         total_steps: steps to train.
         layers: layers the model is cut into; None: only the trainer knows.
         min_stages, max_stages: allowed sizes of the gang, one GPU a stage.
-        repack_enabled, repack_min_stages, repack_max_slowdown: which shrinks are accepted.
+        schedule: order of the microbatches.
+        stages_per_rank: stages of the model that a rank holds, where there are several ranks.
+        repack_enabled, repack_min_stages, repack_target_stages, repack_max_slowdown: which shrinks are
+            accepted; no target: any number of pods that is not below the fewest.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of stages.
         grow: it may take more GPUs while it trains.
@@ -45,3 +48,14 @@ class JobSpec:
     grow: bool = False
     entity: str | None = None
     deadline: Time | None = None
+    schedule: str = "1F1B"
+    stages_per_rank: int = 1
+    repack_target_stages: int | None = None
+
+    @property
+    def largest_gang(self) -> int:
+        """Most ranks that each have the layers for their stages, up to ``max_stages``."""
+        if self.layers is None:
+            return self.max_stages
+        # A rank alone has the whole model as one stage.
+        return min(self.max_stages, max(1, self.layers // self.stages_per_rank))

@@ -5,7 +5,7 @@ One table for two readers: the API server (CRDs) and the operator (models).
 
 from typing import Any
 
-from tests.operator.api.objects import REMOVED
+from tests.operator.api.objects import JOB, REMOVED
 
 Case = tuple[str, str, Any, str, str]
 
@@ -93,6 +93,96 @@ JOBS: list[Case] = [
     ),
     ("rebalancing as a word", "spec.rebalance.enabled", "yes", "spec.rebalance.enabled", "boolean"),
     ("shrinking to more", "spec.repack.minStages", 6, "spec.repack.minStages", "never shrink"),
+    (
+        "shrinking below the fewest",
+        "spec.repack",
+        {"minStages": 3, "targetStages": 2},
+        "spec.repack.targetStages",
+        "below minStages",
+    ),
+    (
+        "shrinking to fewer than a launch has",
+        "spec.repack.targetStages",
+        1,
+        "spec.repack.targetStages",
+        "below pipeline.minStages",
+    ),
+    (
+        "shrinking to more than a launch has",
+        "spec.repack.targetStages",
+        5,
+        "spec.repack.targetStages",
+        "above pipeline.maxStages",
+    ),
+    (
+        "shrinking to nothing",
+        "spec.repack.targetStages",
+        0,
+        "spec.repack.targetStages",
+        "greater than or equal to 1",
+    ),
+    ("a balancer nobody has", "spec.rebalance.balancer", "luck", "spec.rebalance.balancer", "diffusion"),
+    ("something else spread evenly", "spec.rebalance.by", "colour", "spec.rebalance.by", "parameters"),
+    (
+        "ranks without memory",
+        "spec.rebalance.memoryBytes",
+        0,
+        "spec.rebalance.memoryBytes",
+        "greater than or equal to 1",
+    ),
+    (
+        "parameters against seconds on links",
+        "spec.rebalance",
+        {"balancer": "network", "by": "parameters"},
+        "spec.rebalance.by",
+        "weighed against seconds",
+    ),
+    (
+        "a rule that knows no limit of memory",
+        "spec.rebalance",
+        {"balancer": "deepspeed", "memoryBytes": 10**9},
+        "spec.rebalance.balancer",
+        "knows no memoryBytes",
+    ),
+    (
+        "slow links under a schedule whose period is not known",
+        "spec",
+        {
+            **JOB["spec"],
+            "pipeline": {**JOB["spec"]["pipeline"], "schedule": "GPipe"},
+            "rebalance": {"balancer": "network"},
+        },
+        "spec.rebalance.balancer",
+        "1F1B with one stage a rank alone",
+    ),
+    (
+        "several stages a rank of 1F1B",
+        "spec.pipeline.stagesPerRank",
+        2,
+        "spec.pipeline.stagesPerRank",
+        "are fixed",
+    ),
+    (
+        "three legs of a V",
+        "spec.pipeline",
+        {**JOB["spec"]["pipeline"], "schedule": "ZeroBubbleV", "stagesPerRank": 3},
+        "spec.pipeline.stagesPerRank",
+        "'ZeroBubbleV': 2",
+    ),
+    (
+        "no stages a rank",
+        "spec.pipeline",
+        {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 0},
+        "spec.pipeline.stagesPerRank",
+        "greater than or equal to 1",
+    ),
+    (
+        "more stages over all ranks than layers",
+        "spec.pipeline",
+        {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 3},
+        "spec.pipeline.stagesPerRank",
+        "above model.layers",
+    ),
     ("a GPU type twice", "spec.gpuTypes.2", "v100", "spec.gpuTypes[2]", "duplicate"),
     ("a GPU type with a slash", "spec.gpuTypes.0", "nvidia/v100", "spec.gpuTypes[0]", "match"),
     (

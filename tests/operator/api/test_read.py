@@ -48,7 +48,13 @@ def test_the_trainers_share() -> None:
     with_data = read_training_job(changed(JOB, "spec.data", {"name": "my.data:windows"})).trainer_config()
     assert with_data == {**config, "data": {"name": "my.data:windows", "args": {}}}
     assert config["model"] == {"name": "gpt", "args": {"width": 64}, "layers": 8}
-    assert config["rebalance"] == {"enabled": True, "everySteps": 20, "minGain": 0.05}
+    assert config["rebalance"] == {
+        "enabled": True,
+        "everySteps": 20,
+        "minGain": 0.05,
+        "balancer": "exact",
+        "by": "time",
+    }
 
 
 def test_fields_of_the_pods_that_ballast_does_not_know() -> None:

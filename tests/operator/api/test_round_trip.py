@@ -36,29 +36,42 @@ def dynamics(draw: st.DrawFn) -> list[dict[str, Any]]:
 def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
     most = draw(st.integers(1, 64))
     microbatches = draw(st.integers(most, 128))
+    fewest = draw(st.integers(1, most))
+    schedule, each = draw(
+        st.sampled_from([("1F1B", 1), ("GPipe", 1), ("ZeroBubbleV", 2), ("Interleaved1F1B", 3)])
+    )
+    balancer, by = draw(
+        st.sampled_from([("exact", "time"), ("exact", "parameters"), ("diffusion", "parameters")])
+    )
+    shrunk = draw(st.integers(1, most))
     spec = {
         "totalSteps": draw(st.integers(1, 2**53)),
         "model": {
             "name": draw(NAMES),
             "args": draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3)),
-            "layers": draw(st.integers(most, 200)),
+            "layers": draw(st.integers(most * each, 200)),
         },
         "pipeline": {
-            "minStages": draw(st.integers(1, most)),
+            "minStages": fewest,
             "maxStages": most,
             "microbatches": microbatches,
             "globalBatchSize": microbatches * draw(st.integers(1, 64)),
-            "schedule": draw(st.sampled_from(["GPipe", "1F1B"])),
+            "schedule": schedule,
+            "stagesPerRank": each,
         },
         "dynamics": draw(dynamics()),
         "rebalance": {
             "enabled": draw(st.booleans()),
             "everySteps": draw(st.integers(1, 999)),
             "minGain": draw(st.floats(0, 1)),
+            "balancer": balancer,
+            "by": by,
+            "memoryBytes": draw(st.integers(1, 2**53)),
         },
         "repack": {
             "enabled": draw(st.booleans()),
-            "minStages": draw(st.integers(1, most)),
+            "minStages": shrunk,
+            "targetStages": draw(st.integers(max(shrunk, fewest), most)),
             "everySteps": draw(st.integers(1, 999)),
             "maxSlowdown": draw(st.floats(0, 10)),
         },

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 import yaml
-from ballast_operator.api import read_cluster_policy, read_training_job
+from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
+from ballast_operator.api.training_job import TRAINER_FIELDS
 from ballast_operator.api.training_recipe import DynamicKind, Schedule
+from ballast_operator.steps.initial_stages import initial_stages
+from ballast_operator.views.convert import read_spec
 from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_trainer.config import TrainerConfig
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 
 from tests.operator.api.objects import JOB, POLICY, changed
@@ -70,3 +74,94 @@ def test_an_example(item: dict[str, Any]) -> None:
         read_cluster_policy(item)
     else:
         TrainerConfig.from_mapping(read_training_job(item).trainer_config())
+
+
+RESHAPED = {
+    "rebalance": {"balancer": "diffusion", "by": "parameters", "memoryBytes": 2**33},
+    "repack": {"enabled": True, "minStages": 1, "targetStages": 3},
+    "pipeline": {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 2},
+}
+
+
+def test_what_is_said_about_rebalancing_and_repacking() -> None:
+    """Reaches the trainer as it was said."""
+    item = {**JOB, "spec": {**JOB["spec"], **RESHAPED}}
+    config = TrainerConfig.from_mapping(read_training_job(item).trainer_config())
+    assert (config.rebalance.balancer, config.rebalance.by) == ("diffusion", "parameters")
+    assert config.rebalance.memory_bytes == 2**33
+    assert (config.repack.target_stages, config.pipeline.stages_per_rank) == (3, 2)
+
+
+@pytest.mark.parametrize("by", [None, "time", "parameters", "colour"])
+@pytest.mark.parametrize("balancer", [None, "exact", "diffusion", "network", "deepspeed", "luck"])
+@pytest.mark.parametrize("memory", [None, 1, 0])
+def test_rebalancing_is_refused_here_where_the_trainer_refuses_it(
+    balancer: str | None, by: str | None, memory: int | None
+) -> None:
+    """So that no pod starts for a job that cannot train: all values together, with 1F1B and without."""
+    given = {"balancer": balancer, "by": by, "memoryBytes": memory}
+    rebalance = {name: value for name, value in given.items() if value is not None}
+    for schedule in ("1F1B", "GPipe"):
+        item = changed(changed(JOB, "spec.rebalance", rebalance), "spec.pipeline.schedule", schedule)
+        assert _taken(item) == _trains(item)
+
+
+@pytest.mark.parametrize("count", [None, 1, 2, 3])
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_stages_a_rank_are_refused_here_where_the_trainer_refuses_them(
+    schedule: Schedule, count: int | None
+) -> None:
+    """The same schedules leave them free."""
+    from ballast_trainer.runtime.layout import check_schedule
+
+    item = changed(JOB, "spec.pipeline.schedule", schedule.value)
+    item = changed(item, "spec.model", {"name": "gpt"})
+    if count is not None:
+        item = changed(item, "spec.pipeline.stagesPerRank", count)
+    try:
+        check_schedule(schedule.value, count)
+    except ConfigurationError:
+        assert not _taken(item)
+    else:
+        assert _taken(item)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [None, 1, 2, 3])
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_the_stages_of_a_first_plan(schedule: Schedule, count: int | None, ranks: int) -> None:
+    """Are those that the trainer takes over: as many, and each on the rank where the schedule has it."""
+    from ballast_trainer.runtime.decide import usable_stages
+    from ballast_trainer.runtime.layout import placement_of
+
+    if count is not None and schedule.fixed_stages_per_rank not in (None, count):
+        return
+    item = changed(JOB, "spec.pipeline", {"maxStages": 4, "microbatches": 12, "globalBatchSize": 12})
+    item = changed(changed(item, "spec.pipeline.schedule", schedule.value), "spec.model.layers", 13)
+    if count is not None:
+        item = changed(item, "spec.pipeline.stagesPerRank", count)
+    spec, problem = read_spec(item)
+    assert spec is not None, problem
+    placement = placement_of(schedule.value, ranks=ranks, microbatches=12, stages_per_rank=count)
+    stages = initial_stages(spec, ranks)
+    assert usable_stages(stages, placement, 13) == stages
+    sizes = [stage.end_layer - stage.first_layer for stage in stages]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def _taken(item: dict[str, Any]) -> bool:
+    try:
+        read_training_job(item)
+    except InvalidObject:
+        return False
+    return True
+
+
+def _trains(item: dict[str, Any]) -> bool:
+    try:
+        TrainerConfig.from_mapping(
+            {name: item["spec"][name] for name in TRAINER_FIELDS if name in item["spec"]}
+        )
+    except ConfigurationError:
+        return False
+    return True

@@ -33,6 +33,20 @@ JOB_CASES = {
         "want_reason": JobReason.MISCONFIGURED,
         "want_words": "maxStages is above model.layers",
     },
+    "more stages a rank than layers": {
+        "job": {
+            "model": {"name": "gpt", "layers": 3},
+            "pipeline": {
+                "minStages": 2,
+                "maxStages": 2,
+                "microbatches": 8,
+                "globalBatchSize": 16,
+                "schedule": "Interleaved1F1B",
+            },
+        },
+        "want_reason": JobReason.MISCONFIGURED,
+        "want_words": "pipeline.minStages 2 with 2 stages each is above model.layers 3",
+    },
     "a field of a newer release": {
         "job": {"quantumStages": 3},
         "want_reason": JobReason.MISCONFIGURED,

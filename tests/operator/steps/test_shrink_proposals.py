@@ -31,6 +31,12 @@ CASES = {
     "as it should be": ({}, {}, ""),
     "repacking is not wanted": ({"repack_enabled": False}, {}, "spec.repack.enabled is false"),
     "too few stay": ({"repack_min_stages": 3}, {}, "keeps 2 pods, spec.repack.minStages is 3"),
+    "as many stay as are wanted": ({"repack_target_stages": 2}, {}, ""),
+    "others stay than are wanted": (
+        {"repack_target_stages": 3},
+        {},
+        "keeps 2 pods, spec.repack.targetStages is 3",
+    ),
     "it would be too slow": ({}, {"step_seconds_after": 1.2}, "spec.repack.maxSlowdown 0.1 allows 1.1 s"),
     "rank 0 would go": (
         {},

@@ -1,0 +1,64 @@
+"""What the pods of a launch are handed: the plan's stages, and the trainer's share of the spec."""
+
+import json
+
+import pytest
+from ballast_operator.kube.kinds import CONFIG_MAP
+from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_map_name
+
+from tests.operator.loops.simulation import NAMESPACE, Simulation
+
+BATCH = {"microbatches": 12, "globalBatchSize": 12}
+
+
+async def launched(**spec) -> tuple[Plan, dict]:
+    """The plan and the configuration of a job that runs on a pool of four GPUs."""
+    simulation = Simulation(nodes={"a": ("fast", 4)})
+    simulation.add_job("one", **spec)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    data = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))["data"]
+    return Plan.from_json(data[PLAN_KEY]), json.loads(data[CONFIG_KEY])
+
+
+async def test_what_the_spec_says_about_changes_of_shape_reaches_the_pods():
+    """Balancer, what is spread, the memory's limit, the target and the stages a rank, as they were said."""
+    pipeline = {**BATCH, "maxStages": 4, "schedule": "LoopedBFS", "stagesPerRank": 3}
+    rebalance = {"balancer": "diffusion", "by": "parameters", "memoryBytes": 2**33}
+    _, config = await launched(
+        pipeline=pipeline, rebalance=rebalance, repack={"enabled": True, "targetStages": 2}
+    )
+    assert rebalance.items() <= config["rebalance"].items()
+    assert config["repack"]["targetStages"] == 2
+    assert config["pipeline"]["stagesPerRank"] == 3
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "ranks"),
+    [
+        ({"schedule": "1F1B"}, [0, 1, 2, 3]),
+        ({"schedule": "Interleaved1F1B"}, [0, 1, 2, 3] * 2),
+        ({"schedule": "LoopedBFS", "stagesPerRank": 3}, [0, 1, 2, 3] * 3),
+        ({"schedule": "ZeroBubbleV"}, [0, 1, 2, 3, 3, 2, 1, 0]),
+    ],
+    ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
+)
+async def test_the_first_plan_has_the_stages_of_the_schedule(pipeline, ranks):
+    """As many a rank as it wants, each where the schedule has it, the layers spread evenly over all."""
+    plan, _ = await launched(
+        model={"name": "gpt", "layers": 13}, pipeline={**BATCH, "minStages": 4, "maxStages": 4, **pipeline}
+    )
+    assert [stage.rank for stage in plan.stages] == ranks
+    assert plan.stages[-1].end_layer == 13
+    assert {stage.end_layer - stage.first_layer for stage in plan.stages} <= {
+        13 // len(ranks),
+        13 // len(ranks) + 1,
+    }
+
+
+@pytest.mark.parametrize(("layers", "ranks"), [(8, 4), (7, 3), (3, 1)])
+async def test_a_gang_is_no_larger_than_the_layers_allow(layers, ranks):
+    """Each rank of an interleaved pipeline needs two; a rank alone has the whole model."""
+    pipeline = {**BATCH, "maxStages": min(4, layers), "schedule": "Interleaved1F1B"}
+    plan, _ = await launched(model={"name": "gpt", "layers": layers}, pipeline=pipeline)
+    assert len(plan.ranks) == ranks
+    assert len(plan.stages) == (2 * ranks if ranks > 1 else 1)
