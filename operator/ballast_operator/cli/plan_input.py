@@ -18,6 +18,9 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 Count = Annotated[int, pydantic.Field(ge=1)]
 
 
+_BY_LAYER = ("layer_forward_seconds", "layer_optimizer_seconds", "layer_bytes", "layer_activation_bytes")
+
+
 class _Input(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
@@ -40,7 +43,7 @@ class LayerInput(_Input):
 
 
 class ProfileInput(pydantic.BaseModel):
-    """Either ``layers``, or the ``layerSeconds`` and ``layerBytes`` of a running job's report.
+    """Either ``layers``, or the ``layerSeconds`` and its siblings of a running job's report.
 
     Other fields of a report are ignored, so that one can be fed in as it is.
     """
@@ -50,33 +53,50 @@ class ProfileInput(pydantic.BaseModel):
     microbatch_size: Count = 1
     layers: list[LayerInput] = []
     layer_seconds: list[NotNegative] = []
+    layer_forward_seconds: list[NotNegative] = []
+    layer_optimizer_seconds: list[NotNegative] = []
     layer_bytes: list[NotNegative] = []
+    layer_activation_bytes: list[NotNegative] = []
 
     @pydantic.model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if bool(self.layers) == bool(self.layer_seconds):
             raise ValueError("give either layers, or layerSeconds (as a job's report has them)")
-        if self.layer_bytes and len(self.layer_bytes) != len(self.layer_seconds):
-            raise ValueError(f"{len(self.layer_bytes)} layerBytes for {len(self.layer_seconds)} layerSeconds")
+        for field in _BY_LAYER:
+            values = getattr(self, field)
+            if values and len(values) != len(self.layer_seconds):
+                raise ValueError(
+                    f"{len(values)} {to_camel(field)} for {len(self.layer_seconds)} layerSeconds"
+                )
         return self
 
     @property
     def assumed_split(self) -> bool:
         """True where forward and backward are not measured apart: a third and two thirds are taken."""
-        return not self.layers
+        return not self.layers and not self.layer_forward_seconds
 
     def each_layer(self, microbatches: int) -> list[LayerInput]:
         """Layers one by one; a report's seconds are per step of ``microbatches``."""
         if self.layers:
             return [layer for layer in self.layers for _ in range(layer.repeat)]
-        held = self.layer_bytes or [0.0] * len(self.layer_seconds)
+        nothing = [0.0] * len(self.layer_seconds)
+        held, kept = self.layer_bytes or nothing, self.layer_activation_bytes or nothing
+        updates = self.layer_optimizer_seconds or nothing
+        learning = [
+            max(0.0, seconds - update) for seconds, update in zip(self.layer_seconds, updates, strict=True)
+        ]
+        forwards = self.layer_forward_seconds or [seconds / 3 for seconds in learning]
         return [
             LayerInput(
-                forward_seconds=seconds / microbatches / 3,
-                backward_seconds=seconds / microbatches * 2 / 3,
+                forward_seconds=forward / microbatches,
+                backward_seconds=max(0.0, seconds - forward) / microbatches,
+                optimizer_seconds=update,
                 held_bytes=size,
+                activation_bytes=activation,
             )
-            for seconds, size in zip(self.layer_seconds, held, strict=True)
+            for forward, seconds, update, size, activation in zip(
+                forwards, learning, updates, held, kept, strict=True
+            )
         ]
 
     def profile(self, microbatches: int) -> LayerProfile:

@@ -16,7 +16,9 @@ class Report(Wire):
         loss: training loss of that step.
         steps_per_second: over the last reporting window, pauses included.
         layer_seconds: seconds per step of each layer (forward, backward and optimizer), as measured.
+        layer_forward_seconds, layer_optimizer_seconds: those of them that are forward and optimizer.
         layer_bytes: bytes of each layer (parameters, gradients and optimizer state).
+        layer_activation_bytes: kept by each layer for its backward, of one microbatch, as measured.
         stages: the partition in force.
         imbalance: max over ranks of the load / mean load - 1.
         bubble: idle fraction of the ranks' time, 0 to 1.
@@ -35,6 +37,9 @@ class Report(Wire):
     steps_per_second: float | None
     layer_seconds: tuple[float, ...] = ()
     layer_bytes: tuple[int, ...] = ()
+    layer_forward_seconds: tuple[float, ...] = ()
+    layer_optimizer_seconds: tuple[float, ...] = ()
+    layer_activation_bytes: tuple[int, ...] = ()
     stages: tuple[Stage, ...] = ()
     imbalance: float | None = None
     bubble: float | None = None

@@ -66,6 +66,23 @@ def test_a_jobs_report_is_a_profile(run):
     assert "a third and two thirds are assumed" in result.output
 
 
+def test_what_a_running_job_measures_apart_is_not_assumed(run):
+    """Forward and optimizer seconds, and activation bytes for each microbatch in flight, as reported."""
+    measured = {
+        "layerSeconds": [0.5] * 4,
+        "layerForwardSeconds": [0.1] * 4,
+        "layerOptimizerSeconds": [0.1] * 4,
+        "layerBytes": [100] * 4,
+        "layerActivationBytes": [10] * 4,
+    }
+    result = run("--microbatches", "4", "--output", "json", profile=json.dumps(measured))
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.output)
+    assert [stage["bytes"] for stage in plan["stages"]] == [100 + 10 * n for n in plan["inFlight"]]
+    assert plan["inFlight"] == [4, 3, 2, 1]
+    assert "assumed" not in run(profile=json.dumps(measured)).output
+
+
 def test_the_sweep_shows_fewer_gpus(run):
     """From one GPU to all; each more is no slower."""
     rows = json.loads(run("--sweep", "--output", "json").output)["sweep"]
