@@ -164,7 +164,7 @@ def test_what_cannot_be_forecast_is_refused_in_words(call, command, arguments, f
 
 
 def test_without_a_profile_the_layers_are_measured_first(tmp_path):
-    """Seconds and bytes of a small model; recomputation keeps fewer bytes."""
+    """Seconds and bytes of a small model; recomputation keeps fewer bytes, but for those of the loss."""
     config = {
         "totalSteps": 10,
         "model": {"name": "gpt", "layers": 5, "args": {"dim": 16, "heads": 2, "context": 8}},
@@ -181,4 +181,5 @@ def test_without_a_profile_the_layers_are_measured_first(tmp_path):
         (first, *_) = json.loads(result.stdout)["forecasts"]
         assert first["stepSeconds"] > 0
         kept[recompute] = [rank["activationBytes"] for rank in first["ranks"]]
-    assert all(few < many / 4 for few, many in zip(kept["true"], kept["false"], strict=True))
+    assert kept["true"][0] < kept["false"][0] / 4
+    assert kept["true"][1] < kept["false"][1]

@@ -10,7 +10,6 @@ from ballast_trainer.config import PipelineConfig, TrainerConfig
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import Job, choose_device
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.runtime.activations import activations_of
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.runtime.precision import check_precision
@@ -23,7 +22,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     """Seconds and bytes of each layer, in the form that ``ballast plan`` takes.
 
     Forward and backward are of one microbatch, the optimizer's seconds of one step.  Activations
-    are what is kept from the forward to the backward; with ``recompute`` a layer's input alone.
+    are what is kept from the forward to the backward, the loss's with the last layer's; with
+    ``recompute`` a layer's input alone.  All is measured as a running job measures itself.
 
     Args:
         config: the job.
@@ -45,12 +45,10 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
         _step(training, at_step + number)
         if number:
             # The first step is slower: memory is touched for the first time.
-            training.profile.add(training.meter.seconds())
-    costs = training.profile.costs()
-    assert costs is not None
+            training.profile.add(training.meter.seconds(), training.meter.activation_bytes)
+    costs, kept = training.profile.costs(), training.profile.activation_bytes()
+    assert costs is not None and kept is not None
     pipeline = job.config.pipeline
-    inputs, _ = (part.chunk(pipeline.microbatches)[0] for part in training.batch())
-    bytes_of = activations_of(training.layers, inputs, training.device)
     rows = [
         {
             "name": f"layer {layer.index}",
@@ -59,8 +57,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "optimizerSeconds": costs.optimizer[layer.index],
             "heldBytes": layer.byte_count(),
             "weightBytes": sum(parameter.nbytes for parameter in layer.module.parameters()),
-            "activationBytes": bytes_of[layer.index].kept,
-            "outputBytes": bytes_of[layer.index].output,
+            "activationBytes": kept[layer.index],
+            "outputBytes": training.meter.output_bytes[layer.index],
         }
         for layer in training.layers
     ]

@@ -1,73 +1,79 @@
-"""Bytes that a layer keeps from its forward to its backward, and bytes that it hands on."""
+"""Bytes that layers keep from their forward to their backward, of one microbatch.
 
-import dataclasses
+Autograd tells what it saves; storages count once, for the first layer that keeps them, and those of
+weights and buffers not at all, since they are held anyway.  A stage's input is often a part of a
+batch: only the part counts.
+"""
+
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from ballast_trainer.runtime.layers import Layer, LayerSet
-from ballast_trainer.runtime.precision import computing_in
 
+class KeptTensors:
+    """What the layers of one stage keep of the microbatch that runs.
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Activations:
-    """Of one layer and one microbatch, in bytes.
-
-    Attributes:
-        kept: held until the backward; what several layers keep counts for the first of them.
-        output: handed to the next layer.
+    Nothing is counted while layers run, only noted: a note takes about a microsecond.  What is noted is
+    kept alive, so that no other tensor takes its address, until the counter is let go.
     """
 
-    kept: int
-    output: int
+    def __init__(self, part: torch.Tensor) -> None:
+        """Begin with the stage's input, which may be part of a larger storage."""
+        self._noted: list[tuple[int, torch.Tensor]] = []
+        self._counted: dict[int, torch.Tensor] = {}
+        self._parts: dict[int, torch.Tensor] = {}
+        self.add_part(part)
+
+    def add_part(self, part: torch.Tensor) -> None:
+        """Of this tensor's storage only the tensor counts."""
+        if part.layout is torch.strided:
+            self._parts.setdefault(part.untyped_storage().data_ptr(), part)
+
+    def saving(self, layer: int) -> torch.autograd.graph.saved_tensors_hooks:
+        """A context in which all that autograd saves is noted for ``layer``; nothing else changes."""
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            # An output that knows the node that keeps it would be a cycle.
+            alone = tensor.detach()
+            self._noted.append((layer, alone))
+            return alone
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, _as_it_is)
+
+    def keep(self, layer: int, tensor: torch.Tensor) -> None:
+        """Note what a layer keeps by other means than autograd's own."""
+        self._noted.append((layer, tensor))
+
+    def count(self, modules: Iterable[nn.Module] = ()) -> dict[int, int]:
+        """Bytes by layer of what was noted since the last count.
+
+        Args:
+            modules: whose parameters and buffers do not count.
+        """
+        weights = {
+            held.untyped_storage().data_ptr()
+            for module in modules
+            for held in (*module.parameters(), *module.buffers())
+            if held.layout is torch.strided
+        }
+        found: dict[int, int] = {}
+        for layer, tensor in self._noted:
+            # Sparse weights are held anyway.
+            if tensor.layout is torch.strided:
+                found[layer] = found.get(layer, 0) + self._bytes(tensor, weights)
+        self._noted.clear()
+        return found
+
+    def _bytes(self, tensor: torch.Tensor, weights: set[int]) -> int:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address in weights or address in self._counted:
+            return 0
+        self._counted[address] = tensor
+        part = self._parts.get(address)
+        return storage.nbytes() if part is None else part.nbytes
 
 
-def activations_of(layers: LayerSet, inputs: torch.Tensor, device: torch.device) -> dict[int, Activations]:
-    """Run one microbatch forward through all layers, and count.
-
-    Args:
-        layers: the whole model.
-        inputs: of one microbatch.
-        device: where they are.
-    """
-    found: dict[int, Activations] = {}
-    counted: dict[int, torch.Tensor] = {}
-    value = inputs.to(device)
-    for layer in layers:
-        config = layer.config
-        with computing_in(config.precision, device):
-            if config.recompute:
-                kept = _count(value, counted, layer.module)
-                with torch.no_grad():
-                    value = layer.module(value)
-            else:
-                kept, value = _forward(layer, value, counted)
-        found[layer.index] = Activations(kept=kept, output=value.nbytes)
-    return found
-
-
-def _forward(layer: Layer, value: torch.Tensor, counted: dict[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
-    kept = 0
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += _count(tensor, counted, layer.module)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = layer.module(value)
-    return kept, output
-
-
-def _count(tensor: torch.Tensor, counted: dict[int, torch.Tensor], module: nn.Module) -> int:
-    """Bytes of the tensor's storage, where it was not counted before and is no weight."""
-    if tensor.layout is not torch.strided:
-        # Sparse weights: they are held anyway.
-        return 0
-    storage = tensor.untyped_storage()
-    own = {held.untyped_storage().data_ptr() for held in (*module.parameters(), *module.buffers())}
-    if storage.data_ptr() in own or storage.data_ptr() in counted:
-        return 0
-    # Kept alive, so that no other tensor takes its address.
-    counted[storage.data_ptr()] = tensor
-    return storage.nbytes()
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

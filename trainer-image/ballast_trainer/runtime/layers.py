@@ -4,6 +4,7 @@ Each layer has an optimizer of its own, so that a layer's whole state is one dic
 that can be moved, saved and loaded without looking at other layers.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,6 +27,8 @@ from ballast_trainer.runtime.seeding import mixed_key, seed_build, seed_layer
 
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
+
+_NOTHING = contextlib.nullcontext()
 
 
 def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
@@ -198,18 +201,28 @@ class LayerStack(nn.Module):
         if self.entrance is not None:
             value = self.entrance(value)
         device, recompute = self._device, self._recompute and torch.is_grad_enabled()
+        kept = meter.start_count(self.indices[0], value)
         with computing_in(self._precision, device):
             for index, layer in self._layers:
                 if measured:
                     meter.enter(index)
                 if recompute:
+                    if kept is not None and (value.requires_grad or _learns(layer)):
+                        kept.keep(index, value)
                     value = self._recomputed(index, layer, key, value)
                 else:
                     seed_layer(device, key, index)
-                    value = layer(value)
+                    with kept.saving(index) if kept is not None else _NOTHING:
+                        value = layer(value)
+                if kept is not None:
+                    meter.output_bytes[index] = value.nbytes
                 if measured and value.requires_grad:
                     # Runs when the gradient of this output is known: layer index's backward begins.
                     value.register_hook(functools.partial(_enter_backward, meter, index))
+        meter.add_kept(list(self.stack))
+        if self.indices[-1] < meter.layer_count - 1:
+            # No loss to count with it.
+            meter.kept = None
         if self.exit is not None:
             value = self.exit(value)
         meter.message_bytes = value.nbytes
@@ -224,6 +237,10 @@ class LayerStack(nn.Module):
         # The second forward seeds itself as the first did: no generator state to keep.
         recomputed: torch.Tensor = checkpoint(run, value, use_reentrant=False, preserve_rng_state=False)
         return recomputed
+
+
+def _learns(layer: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters())
 
 
 def _enter_backward(meter: Meter, index: int, gradient: torch.Tensor) -> None:

@@ -3,17 +3,22 @@
 A :class:`Meter` is told when a microbatch's work begins and ends on this rank, and when the work
 passes from one layer to the next.  On the CPU it reads the thread's own CPU time, so that a busy
 machine does not disturb what is measured; with a GPU it reads wall time around synchronised work.
+In a step measured by layer, the bytes that layers keep for their backward are counted too, of the
+first microbatch that each stage computes.
 """
 
+import contextlib
 import dataclasses
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import nn
 
 from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.runtime.activations import KeptTensors
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
@@ -35,6 +40,9 @@ class Meter:
         busy: seconds of forward and backward this step on the meter's clock, layers not told apart.
         first_microbatch: place of this replica's first microbatch among those of the whole step.
         message_bytes: what the newest forward of a stage has handed on.
+        activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
+        output_bytes: what each layer hands to the next, of the newest microbatch that was counted.
+        kept: counts what the microbatch keeps that the newest forward was of; None: that is not counted.
     """
 
     def __init__(
@@ -69,6 +77,8 @@ class Meter:
         self._into: list[float] = []
         self._layer: int | None = None
         self.optimizer = [0.0] * layer_count
+        self.output_bytes = [0] * layer_count
+        self.kept: KeptTensors | None = None
         self.start_step(0)
 
     def start_step(self, step: int, *, by_layer: bool = True) -> None:
@@ -80,6 +90,33 @@ class Meter:
         self.busy = 0.0
         self.forward = [0.0] * self.layer_count
         self.backward = [0.0] * self.layer_count
+        self.activation_bytes = [0.0] * self.layer_count
+        self._counted: set[int] = set()
+
+    def start_count(self, first_layer: int, source: torch.Tensor) -> KeptTensors | None:
+        """A stage's forward begins; what is to note all that it keeps, once in a step measured by layer."""
+        self.kept = None
+        if self.by_layer and self.microbatch is not None and first_layer not in self._counted:
+            self._counted.add(first_layer)
+            self.kept = KeptTensors(source)
+        return self.kept
+
+    def add_kept(self, modules: Sequence[nn.Module] = ()) -> None:
+        """Count what was noted; ``modules`` hold the weights.  The seconds of it are no layer's."""
+        if self.kept is None:
+            return
+        with self._aside():
+            for layer, count in self.kept.count(modules).items():
+                self.activation_bytes[layer] += count
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Take what is done out of the seconds that are measured."""
+        began = self._now()
+        yield
+        seconds = self._now() - began
+        self._mark += seconds
+        self._chunk_mark += seconds
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -169,6 +206,7 @@ class Profile:
     def __init__(self, layer_count: int) -> None:
         self.layer_count = layer_count
         self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+        self._activation_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -177,13 +215,25 @@ class Profile:
         """Whether ``step`` is to be measured: the first ones after a change, then now and then."""
         return len(self._steps) < KEPT_STEPS or step % MEASURED_EVERY == 0
 
-    def add(self, seconds: list[float]) -> None:
-        """Add one step: the 3 L seconds of all ranks, summed."""
+    def add(self, seconds: list[float], activation_bytes: Sequence[float] = ()) -> None:
+        """Add one step: the 3 L seconds of all ranks, summed, and the L bytes where they were counted."""
         self._steps.append(seconds)
+        if activation_bytes:
+            self._activation_bytes.append(activation_bytes)
 
     def forget(self) -> None:
         """The layers' costs have changed: start anew."""
         self._steps.clear()
+        self._activation_bytes.clear()
+
+    def activation_bytes(self) -> tuple[int, ...] | None:
+        """What each layer keeps of one microbatch for its backward; None before it was counted.
+
+        The most of the last steps: in a run without a flush a rank may have no forward in a step.
+        """
+        if not self._activation_bytes:
+            return None
+        return tuple(round(max(column)) for column in zip(*self._activation_bytes, strict=True))
 
     def costs(self) -> LayerCosts | None:
         """The median step; None before the first."""

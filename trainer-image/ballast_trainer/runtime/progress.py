@@ -32,6 +32,7 @@ class Progress:
         self._costs: LayerCosts | None = None
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self._bytes: tuple[int, ...] = ()
+        self._activation_bytes: tuple[int, ...] | None = None
         self._loss: float | None = None
         self._rebalances = 0
         self._last_rebalance_step: int | None = None
@@ -59,6 +60,7 @@ class Progress:
         self._done.append((time.monotonic(), training.step))
         self._step_seconds.append(seconds)
         self._costs = training.profile.costs() or self._costs
+        self._activation_bytes = training.profile.activation_bytes() or self._activation_bytes
         if self.reference_step_seconds is None and len(training.profile) >= _MEASURED_STEPS:
             costs = training.profile.costs()
             assert costs is not None
@@ -141,7 +143,10 @@ class Progress:
             loss=self._loss,
             steps_per_second=self.steps_per_second(),
             layer_seconds=self._costs.total if self._costs is not None else (),
+            layer_forward_seconds=self._costs.forward if self._costs is not None else (),
+            layer_optimizer_seconds=self._costs.optimizer if self._costs is not None else (),
             layer_bytes=self._bytes,
+            layer_activation_bytes=self._activation_bytes or (),
             stages=training.stages,
             imbalance=self.imbalance() if self._costs is not None else None,
             bubble=self.bubble(),

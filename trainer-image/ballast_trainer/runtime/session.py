@@ -1,8 +1,8 @@
 """The training loop of one rank: train a step, agree with the other ranks, reshape where it pays.
 
 After each step all ranks sum one vector: who was told to stop, the newest plan that rank 0 has
-seen, the loss, the gradient norm and the seconds of each layer.  So all ranks know the same and
-act at the same step; what rank 0 alone decides it broadcasts there.
+seen, the loss, the gradient norm, the seconds and the activation bytes of each layer.  So all ranks
+know the same and act at the same step; what rank 0 alone decides it broadcasts there.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ class _Agreed:
     squared_norm: float
     exchange: bool
     seconds: list[float]
+    activation_bytes: list[float]
 
 
 class Session:
@@ -211,7 +212,7 @@ class Session:
         training.step += 1
         if done.measured:
             # The optimizer's seconds among them are the last step's where it runs after the sum.
-            training.profile.add(agreed.seconds)
+            training.profile.add(agreed.seconds, agreed.activation_bytes)
         fields = self._progress.step_done(agreed.loss, done.seconds)
         self._voice.reporter.step(**fields)
         self._voice.report()
@@ -225,7 +226,10 @@ class Session:
         newest = self._reactions.newest_epoch()
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
         share = 1 / training.world.mesh.column
-        seconds = training.world.tensor.largest(training.meter.seconds(), training.device)
+        layers = training.world.tensor.largest(
+            training.meter.seconds() + training.meter.activation_bytes, training.device
+        )
+        seconds, kept = layers[: -training.model.layer_count], layers[-training.model.layer_count :]
         return [
             float(self._stop.received),
             float(newest),
@@ -233,17 +237,21 @@ class Session:
             squared_norm_once(training.world, training.layers) / training.copies,
             float(training.balance.wants_exchange),
             *(share * second for second in seconds),
+            # Copies of a layer keep as much each, and share the seconds.
+            *(share / training.copies * count for count in kept),
         ]
 
     def _agreed(self, summed: list[float]) -> _Agreed:
         training = self._training
+        end = len(summed) - training.model.layer_count
         return _Agreed(
             stop=summed[0] > 0,
             epoch=round(summed[1]),
             loss=summed[2] / training.loss_scale.value,
             squared_norm=summed[3],
             exchange=summed[4] > 0,
-            seconds=summed[5:],
+            seconds=summed[5:end],
+            activation_bytes=summed[end:],
         )
 
     def _agree_late(self, summed: list[float], done: StepDone) -> _Agreed:

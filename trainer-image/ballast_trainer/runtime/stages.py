@@ -50,9 +50,18 @@ class _MeteredLoss:
         self._loss, self._meter, self._layer = loss, meter, layer
 
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        self._meter.begin(0, self._meter.forward, self._layer)
-        value = self._loss(output, target)
-        self._meter.end()
+        meter, kept = self._meter, self._meter.kept
+        meter.begin(0, meter.forward, self._layer)
+        if kept is None:
+            value = self._loss(output, target)
+        else:
+            # Of the microbatch whose forward has just ended.
+            kept.add_part(target)
+            with kept.saving(self._layer):
+                value = self._loss(output, target)
+            meter.add_kept()
+            meter.kept = None
+        meter.end()
         return value
 
 

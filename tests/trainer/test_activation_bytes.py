@@ -1,0 +1,154 @@
+"""What layers keep for their backward is counted in the running job, as the profile command counts it."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from ballast_policies.contract import Report
+from ballast_trainer.dynamics.sparse_linear import PrunableLinear
+from ballast_trainer.measuring import layer_rows
+from ballast_trainer.runtime.activations import KeptTensors
+from ballast_trainer.runtime.profile import Meter, Profile
+from torch import nn
+
+CASES = {
+    "plain": {},
+    "recomputed": {"training": {"recompute": True}},
+    "frozen": {"dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "target": 0.4}]},
+    "pruned": {"dynamics": [{"kind": "pruning", "startStep": 2, "endStep": 4, "target": 0.95}]},
+}
+
+
+def counted(channel):
+    report = Report.from_json((channel / "report.json").read_text())
+    return list(report.layer_activation_bytes)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", CASES)
+def test_a_running_job_counts_what_the_profile_command_counts(
+    gang, small_config, single_process_losses, tmp_path, case
+):
+    """On two ranks, to the byte, also under recomputation, above frozen layers and for pruned ones; the
+    curve is that of one process.
+    """
+    config = small_config(totalSteps=12, **CASES[case])
+    channel = tmp_path / "channel"
+    running = gang(config, ranks=2, options=["--channel", str(channel)])
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    rows = layer_rows(config, steps=1, at_step=11)["layers"]
+    assert counted(channel) == [row["activationBytes"] for row in rows]
+    losses, reference = running.losses(), single_process_losses(config)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZeroBubbleV", "PipeDream2BW"])
+def test_every_schedule_counts_one_microbatch(gang, small_config, tmp_path, schedule):
+    """Several stages a rank, and a pipeline that does not drain after a step."""
+    config = small_config(totalSteps=10)
+    config["pipeline"]["schedule"] = schedule
+    running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    rows = layer_rows(config, steps=1, at_step=9)["layers"]
+    assert counted(tmp_path / "channel") == [row["activationBytes"] for row in rows]
+
+
+def test_a_storage_counts_once_and_weights_do_not():
+    """Of a batch the microbatch's part, a ReLU's output for the first layer that keeps it, no weight."""
+    part = torch.zeros(6, 4).chunk(3)[0]
+    first, second = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 3)
+    kept = KeptTensors(part)
+    with kept.saving(0):
+        hidden = first(part)
+    with kept.saving(1):
+        output = second(hidden)
+    with kept.saving(2):
+        output.square().sum()
+    counts = kept.count([first, second])
+    assert counts == {0: 2 * 4 * 4 + 2 * 8 * 4, 1: 0, 2: 2 * 3 * 4}
+    assert kept.count() == {}
+
+
+def test_a_sparse_layer_keeps_its_input_alone():
+    """Its CSR matrices are weights."""
+    linear = PrunableLinear(nn.Linear(16, 16))
+    mask = torch.zeros(16, 16, dtype=torch.bool)
+    mask.fill_diagonal_(True)
+    linear.prune(mask)
+    assert linear.values is not None
+    source = torch.zeros(5, 16)
+    kept = KeptTensors(source)
+    with kept.saving(0):
+        linear(source).sum()
+    assert kept.count([linear]) == {0: 5 * 16 * 4}
+
+
+class Doubled(torch.autograd.Function):
+    """A node of a graph that Python can watch."""
+
+    @staticmethod
+    def forward(ctx, source):
+        """Keeps its input."""
+        ctx.save_for_backward(source)
+        return source * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Twice the gradient."""
+        return gradient * 2
+
+
+def test_counting_keeps_nothing_alive():
+    """Once the forward's result and the counter are gone, so is the graph: an output that its own node
+    keeps makes no cycle.
+    """
+    kept = KeptTensors(torch.zeros(2, 4))
+    with kept.saving(0):
+        inner = Doubled.apply(torch.ones(2, 4, requires_grad=True))
+        result = inner.sigmoid()
+    assert kept.count() == {0: 2 * 4 * 4 * 2}
+    node = weakref.ref(inner.grad_fn)
+    gc.disable()
+    try:
+        del inner, result, kept
+        assert node() is None
+    finally:
+        gc.enable()
+
+
+def test_bytes_are_counted_once_in_a_step_and_cost_no_layer_seconds():
+    """Of a stage's first microbatch in a measured step; the clock stands while it counts."""
+    now = iter(range(100))
+    meter = Meter(2, torch.device("cpu"), None, clock=lambda: float(next(now)))
+    stage, source = nn.Linear(4, 4), torch.zeros(2, 4)
+    counted = []
+    for microbatch in range(2):
+        meter.begin(microbatch, meter.forward, 0)
+        kept = meter.start_count(0, source)
+        counted.append(kept is not None)
+        if kept is not None:
+            with kept.saving(0):
+                stage(source)
+        meter.add_kept([stage])
+        meter.end()
+    assert counted == [True, False]
+    assert meter.activation_bytes == [32.0, 0.0]
+    # The clock goes on a second with each reading: four in the first microbatch, two of them around the
+    # count, and two in the second.
+    assert meter.forward == [2.0 + 1.0, 0.0]
+    meter.start_step(1, by_layer=False)
+    meter.begin(0, meter.forward, 0)
+    assert meter.start_count(0, source) is None
+
+
+def test_a_step_without_a_forward_does_not_empty_the_profile():
+    """A rank of a pipeline without a flush may compute backwards alone in a step; forgetting forgets."""
+    profile = Profile(2)
+    assert profile.activation_bytes() is None
+    for count in (10.0, 0.0, 0.0):
+        profile.add([0.0] * 6, [count, 7.0])
+    assert profile.activation_bytes() == (10, 7)
+    profile.forget()
+    assert profile.activation_bytes() is None
