@@ -16,6 +16,7 @@ import time
 
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.generate import Generated
+from ballast_policies.simulator.moment import Moment
 from ballast_policies.simulator.settings import RULES, Cluster, Settings
 from ballast_policies.simulator.workload import Workload
 from ballast_policies.throughput.table import built_in_table
@@ -56,11 +57,12 @@ def main() -> None:
     started = time.perf_counter()
     last = started
 
-    def progress(done: int, total: int, now: float) -> None:
+    def progress(moment: Moment) -> None:
         nonlocal last
         if time.perf_counter() - last > 30:
             last = time.perf_counter()
-            print(f"day {now / 86400:.1f}: {done} of {total} jobs, {last - started:.0f} s", file=sys.stderr)
+            done = f"{moment.done} of {moment.total} jobs"
+            print(f"day {moment.seconds / 86400:.1f}: {done}, {last - started:.0f} s", file=sys.stderr)
 
     result = simulate(workload, Cluster(gpus=CLUSTER), table, settings, progress=progress)
     found = result.to_json()

@@ -1,31 +1,44 @@
 """How far a simulation is, on a terminal."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ballast_policies.simulator.moment import Moment, Progress
 
 
 @contextlib.contextmanager
-def progress_bar(output: str) -> Iterator[Callable[[int, int, float], None] | None]:
+def progress_bar(output: str) -> "Iterator[Progress | None]":
     """A bar on a terminal; nothing where the output is read by a program."""
     if output == "json":
         yield None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("jobs done"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[clock]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    columns = (
+        rich.TextColumn("jobs done"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[clock]}"),
+        rich.TimeElapsedColumn(),
+    )
+    with rich.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("jobs", total=None, clock="")
-        seen = -1
+        seen = (-1, -1)
 
-        def show(done: int, total: int, now: float) -> None:
+        def show(moment: "Moment") -> None:
+            # Also by the hour: on an overloaded cluster no measured job may be done for long.
             nonlocal seen
-            if done != seen:
-                seen = done
-                bar.update(task, completed=done, total=total, clock=f"hour {now / 3600:.0f}")
+            reached = moment.done, int(moment.seconds / 3600)
+            if reached != seen:
+                seen = reached
+                clock = f"hour {reached[1]}, {moment.waiting} of {moment.present} jobs wait"
+                bar.update(task, completed=moment.done, total=moment.total, clock=clock)
 
         yield show

@@ -4,13 +4,14 @@ One loop over moments. At each, jobs that have arrived enter, a new allocation i
 due, GPUs are granted, and the granted run until the next moment at which something changes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from ballast_policies.simulator.accounts import positions
 from ballast_policies.simulator.ideal import run_ideally
 from ballast_policies.simulator.ledger import Ledger
+from ballast_policies.simulator.moment import Moment, Progress
 from ballast_policies.simulator.nodes import Nodes
 from ballast_policies.simulator.restful import RestfulRounds
 from ballast_policies.simulator.result import Counters, Result, summarise
@@ -20,9 +21,6 @@ from ballast_policies.simulator.solving import Shares, Solver
 from ballast_policies.simulator.starts import Starts
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
-
-Progress = Callable[[int, int, float], None]
-"""Called with (measured jobs done, measured jobs in all, simulated seconds)."""
 
 
 def simulate(
@@ -90,23 +88,22 @@ class _Run:
     def finished(self, progress: Progress | None) -> bool:
         """Whether all measured jobs are done."""
         ledger, window = self.ledger, self.settings.measure
-        if window is None:
-            total, done = ledger.count, int(ledger.done[: ledger.count].sum())
-            finished = self._next is None and done == total
-        else:
-            total, done = (
-                window[1] - window[0],
-                int(ledger.done[window[0] : min(window[1], ledger.count)].sum()),
+        first, end = window or (0, ledger.count)
+        total, done = end - first, int(ledger.done[first : min(end, ledger.count)].sum())
+        finished = done == total and (window is not None or self._next is None)
+        if window and not finished and self._next is None and not len(self._active) and ledger.count:
+            raise SettingsError(
+                f"--measure: {first}:{end} goes beyond the {ledger.count} jobs of {self.workload.name}"
             )
-            finished = done == total
-            if not finished and self._next is None and not len(self._active) and ledger.count:
-                raise SettingsError(
-                    f"--measure: {window[0]}:{window[1]} goes beyond the {ledger.count} jobs of "
-                    f"{self.workload.name}"
-                )
         if progress is not None:
-            progress(done, total, self.now)
+            here, waiting = len(self._active), self._waiting()
+            progress(Moment(seconds=self.now, done=done, total=total, present=here, waiting=waiting))
         return finished
+
+    def _waiting(self) -> int:
+        if self.settings.ideal:
+            return int(np.isnan(self.ledger.first_run[self._active]).sum())
+        return len(self._active) - len(self._running.job) - int((self._running.partner >= 0).sum())
 
     def admit(self) -> None:
         """Enter the jobs that have arrived."""

@@ -196,7 +196,23 @@ def test_progress_counts_the_measured_jobs():
         Cluster(gpus={"fast": 1}),
         FAST,
         Settings(policy="max-min-fairness"),
-        progress=lambda done, total, now: seen.append((done, total)),
+        progress=lambda moment: seen.append((moment.done, moment.total)),
     )
     assert seen[-1] == (2, 2)
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_progress_counts_the_jobs_that_wait(rules):
+    """Three jobs of half an hour, one GPU: one runs, the others wait, and fewer as jobs are done."""
+    seen = []
+    simulate(
+        Workload(name="test", jobs=[job(steps=1800.0) for _ in range(3)]),
+        Cluster(gpus={"fast": 1}),
+        FAST,
+        Settings(policy="fifo", rules=rules),
+        progress=lambda moment: seen.append((moment.done, moment.present, moment.waiting)),
+    )
+    assert {(done, present) for done, present, _ in seen[1:]} == {(0, 3), (1, 2), (2, 1), (3, 0)}
+    assert {waiting for _, present, waiting in seen if present == 3} == {2}
+    assert seen[-1] == (3, 0, 0)
