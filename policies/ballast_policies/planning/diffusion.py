@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, fits
 
 
 def diffuse(
@@ -23,6 +23,7 @@ def diffuse(
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
+    rank_bytes: Sequence[Sequence[float]] | None = None,
     max_steps: int = 1000,
 ) -> tuple[Partition, ...]:
     """The partitions passed through, without the first; empty where no step is an improvement.
@@ -33,13 +34,16 @@ def diffuse(
         speeds: relative speed of each rank.
         bytes: bytes of each layer; only with ``memory``.
         memory: bytes that each rank can hold: no step passes it.
+        rank_bytes: what each layer takes on each rank, shape (p, L), if not ``bytes``.
         max_steps: give up after so many.
     """
     passed: list[Partition] = []
     potential = _potential(partition, seconds, speeds)
     while len(passed) < max_steps:
         fitting = (
-            p for p in _steps(passed[-1] if passed else partition, seconds, speeds) if _fits(p, bytes, memory)
+            p
+            for p in _steps(passed[-1] if passed else partition, seconds, speeds)
+            if fits(p, bytes, memory, rank_bytes)
         )
         best = min(fitting, key=lambda p: _potential(p, seconds, speeds), default=None)
         if best is None or not _potential(best, seconds, speeds) < potential:
@@ -107,9 +111,3 @@ def _potential(
     loads = partition.loads(seconds, speeds)
     scale = float(np.sum(loads)) or 1.0
     return tuple(np.round(np.sort(loads)[::-1] / scale, 12).tolist())
-
-
-def _fits(partition: Partition, bytes: Sequence[int] | None, memory: Sequence[int] | None) -> bool:
-    if bytes is None or memory is None:
-        return True
-    return bool((partition.loads(bytes) <= np.asarray(memory, dtype=float)).all())

@@ -80,6 +80,7 @@ def exact_partition(
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
+    rank_bytes: Sequence[Sequence[float]] | None = None,
 ) -> Partition:
     """The contiguous partition whose largest rank load is smallest, by dynamic programming.
 
@@ -92,7 +93,9 @@ def exact_partition(
         ranks: p <= L.
         speeds: relative speed of each rank, shape (p,); default all 1.
         bytes: bytes of each layer, shape (L,).
-        memory: bytes that each rank can hold, shape (p,); needs ``bytes``.
+        memory: bytes that each rank can hold, shape (p,); needs ``bytes`` or ``rank_bytes``.
+        rank_bytes: bytes that each layer takes on each rank, shape (p, L), where they differ (microbatches
+            in flight do); held against ``memory`` in place of ``bytes``.
 
     Raises:
         PlanningError: fewer layers than ranks, shapes that do not match, or no partition fits the memory.
@@ -106,7 +109,7 @@ def exact_partition(
     if speed.shape != (ranks,) or (speed <= 0).any():
         raise PlanningError(f"speeds must be {ranks} positive numbers, got {speed.tolist()}")
     S = np.concatenate([[0.0], np.cumsum(load)])
-    B, cap = _memory(bytes, memory, layers, ranks)
+    B, cap = _memory(bytes, rank_bytes, memory, layers, ranks)
     best = np.full((ranks + 1, layers + 1), np.inf)
     cut = np.zeros((ranks + 1, layers + 1), dtype=int)
     best[0, 0] = 0.0
@@ -114,13 +117,13 @@ def exact_partition(
         for end in range(rank, layers - (ranks - rank) + 1):
             first = np.arange(rank - 1, end)
             value = np.maximum(best[rank - 1, first], (S[end] - S[first]) / speed[rank - 1])
-            value[B[end] - B[first] > cap[rank - 1]] = np.inf
+            value[B[rank - 1, end] - B[rank - 1, first] > cap[rank - 1]] = np.inf
             k = int(np.argmin(value))
             best[rank, end], cut[rank, end] = value[k], first[k]
     if not np.isfinite(best[ranks, layers]):
         raise PlanningError(
-            f"{layers} layers of {int(B[-1])} bytes do not fit {ranks} ranks with {cap.tolist()} bytes: "
-            "use more ranks, or ranks with more memory"
+            f"{layers} layers of {int(B[:, -1].min())} bytes do not fit {ranks} ranks with {cap.tolist()} "
+            "bytes: use more ranks, or ranks with more memory"
         )
     bounds = [layers]
     for rank in range(ranks, 0, -1):
@@ -129,13 +132,55 @@ def exact_partition(
 
 
 def _memory(
-    bytes: Sequence[int] | None, memory: Sequence[int] | None, layers: int, ranks: int
+    bytes: Sequence[int] | None,
+    rank_bytes: Sequence[Sequence[float]] | None,
+    memory: Sequence[int] | None,
+    layers: int,
+    ranks: int,
 ) -> tuple[np.ndarray, np.ndarray]:
+    """[rank, layer]: bytes of all layers before it, shape (p, L + 1); and each rank's limit."""
+    sums = np.zeros((ranks, layers + 1))
     if memory is None:
-        return np.zeros(layers + 1), np.full(ranks, np.inf)
-    if bytes is None or len(bytes) != layers or len(memory) != ranks:
+        return sums, np.full(ranks, np.inf)
+    held = bytes if rank_bytes is None else rank_bytes
+    shape = (layers,) if rank_bytes is None else (ranks, layers)
+    if held is None or np.shape(held) != shape or len(memory) != ranks:
         raise PlanningError(f"memory needs bytes for {layers} layers and a limit for each of {ranks} ranks")
-    return np.concatenate([[0.0], np.cumsum(np.asarray(bytes, dtype=float))]), np.asarray(memory, dtype=float)
+    sums[:, 1:] = np.cumsum(np.asarray(held, dtype=float), axis=-1)
+    return sums, np.asarray(memory, dtype=float)
+
+
+def fits(
+    partition: Partition,
+    bytes: Sequence[int] | None,
+    memory: Sequence[int] | None,
+    rank_bytes: Sequence[Sequence[float]] | None = None,
+) -> bool:
+    """Whether every rank can hold its layers; arguments as of :func:`exact_partition`.
+
+    Raises:
+        PlanningError: memory without bytes, or shapes that do not match.
+    """
+    if memory is None:
+        return True
+    _, cap = _memory(bytes, rank_bytes, memory, partition.layers, partition.ranks)
+    return bool((bytes_taken(partition, bytes, rank_bytes) <= cap).all())
+
+
+def bytes_taken(
+    partition: Partition,
+    bytes: Sequence[int] | None,
+    rank_bytes: Sequence[Sequence[float]] | None = None,
+) -> np.ndarray:
+    """What each rank holds under a partition, shape (p,); ``rank_bytes`` (p, L) go before ``bytes`` (L,)."""
+    held = np.asarray(bytes if rank_bytes is None else rank_bytes, dtype=float)
+    rows = np.broadcast_to(held, (partition.ranks, partition.layers))
+    return np.array(
+        [
+            row[first:end].sum()
+            for row, (first, end) in zip(rows, itertools.pairwise(partition.bounds), strict=True)
+        ]
+    )
 
 
 def _check_counts(layers: int, ranks: int) -> None:

@@ -3,14 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.moves import Move, moves_between
-from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.partition import Partition, PlanningError, bytes_taken, fits
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -45,6 +43,7 @@ def decide_rebalance(
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
+    rank_bytes: Sequence[Sequence[float]] | None = None,
     balanced: Sequence[float] | None = None,
     link_seconds: Sequence[float] | None = None,
     method: str = "exact",
@@ -60,8 +59,10 @@ def decide_rebalance(
         horizon_steps: steps over which the move has to pay for itself.
         move_seconds: what the last move cost; None: not known yet, taken as one step.
         speeds: relative speed of each rank.
-        bytes: bytes of each layer.
+        bytes: bytes of each layer: what travels with it.
         memory: bytes that each rank can hold.
+        rank_bytes: what each layer takes on each rank, shape (p, L), if not ``bytes``: activations of as
+            many microbatches as are in flight there count with it.
         balanced: what is spread evenly in place of the seconds, e.g. each layer's parameters; what is
             gained is told by the seconds all the same.
         link_seconds: with ``network``: transfer of one microbatch over each link, shape (p - 1,).
@@ -75,14 +76,18 @@ def decide_rebalance(
     """
     weights = seconds if balanced is None else balanced
     if method == "exact":
-        candidate = nearest_partition(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
+        candidate = nearest_partition(
+            partition, weights, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes
+        )
     elif method == "diffusion":
-        passed = diffuse(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
+        passed = diffuse(partition, weights, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes)
         candidate = passed[-1] if passed else partition
     elif method == "network":
-        candidate = _over_links(partition, weights, microbatches, link_seconds, speeds, bytes, memory)
+        candidate = _over_links(
+            partition, weights, microbatches, link_seconds, speeds, bytes, memory, rank_bytes
+        )
     elif method == "deepspeed":
-        candidate = _by_deepspeed(partition, weights, speeds, bytes, memory)
+        candidate = _by_deepspeed(partition, weights, speeds, bytes, memory, rank_bytes)
     else:
         raise PlanningError(f"method: {method!r} is not one of deepspeed, diffusion, exact, network")
 
@@ -133,6 +138,7 @@ def _over_links(
     speeds: Sequence[float] | None,
     bytes: Sequence[int] | None,
     memory: Sequence[int] | None,
+    rank_bytes: Sequence[Sequence[float]] | None,
 ) -> Partition:
     if link_seconds is None or len(link_seconds) != partition.ranks - 1:
         raise PlanningError(
@@ -145,9 +151,11 @@ def _over_links(
         link_factors=link_seconds,
         speeds=speeds,
     )
-    if memory is not None and bytes is not None and (found.loads(bytes) > np.asarray(memory, float)).any():
+    if not fits(found, bytes, memory, rank_bytes):
         # The shortest period does not fit: the best partition that does, blind to the links.
-        return nearest_partition(partition, weights, speeds=speeds, bytes=bytes, memory=memory)
+        return nearest_partition(
+            partition, weights, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes
+        )
     return found
 
 
@@ -157,13 +165,14 @@ def _by_deepspeed(
     speeds: Sequence[float] | None,
     bytes: Sequence[int] | None,
     memory: Sequence[int] | None,
+    rank_bytes: Sequence[Sequence[float]] | None,
 ) -> Partition:
     if speeds is not None and min(speeds) != max(speeds):
         raise PlanningError(f"DeepSpeed's rule knows no speeds, got {list(speeds)}. To fix: method exact")
     found = deepspeed_partition(weights, partition.ranks)
-    if memory is not None and bytes is not None and (found.loads(bytes) > np.asarray(memory, float)).any():
+    if not fits(found, bytes, memory, rank_bytes):
         raise PlanningError(
             f"DeepSpeed's rule knows no memory: its partition {found.bounds} needs "
-            f"{found.loads(bytes).tolist()} bytes of {list(memory)}. To fix: method exact"
+            f"{bytes_taken(found, bytes, rank_bytes).tolist()} bytes of {memory}. To fix: method exact"
         )
     return found

@@ -7,7 +7,7 @@ equals the one for which the fewest bytes travel.  Rank 0 always stays (it hosts
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ballast_policies.planning.balancers.subset import RankSubsets
 from ballast_policies.planning.partition import Partition
@@ -48,6 +48,7 @@ def repack(
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
+    bytes_on: Callable[[int], Sequence[Sequence[float]]] | None = None,
 ) -> RepackDecision:
     """The fewest ranks, or the number asked for, if the step is at most (1 + max_slowdown) x the reference.
 
@@ -63,6 +64,8 @@ def repack(
         speeds: relative speed of each rank.
         bytes: bytes of each layer.
         memory: bytes that each rank can hold.
+        bytes_on: for a number of ranks n, what each layer takes at each place of their pipeline, shape
+            (n, L), if not ``bytes``: activations of the microbatches in flight there count with it.
 
     Raises:
         PlanningError: memory without bytes, or for another number of ranks.
@@ -71,7 +74,7 @@ def repack(
     reference = before if reference_step_seconds is None else reference_step_seconds
     limit = reference * (1 + max_slowdown)
     reasons = []
-    subsets = RankSubsets(partition, seconds, speeds=speeds, bytes=bytes, memory=memory)
+    subsets = RankSubsets(partition, seconds, speeds=speeds, bytes=bytes, memory=memory, bytes_on=bytes_on)
     fewest, most = max(1, min_ranks), partition.ranks
     if target_ranks is not None:
         fewest, most = max(fewest, target_ranks), min(most, target_ranks + 1)

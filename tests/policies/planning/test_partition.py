@@ -18,6 +18,7 @@ from ballast_policies.planning import (
     repack,
     simulated_step_seconds,
 )
+from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,32 @@ def test_the_exact_partition_respects_memory_or_says_that_none_fits(seconds, dat
     found = exact_partition(seconds, ranks, bytes=sizes, memory=memory)
     assert (found.loads(sizes) <= np.array(memory)).all()
     assert found.loads(seconds).max() == pytest.approx(min(p.loads(seconds).max() for p in fitting), rel=1e-9)
+
+
+@given(seconds=loads, data=st.data())
+def test_the_exact_partition_respects_bytes_that_differ_by_rank(seconds, data):
+    """As brute force does, where early ranks have more microbatches in flight; so does the nearest one."""
+    layers = len(seconds)
+    ranks = data.draw(st.integers(1, layers))
+    row = st.lists(st.integers(1, 9), min_size=layers, max_size=layers)
+    held = data.draw(st.lists(row, min_size=ranks, max_size=ranks))
+    memory = data.draw(st.lists(st.integers(1, 30), min_size=ranks, max_size=ranks))
+
+    def takes(partition):
+        return [partition.loads(of)[rank] for rank, of in enumerate(held)]
+
+    fitting = [p for p in all_partitions(layers, ranks) if (np.array(takes(p)) <= np.array(memory)).all()]
+    if not fitting:
+        with pytest.raises(PlanningError, match="do not fit"):
+            exact_partition(seconds, ranks, memory=memory, rank_bytes=held)
+        return
+    least = min(p.loads(seconds).max() for p in fitting)
+    for found in (
+        exact_partition(seconds, ranks, memory=memory, rank_bytes=held),
+        nearest_partition(even_partition(layers, ranks), seconds, memory=memory, rank_bytes=held),
+    ):
+        assert found in fitting
+        assert found.loads(seconds).max() == pytest.approx(least, rel=1e-9)
 
 
 @given(seconds=loads, data=st.data())

@@ -33,6 +33,19 @@ def test_no_decision_passes_a_memory_limit(method, seconds, data):
     assert (decision.partition.loads(bytes) <= limit).all()
 
 
+@pytest.mark.parametrize("method", ["exact", "diffusion", "network"])
+def test_activations_in_flight_alone_change_the_decision(method):
+    """Held bytes fit everywhere; the activations of the first rank's two microbatches in flight do not."""
+    seconds, held, kept = [1.0, 1.0, 1.0, 1.0, 4.0, 4.0], [10] * 6, [5] * 6
+    rank_bytes = [[h + flying * k for h, k in zip(held, kept, strict=True)] for flying in (2, 1)]
+    given = {"method": method, "min_gain": 0.0, "bytes": held, "memory": [70, 70], "link_seconds": [0.01]}
+    start = Partition(bounds=(0, 2, 6))
+    assert decide(start, seconds, **given).partition.bounds == (0, 4, 6)
+    assert decide(start, seconds, **given, rank_bytes=rank_bytes).partition.bounds == (0, 3, 6)
+    with pytest.raises(PlanningError, match="do not fit"):
+        decide(start, seconds, **(given | {"method": "exact", "memory": [40, 40]}), rank_bytes=rank_bytes)
+
+
 def test_a_limit_that_nothing_fits_is_refused_with_the_numbers():
     """Rather than passed."""
     with pytest.raises(PlanningError, match="do not fit"):

@@ -23,7 +23,9 @@ def all_partitions(layers, ranks):
 @settings(deadline=None)
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
 def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
-    """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds."""
+    """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds, also
+    where a layer takes the more bytes the earlier it is in the pipeline that stays.
+    """
     layers = len(seconds)
     ranks = data.draw(st.integers(2, min(5, layers)))
     start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))
@@ -31,12 +33,18 @@ def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=layers, max_size=layers))
     memory = data.draw(st.lists(st.integers(1, 60), min_size=ranks, max_size=ranks))
     keep = data.draw(st.integers(1, ranks - 1))
+    extra = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
+
+    def bytes_on(count):
+        return [[sizes[j] + (count - i) * extra[j] for j in range(layers)] for i in range(count)]
+
+    rows = [sizes] * keep if extra is None else bytes_on(keep)
 
     def candidates():
         for rest in itertools.combinations(range(1, ranks), keep - 1):
             kept = (0, *rest)
             for partition in all_partitions(layers, keep):
-                held = partition.loads(sizes)
+                held = [partition.loads(rows[i])[i] for i in range(keep)]
                 if all(held[i] <= memory[rank] for i, rank in enumerate(kept)):
                     loads = partition.loads(seconds, [speeds[rank] for rank in kept])
                     moved = sum(
@@ -47,7 +55,15 @@ def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
                     yield float(loads.max()), moved
 
     every = list(candidates())
-    found = RankSubsets(start, seconds, speeds=speeds, bytes=sizes, memory=memory).best(keep)
+    subsets = RankSubsets(
+        start,
+        seconds,
+        speeds=speeds,
+        bytes=sizes,
+        memory=memory,
+        bytes_on=None if extra is None else bytes_on,
+    )
+    found = subsets.best(keep)
     if not every:
         assert found is None
         return

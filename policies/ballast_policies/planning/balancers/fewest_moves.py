@@ -21,6 +21,7 @@ def nearest_partition(
     speeds: Sequence[float] | None = None,
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
+    rank_bytes: Sequence[Sequence[float]] | None = None,
 ) -> Partition:
     """The partition within ``slack`` of the smallest possible largest load that moves the fewest bytes.
 
@@ -31,6 +32,7 @@ def nearest_partition(
         speeds: relative speed of each rank.
         bytes: bytes of each layer; default: every layer counts the same.
         memory: bytes that each rank can hold.
+        rank_bytes: what each layer takes on each rank, shape (p, L), if not ``bytes``.
 
     Raises:
         PlanningError: no partition fits the memory, or ``slack`` is negative.
@@ -38,12 +40,15 @@ def nearest_partition(
     if slack < 0:
         raise PlanningError(f"slack {slack} is negative: it is how much worse than optimal is accepted")
     ranks, layers = partition.ranks, partition.layers
-    optimal = exact_partition(seconds, ranks, speeds=speeds, bytes=bytes, memory=memory)
+    optimal = exact_partition(
+        seconds, ranks, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes
+    )
     # A hair above, so that the optimum itself is never lost to rounding.
     limit = float(optimal.loads(seconds, speeds).max()) * (1 + slack) * (1 + 1e-12)
     S = np.concatenate([[0.0], np.cumsum(np.asarray(seconds, dtype=float))])
     weight = np.ones(layers) if bytes is None else np.asarray(bytes, dtype=float)
-    held = np.concatenate([[0.0], np.cumsum(weight)])
+    held = np.zeros((ranks, layers + 1))
+    held[:, 1:] = np.cumsum(weight if rank_bytes is None else np.asarray(rank_bytes, dtype=float), axis=-1)
     best = np.full((ranks + 1, layers + 1), np.inf)
     cut = np.zeros((ranks + 1, layers + 1), dtype=int)
     best[0, 0] = 0.0
@@ -56,7 +61,8 @@ def nearest_partition(
         for end in range(rank, layers - (ranks - rank) + 1):
             first = np.arange(rank - 1, end)
             value = best[rank - 1, first] + M[end] - M[first]
-            value[((S[end] - S[first]) / speed > limit) | (held[end] - held[first] > cap)] = np.inf
+            taken = held[rank - 1, end] - held[rank - 1, first]
+            value[((S[end] - S[first]) / speed > limit) | (taken > cap)] = np.inf
             k = int(np.argmin(value))
             best[rank, end], cut[rank, end] = value[k], first[k]
     bounds = [layers]

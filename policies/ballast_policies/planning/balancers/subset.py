@@ -39,6 +39,8 @@ class RankSubsets:
         speeds: relative speed of each of today's ranks.
         bytes: bytes of each layer.
         memory: bytes that each of today's ranks can hold; needs ``bytes``.
+        bytes_on: for n ranks that stay, what each layer takes on the first to the n-th of them, shape
+            (n, L), if not ``bytes``.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class RankSubsets:
         speeds: Sequence[float] | None = None,
         bytes: Sequence[int] | None = None,
         memory: Sequence[int] | None = None,
+        bytes_on: Callable[[int], Sequence[Sequence[float]]] | None = None,
     ) -> None:
         if memory is not None and (bytes is None or len(memory) != partition.ranks):
             raise PlanningError(f"memory needs bytes of the layers and a limit for {partition.ranks} ranks")
@@ -56,12 +59,14 @@ class RankSubsets:
         self.S = _sums(seconds)
         self.weight = np.ones(partition.layers) if bytes is None else np.asarray(bytes, dtype=float)
         self.speeds = np.ones(partition.ranks) if speeds is None else np.asarray(speeds, dtype=float)
-        self.memory = memory
-        self.loads = _Table(self, np.maximum, self._load)
+        self.memory, self.bytes_on = memory, bytes_on
+        # Whether what a layer takes depends on the place in the pipeline of the ranks that stay.
+        self.varies = memory is not None and bytes_on is not None
+        self._tables: dict[int, _Table] = {}
 
     def smallest_load(self, ranks: int) -> float | None:
         """The largest load of the best ``ranks`` ranks; None where the memory of no choice is enough."""
-        value = self.loads.value(ranks)
+        value = self._loads(ranks).value(ranks)
         return value if np.isfinite(value) else None
 
     def best(self, ranks: int, *, slack: float = 0.0) -> KeptRanks | None:
@@ -71,16 +76,41 @@ class RankSubsets:
             return None
         limit = load * (1 + slack) * (1 + 1e-12)
 
-        def price(rank: int) -> np.ndarray:
-            return np.where(self._load(rank) <= limit, self._moved(rank), np.inf)
+        held = self._held(ranks)
+
+        def price(rank: int, place: int) -> np.ndarray:
+            return np.where(self._load(rank, held[place]) <= limit, self._moved(rank), np.inf)
 
         return _Table(self, np.add, price).choice(ranks)
 
-    def _load(self, rank: int) -> np.ndarray:
+    def _loads(self, ranks: int) -> "_Table":
+        """The largest loads; one table does for any number of ranks, where bytes do not depend on it."""
+        number = ranks if self.varies else 0
+        if number not in self._tables:
+            held = self._held(ranks)
+            self._tables[number] = _Table(self, np.maximum, lambda rank, place: self._load(rank, held[place]))
+        return self._tables[number]
+
+    def _held(self, ranks: int) -> np.ndarray:
+        """[place, j]: bytes of the first j layers at each place of a pipeline of ``ranks`` ranks.
+
+        Further places, which that pipeline does not have, hold as much as its last.
+        """
+        rows = np.broadcast_to(self.weight, (self.partition.ranks, self.partition.layers))
+        if self.bytes_on is not None:
+            given = np.asarray(self.bytes_on(ranks), dtype=float)
+            if given.shape != (ranks, self.partition.layers):
+                raise PlanningError(
+                    f"bytes_on({ranks}) has the shape {given.shape}: give {ranks} rows of "
+                    f"{self.partition.layers} layers"
+                )
+            rows = given[np.minimum(np.arange(self.partition.ranks), ranks - 1)]
+        return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
+
+    def _load(self, rank: int, held: np.ndarray) -> np.ndarray:
         """[k, j]: load of layers k..j-1 on ``rank``; infinite where they do not fit its memory."""
         load = (self.S[None, :] - self.S[:, None]) / self.speeds[rank]
         if self.memory is not None:
-            held = _sums(self.weight)
             load = np.where(held[None, :] - held[:, None] <= self.memory[rank], load, np.inf)
         return load
 
@@ -95,7 +125,7 @@ class RankSubsets:
 class _Table:
     """The recursion of above for one way to combine costs, with the choices kept for the way back."""
 
-    def __init__(self, owner: RankSubsets, combine: np.ufunc, cost: Callable[[int], np.ndarray]) -> None:
+    def __init__(self, owner: RankSubsets, combine: np.ufunc, cost: Callable[[int, int], np.ndarray]) -> None:
         ranks, width = owner.partition.ranks, owner.partition.layers + 1
         self.ranks, self.layers = ranks, width - 1
         best = np.full((ranks + 1, width), np.inf)
@@ -104,11 +134,12 @@ class _Table:
         self.taken = np.full((ranks, ranks + 1, width), -1)
         upper = np.tril_indices(width)
         for rank in range(ranks):
-            price = cost(rank)
             following = best.copy()
             if rank == 0:
                 following[0, 0] = np.inf
             for kept in range(1, rank + 2):
+                if kept == 1 or owner.varies:
+                    price = cost(rank, kept - 1)
                 value = combine(best[kept - 1][:, None], price)
                 value[upper] = np.inf
                 first = np.argmin(value, axis=0)
