@@ -1,20 +1,22 @@
 """``ballast simulate``: a trace or a generated workload on a cluster of values."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from ballast_operator.cli.progress import progress_bar
+from ballast_operator.cli.simulate_input import (
+    overload_warning,
+    read_amounts,
+    table_of,
+    window_of,
+    workload_of,
+)
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.result import Result
-    from ballast_policies.simulator.workload import Workload
-    from ballast_policies.throughput.table import ThroughputTable
-
-Number = TypeVar("Number", int, float)
 
 
 @click.command()
@@ -158,8 +160,8 @@ def simulate(
     if trace is not None and (weights or deadlines):
         raise click.UsageError("--weights and --deadlines are for generated jobs; a trace has its own")
     try:
-        table = _table(throughputs)
-        workload = _workload(table, trace, generate, rate, static_jobs, weights, deadlines, job_table, seed)
+        table = table_of(throughputs)
+        workload = workload_of(table, trace, generate, rate, static_jobs, weights, deadlines, job_table, seed)
         chosen = settings.Settings(
             policy=policy,
             agnostic=agnostic,
@@ -168,7 +170,7 @@ def simulate(
             round_seconds=round_seconds,
             rules=settings.RULES[rules],
             seed=seed,
-            measure=_window(measure),
+            measure=window_of(measure),
             record_timeline=plot is not None,
             launch_seconds=launch_seconds,
             stop_seconds=stop_seconds,
@@ -181,6 +183,10 @@ def simulate(
         machines = settings.Cluster(
             gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=sizes, **given
         )
+        if rate is not None:
+            warning = overload_warning(workload, machines.gpus, table, rate=rate, space_sharing=space_sharing)
+            if warning is not None:
+                click.echo(warning, err=True)
         with progress_bar(output) as progress:
             result = engine.simulate(workload, machines, table, chosen, progress=progress)
     except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:
@@ -191,91 +197,6 @@ def simulate(
         click.echo(json.dumps(result.to_json(per_job=per_job), indent=2))
     else:
         _print(result, per_job=per_job)
-
-
-def _table(throughputs: str) -> "ThroughputTable":
-    from ballast_policies.throughput.table import BUILT_IN, ThroughputError, built_in_table, read_table
-
-    if throughputs in BUILT_IN and not Path(throughputs).exists():
-        return built_in_table(throughputs)
-    try:
-        return read_table(Path(throughputs))
-    except OSError as error:
-        raise ThroughputError(
-            f"--throughputs: {throughputs} cannot be read: {error.strerror}. To fix: name a file, or one of "
-            f"{', '.join(BUILT_IN)}"
-        ) from error
-
-
-def _workload(
-    table: "ThroughputTable",
-    trace: Path | None,
-    generate: str | None,
-    rate: float | None,
-    static_jobs: int | None,
-    weights: bool,
-    deadlines: bool,
-    job_table: str,
-    seed: int,
-) -> "Workload":
-    from ballast_policies.simulator.generate import continuous, static
-    from ballast_policies.simulator.trace import read_trace
-
-    if trace is not None:
-        if generate is not None or static_jobs is not None:
-            raise click.UsageError("--trace excludes --generate and --static")
-        return read_trace(trace)
-    if static_jobs is not None:
-        return static(
-            table,
-            count=static_jobs,
-            seed=seed,
-            several_gpus=generate != "single",
-            weights=weights,
-            deadlines=deadlines,
-            job_table=job_table,
-        )
-    if generate is None:
-        raise click.UsageError(
-            "say which jobs to run: --trace FILE, --generate single|multiple, or --static N"
-        )
-    if rate is None:
-        raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
-    return continuous(
-        table,
-        jobs_per_hour=rate,
-        seed=seed,
-        several_gpus=generate == "multiple",
-        weights=weights,
-        deadlines=deadlines,
-        job_table=job_table,
-    )
-
-
-def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
-    """``v100=36,p100=4`` as a mapping; a wrong part is a usage error that names ``option``."""
-    found: dict[str, Number] = {}
-    for part in text.split(","):
-        name, _, amount = part.partition("=")
-        if not name or not amount:
-            raise click.UsageError(f"{option}: {part!r} is not TYPE=NUMBER. To fix: v100=36,p100=36,k80=36")
-        if name in found:
-            raise click.UsageError(f"{option}: {name} is named twice")
-        try:
-            found[name] = number(amount)
-        except ValueError as error:
-            raise click.UsageError(f"{option}: {amount!r} of {name} is not a number") from error
-    return found
-
-
-def _window(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, _, end = text.partition(":")
-    try:
-        return int(first), int(end)
-    except ValueError as error:
-        raise click.UsageError(f"--measure: {text!r} is not FIRST:END, as 4000:5000") from error
 
 
 def _print(result: "Result", *, per_job: bool) -> None:

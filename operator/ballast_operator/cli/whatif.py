@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ballast_operator.cli.simulate import read_amounts
+from ballast_operator.cli.simulate_input import read_amounts
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem

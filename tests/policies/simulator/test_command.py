@@ -1,6 +1,7 @@
 """``ballast simulate`` as a user calls it."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -154,3 +155,35 @@ def test_the_job_table_of_the_published_curves_is_another_workload():
 
     assert types("gavel") != types("published")
     assert call(*arguments, "--job-table", "mine").exit_code == 2
+
+
+OVERLOADED = ("--policy", "fifo", "--generate", "single", "--rate", "20", "--measure", "0:5")
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_an_overloaded_cluster_is_said_before_the_run(output):
+    """One line on stderr with demand, GPUs and the rate that would fit; stdout is the result's alone."""
+    done = call(*OVERLOADED, "--cluster", "v100=36", "--rules", "whole-rounds", "--output", output)
+    assert done.exit_code == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: 20 jobs/h ask on average for ")
+    assert "times these 36 GPUs" in line
+    assert "To fix: --rate below 2." in line
+    assert "warning" not in done.stdout
+    if output == "json":
+        assert json.loads(done.stdout)["jobs_measured"] == 5
+
+
+def test_a_cluster_that_is_large_enough_is_not_warned_about():
+    """Nor is one whose jobs are all there from the start: they end."""
+    assert call(*OVERLOADED, "--cluster", "v100=800", "--rules", "whole-rounds").stderr == ""
+    static = ("--policy", "fifo", "--static", "9", "--cluster", "v100=8", "--rules", "whole-rounds")
+    assert call(*static).stderr == ""
+
+
+def test_the_progress_line_says_how_many_jobs_wait(monkeypatch):
+    """On a terminal; the queue of an overloaded cluster can be seen growing."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    done = call(*OVERLOADED, "--cluster", "v100=2", "--rules", "whole-rounds")
+    assert re.search(r"hour \d+, [1-9]\d* of \d+ jobs wait", done.stderr)

@@ -1,0 +1,140 @@
+"""What ``ballast simulate`` is given: the jobs, their throughputs, and amounts by GPU type."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ballast_policies.simulator.workload import Workload
+    from ballast_policies.throughput.table import ThroughputTable
+
+Number = TypeVar("Number", int, float)
+
+DRAWN = 4000
+"""Jobs from which the demand of an endless workload is estimated."""
+
+
+def table_of(throughputs: str) -> "ThroughputTable":
+    """The table of that name, or in that file.
+
+    Raises:
+        ThroughputError: there is none.
+    """
+    from ballast_policies.throughput.table import BUILT_IN, ThroughputError, built_in_table, read_table
+
+    if throughputs in BUILT_IN and not Path(throughputs).exists():
+        return built_in_table(throughputs)
+    try:
+        return read_table(Path(throughputs))
+    except OSError as error:
+        raise ThroughputError(
+            f"--throughputs: {throughputs} cannot be read: {error.strerror}. To fix: name a file, or one of "
+            f"{', '.join(BUILT_IN)}"
+        ) from error
+
+
+def workload_of(
+    table: "ThroughputTable",
+    trace: Path | None,
+    generate: str | None,
+    rate: float | None,
+    static_jobs: int | None,
+    weights: bool,
+    deadlines: bool,
+    job_table: str,
+    seed: int,
+) -> "Workload":
+    """The jobs of a trace, or drawn ones.
+
+    Raises:
+        WorkloadError: the trace cannot be read, or a number is impossible.
+    """
+    from ballast_policies.simulator.generate import continuous, static
+    from ballast_policies.simulator.trace import read_trace
+
+    if trace is not None:
+        if generate is not None or static_jobs is not None:
+            raise click.UsageError("--trace excludes --generate and --static")
+        return read_trace(trace)
+    if static_jobs is not None:
+        return static(
+            table,
+            count=static_jobs,
+            seed=seed,
+            several_gpus=generate != "single",
+            weights=weights,
+            deadlines=deadlines,
+            job_table=job_table,
+        )
+    if generate is None:
+        raise click.UsageError(
+            "say which jobs to run: --trace FILE, --generate single|multiple, or --static N"
+        )
+    if rate is None:
+        raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
+    return continuous(
+        table,
+        jobs_per_hour=rate,
+        seed=seed,
+        several_gpus=generate == "multiple",
+        weights=weights,
+        deadlines=deadlines,
+        job_table=job_table,
+    )
+
+
+def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
+    """``v100=36,p100=4`` as a mapping; a wrong part is a usage error that names ``option``."""
+    found: dict[str, Number] = {}
+    for part in text.split(","):
+        name, _, amount = part.partition("=")
+        if not name or not amount:
+            raise click.UsageError(f"{option}: {part!r} is not TYPE=NUMBER. To fix: v100=36,p100=36,k80=36")
+        if name in found:
+            raise click.UsageError(f"{option}: {name} is named twice")
+        try:
+            found[name] = number(amount)
+        except ValueError as error:
+            raise click.UsageError(f"{option}: {amount!r} of {name} is not a number") from error
+    return found
+
+
+def window_of(text: str | None) -> tuple[int, int] | None:
+    """``FIRST:END`` as two numbers."""
+    if text is None:
+        return None
+    first, _, end = text.partition(":")
+    try:
+        return int(first), int(end)
+    except ValueError as error:
+        raise click.UsageError(f"--measure: {text!r} is not FIRST:END, as 4000:5000") from error
+
+
+def overload_warning(
+    workload: "Workload",
+    gpus: Mapping[str, int],
+    table: "ThroughputTable",
+    *,
+    rate: float,
+    space_sharing: bool,
+) -> str | None:
+    """One line where jobs arrive faster than any policy can serve them; None where they do not.
+
+    Raises:
+        ThroughputError: the table does not know a job's type or a GPU type.
+    """
+    from ballast_policies.simulator.load import load_of
+
+    load = load_of(itertools.islice(workload.jobs, DRAWN), gpus, table, jobs_per_hour=rate)
+    if load.least <= 1:
+        return None
+    pairs = " (pairs on the same GPUs may need less)" if space_sharing else ""
+    return (
+        f"warning: {rate:g} jobs/h ask on average for {load.fastest_gpus:.4g} GPU hours an hour on their "
+        f"fastest types and, however they are placed{pairs}, for {load.least:.3g} times these "
+        f"{sum(gpus.values())} GPUs: the queue grows for as long as jobs arrive, and the run may not end. "
+        f"To fix: --rate below {rate / load.least:.3g}, or more GPUs"
+    )
