@@ -1,5 +1,6 @@
 """What the trainer weighs when it rebalances, from its configuration and its own measurements."""
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -19,6 +20,7 @@ from ballast_trainer.runtime.decide import (
 from ballast_trainer.runtime.idle import idle_seconds
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
+from ballast_trainer.runtime.memory import stage_bytes
 from ballast_trainer.runtime.process_group import World
 from ballast_trainer.runtime.profile import Meter, Profile
 from ballast_trainer.runtime.state import Training
@@ -26,17 +28,21 @@ from ballast_trainer.testing import local_plan
 
 LAYERS = 8
 SECONDS = (0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4)
-SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS)
+SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS, weight_bytes=(30,) * LAYERS)
 
 
-def job(bounds, *, repack=None, microbatches=4, **rebalance):
+def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1F1B", **rebalance):
     """A job, of two ranks unless ``bounds`` has more, that has measured its layers once; from rank 0."""
     pods = tuple(f"rank-{rank}" for rank in range(len(bounds) - 1))
     config = TrainerConfig.from_mapping(
         {
             "totalSteps": 1000,
             "model": {"name": "gpt", "layers": LAYERS, "args": {"dim": 16, "heads": 2, "context": 8}},
-            "pipeline": {"microbatches": microbatches, "globalBatchSize": microbatches},
+            "pipeline": {
+                "microbatches": microbatches,
+                "globalBatchSize": microbatches,
+                "schedule": schedule,
+            },
             "rebalance": rebalance,
             "repack": repack or {},
         }
@@ -56,7 +62,9 @@ def job(bounds, *, repack=None, microbatches=4, **rebalance):
         plan=plan,
         stages=stages_over(Partition(bounds=bounds), tuple(range(len(pods)))),
     )
-    training.profile.add([*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS])
+    training.profile.add(
+        [*(s / 3 for s in SECONDS), *(s * 2 / 3 for s in SECONDS), *[0.0] * LAYERS], activation_bytes
+    )
     return training
 
 
@@ -91,6 +99,43 @@ def test_a_rank_is_never_sent_more_than_its_memory():
     assert decision.partition.bounds == (0, 4, 8)
 
 
+def test_activations_alone_change_what_fits():
+    """What is held would fit as before; with two microbatches in flight on the first rank and one on the
+    second, a layer less does.
+    """
+    without = rebalance_decision(job((0, 2, 8), memoryBytes=900), SIZES, move_seconds=0.01)
+    assert without.partition.bounds == (0, 5, 8)
+    measured = job((0, 2, 8), memoryBytes=900, activation_bytes=(50.0,) * LAYERS)
+    assert rebalance_decision(measured, SIZES, move_seconds=0.01).partition.bounds == (0, 4, 8)
+
+
+def test_activations_alone_prevent_a_repack():
+    """One rank would hold the layers, and not what they keep for their backward."""
+    held = job((0, 4, 8), memoryBytes=1000)
+    assert repack_proposal(held, SIZES, reference_step_seconds=10.0) is not None
+    measured = job((0, 4, 8), memoryBytes=1000, activation_bytes=(50.0,) * LAYERS)
+    assert repack_proposal(measured, SIZES, reference_step_seconds=10.0) is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "by_rank", "expected"),
+    [
+        ("1F1B", False, [130, 120, 110]),
+        ("GPipe", False, [160, 160, 160]),
+        ("PipeDream2BW", False, [160, 150, 140]),
+        ("PipeDream", False, [190, 150, 110]),
+        ("Interleaved1F1B", True, [140, 130, 120]),
+    ],
+)
+def test_a_layers_bytes_are_those_of_the_schedule(schedule, by_rank, expected):
+    """Activations of the microbatches in flight, and the versions of the weights without a flush; of several
+    stages a rank, as if it had one.
+    """
+    training = job((0, 2, 5, 8), microbatches=6, activation_bytes=(10.0,) * LAYERS, schedule=schedule)
+    rows = stage_bytes(training, SIZES.bytes, SIZES.weight_bytes, ranks=3, by_rank=by_rank)
+    assert rows == [[size] * LAYERS for size in expected]
+
+
 def test_memory_that_is_too_small_for_any_partition_is_said(caplog):
     """Nothing moves, and a warning has the numbers."""
     with caplog.at_level(logging.WARNING):
@@ -119,7 +164,7 @@ def test_a_repack_to_a_target_offers_that_many_ranks():
 
 def test_parameters_are_balanced_where_asked_for():
     """The layers of one rank hold most of them; seconds decide whether it pays."""
-    sizes = LayerSizes(bytes=(100,) * LAYERS, parameters=(1, 1, 1, 1, 1, 4, 4, 4))
+    sizes = dataclasses.replace(SIZES, parameters=(1, 1, 1, 1, 1, 4, 4, 4))
     decision = rebalance_decision(job((0, 4, 8), by="parameters"), sizes, move_seconds=0.01)
     assert decision.partition.bounds == (0, 6, 8)
     assert not rebalance_decision(job((0, 4, 8), by="parameters"), SIZES, move_seconds=0.01).rebalance

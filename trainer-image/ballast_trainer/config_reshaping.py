@@ -19,7 +19,8 @@ class RebalanceConfig:
     by: str = "time"
     """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
     memory_bytes: int | None = None
-    """What parameters, gradients and optimizer state may take on a rank; None: no limit."""
+    """What parameters, gradients, optimizer state and the activations of the microbatches in flight may
+    take on a rank; None: no limit."""
 
     def __post_init__(self) -> None:
         one_of("rebalance.balancer", self.balancer, ("deepspeed", "diffusion", "exact", "network"))

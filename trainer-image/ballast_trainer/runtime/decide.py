@@ -16,7 +16,9 @@ from ballast_policies.planning import (
     repack,
 )
 
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.runtime.layout import holders_of, stages_over
+from ballast_trainer.runtime.memory import stage_bytes
 from ballast_trainer.runtime.profile import LayerCosts
 from ballast_trainer.runtime.state import Training
 
@@ -76,23 +78,30 @@ class LayerSizes:
     Attributes:
         bytes: of parameters, gradients and optimizer state.
         parameters: how many numbers of them are parameters.
+        weight_bytes: of the parameters alone.
     """
 
     bytes: tuple[int, ...]
     parameters: tuple[int, ...]
+    weight_bytes: tuple[int, ...]
 
 
 def layer_sizes(training: Training) -> LayerSizes:
     """The sizes of all layers as they are now; collective."""
     count = training.model.layer_count
-    mine = [0.0] * (2 * count)
+    mine = [0.0] * (3 * count)
     # Every copy of a layer is summed: of replicas, and of the ranks of a column.
     share = 1 / (training.copies * training.world.mesh.column)
     for layer in training.layers:
         mine[layer.index] = share * layer.byte_count()
         mine[count + layer.index] = share * sum(p.numel() for p in layer.module.parameters())
+        mine[2 * count + layer.index] = share * sum(p.nbytes for p in layer.module.parameters())
     summed = [round(value) for value in training.world.sum(mine)]
-    return LayerSizes(bytes=tuple(summed[:count]), parameters=tuple(summed[count:]))
+    return LayerSizes(
+        bytes=tuple(summed[:count]),
+        parameters=tuple(summed[count : 2 * count]),
+        weight_bytes=tuple(summed[2 * count :]),
+    )
 
 
 def rebalance_decision(
@@ -117,11 +126,12 @@ def rebalance_decision(
         return None
     settings = training.config.rebalance
     stages = len(training.stages)
-    memory = None
+    memory = taken = None
     if settings.memory_bytes is not None:
         # A rank's memory is shared evenly by its stages.
         each = settings.memory_bytes * training.world.positions // max(stages, training.world.positions)
         memory = [each] * stages
+        taken = stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=training.world.positions)
     try:
         return decide_rebalance(
             partition_of(training.stages),
@@ -133,6 +143,7 @@ def rebalance_decision(
             speeds=_stage_speeds(training),
             bytes=sizes.bytes,
             memory=memory,
+            rank_bytes=taken,
             balanced=sizes.parameters if settings.by == "parameters" else None,
             link_seconds=link_seconds,
             method=settings.balancer,
@@ -169,6 +180,14 @@ def repack_proposal(
         # With several stages a rank, the offer is reckoned as if each rank had one.
         in_force = exact_partition(costs.total, training.world.positions)
     limit = config.rebalance.memory_bytes
+
+    def bytes_on(ranks: int) -> list[list[float]]:
+        try:
+            return stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=ranks, by_rank=True)
+        except ConfigurationError:
+            # The schedule does not work on so many ranks: no layer fits there.
+            return [[2.0 * (limit or 0)] * training.model.layer_count] * ranks
+
     decision = repack(
         in_force,
         costs.total,
@@ -179,6 +198,7 @@ def repack_proposal(
         reference_step_seconds=reference_step_seconds,
         bytes=sizes.bytes,
         memory=None if limit is None else [limit] * in_force.ranks,
+        bytes_on=None if limit is None else bytes_on,
     )
     if not decision.repack:
         return None

@@ -1,0 +1,79 @@
+"""What a layer takes on each stage: what is held, and what microbatches in flight and versions add."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+from ballast_policies.planning.schedules import Schedule, ScheduleFacts, validate
+
+from ballast_trainer.runtime.layout import flows, schedule_of, schedule_of_run
+from ballast_trainer.runtime.state import Training
+
+
+def stage_bytes(
+    training: Training, held: Sequence[int], weights: Sequence[int], *, ranks: int, by_rank: bool = False
+) -> list[list[float]]:
+    """Bytes of each layer on each stage of a pipeline of ``ranks`` positions, shape (stages, L).
+
+    Held bytes, activations of as many microbatches as the schedule has in flight there, and a copy of
+    the weights for each further version that it keeps.  Activations count once they are measured.
+
+    Args:
+        training: the job, which gives the schedule and the measured activations.
+        held: parameters, gradients and optimizer state of each layer, shape (L,).
+        weights: the parameters alone, shape (L,).
+        ranks: positions of the pipeline.
+        by_rank: a row a position rather than a stage, for ranks whose stages are reckoned as one.
+
+    Raises:
+        ConfigurationError: the counts do not suit the schedule.
+    """
+    kept = training.profile.activation_bytes() or (0,) * len(held)
+    if ranks == 1:
+        # One rank alone goes through its microbatches one by one.
+        flying, versions = [1.0], [1]
+    else:
+        schedule, facts = _facts_of(training, ranks)
+        flying, versions = list(map(float, facts.stage_in_flight)), list(facts.versions_held)
+        if by_rank:
+            own = [
+                [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
+                for rank in range(ranks)
+            ]
+            flying = [count / len(stages) for count, stages in zip(facts.in_flight, own, strict=True)]
+            versions = [max(facts.versions_held[stage] for stage in stages) for stages in own]
+    return [
+        [
+            size + in_flight * activation + (version - 1) * weight
+            for size, activation, weight in zip(held, kept, weights, strict=True)
+        ]
+        for in_flight, version in zip(flying, versions, strict=True)
+    ]
+
+
+def _facts_of(training: Training, ranks: int) -> tuple[Schedule, ScheduleFacts]:
+    pipeline = training.config.pipeline
+    return _facts(
+        pipeline.schedule, ranks, training.microbatches, tuple(pipeline.replicas), pipeline.stages_per_rank
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _facts(
+    name: str, ranks: int, microbatches: int, replicas: tuple[int, ...], stages_per_rank: int | None
+) -> tuple[Schedule, ScheduleFacts]:
+    if flows(name):
+        # Long enough that the pipeline fills and every version there is in a longer run is held.
+        steps = 2 + math.ceil(2 * ranks / microbatches)
+        schedule = schedule_of_run(
+            name, ranks=ranks, microbatches=microbatches, steps=steps, replicas=replicas
+        )
+    else:
+        schedule = schedule_of(
+            name,
+            ranks=ranks,
+            microbatches=microbatches,
+            replicas=replicas,
+            stages_per_rank=stages_per_rank,
+        )
+    return schedule, validate(schedule)
