@@ -19,6 +19,16 @@ JOB: dict[str, Any] = {
     },
 }
 
+RESHAPED: dict[str, Any] = {
+    **JOB,
+    "spec": {
+        **JOB["spec"],
+        "pipeline": {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 2},
+        "rebalance": {"balancer": "diffusion", "by": "parameters", "memoryBytes": 2**33},
+        "repack": {"enabled": True, "targetStages": 3},
+    },
+}
+
 POLICY: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
     "kind": "ClusterPolicy",

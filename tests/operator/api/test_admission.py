@@ -12,7 +12,7 @@ from ballast_localcluster.testing import ControlPlane
 from kubernetes import client
 
 from tests.operator.api.malformed import JOBS, POLICIES, Case
-from tests.operator.api.objects import JOB, POLICY, changed
+from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
 
 pytestmark = pytest.mark.api
 
@@ -104,7 +104,11 @@ def test_a_malformed_cluster_policy(api: client.ApiClient, case: Case) -> None:
     check_refused(api, changed(POLICY, case[1], case[2]), case)
 
 
-@pytest.mark.parametrize("item", [JOB, POLICY], ids=["TrainingJob", "ClusterPolicy"])
+@pytest.mark.parametrize(
+    "item",
+    [JOB, RESHAPED, POLICY],
+    ids=["TrainingJob", "TrainingJob that says how it reshapes", "ClusterPolicy"],
+)
 def test_a_wellformed_object(api: client.ApiClient, item: dict[str, Any]) -> None:
     """Is accepted, so that the refusals above have their one reason."""
     send(api, "POST", item, **AS_KUBECTL)

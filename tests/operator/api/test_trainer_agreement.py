@@ -15,7 +15,7 @@ from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 
-from tests.operator.api.objects import JOB, POLICY, changed
+from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("**/*.yaml"))
 OBJECTS = [
@@ -76,17 +76,9 @@ def test_an_example(item: dict[str, Any]) -> None:
         TrainerConfig.from_mapping(read_training_job(item).trainer_config())
 
 
-RESHAPED = {
-    "rebalance": {"balancer": "diffusion", "by": "parameters", "memoryBytes": 2**33},
-    "repack": {"enabled": True, "minStages": 1, "targetStages": 3},
-    "pipeline": {**JOB["spec"]["pipeline"], "schedule": "Interleaved1F1B", "stagesPerRank": 2},
-}
-
-
 def test_what_is_said_about_rebalancing_and_repacking() -> None:
     """Reaches the trainer as it was said."""
-    item = {**JOB, "spec": {**JOB["spec"], **RESHAPED}}
-    config = TrainerConfig.from_mapping(read_training_job(item).trainer_config())
+    config = TrainerConfig.from_mapping(read_training_job(RESHAPED).trainer_config())
     assert (config.rebalance.balancer, config.rebalance.by) == ("diffusion", "parameters")
     assert config.rebalance.memory_bytes == 2**33
     assert (config.repack.target_stages, config.pipeline.stages_per_rank) == (3, 2)
