@@ -8,6 +8,7 @@ import torch
 from ballast_policies.contract import Report
 from ballast_trainer.dynamics.sparse_linear import PrunableLinear
 from ballast_trainer.measuring import layer_rows
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.runtime.activations import KeptTensors
 from ballast_trainer.runtime.profile import Meter, Profile
 from torch import nn
@@ -18,6 +19,15 @@ CASES = {
     "frozen": {"dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "target": 0.4}]},
     "pruned": {"dynamics": [{"kind": "pruning", "startStep": 2, "endStep": 4, "target": 0.95}]},
 }
+
+
+def tanh_layers():
+    """A model whose layers keep their own outputs, which are the inputs of the next."""
+    return Model(
+        layer_count=4,
+        build_layer=lambda index: nn.Sequential(nn.Linear(8, 8), nn.Tanh()),
+        loss=nn.functional.mse_loss,
+    )
 
 
 def counted(channel):
@@ -53,6 +63,24 @@ def test_every_schedule_counts_one_microbatch(gang, small_config, tmp_path, sche
     assert set(running.exit_codes().values()) == {0}, running.errors()
     rows = layer_rows(config, steps=1, at_step=9)["layers"]
     assert counted(tmp_path / "channel") == [row["activationBytes"] for row in rows]
+
+
+@pytest.mark.processes
+def test_an_output_that_two_ranks_keep_counts_on_both(gang, small_config, tmp_path):
+    """Within a stage it counts for the layer that makes it; behind a cut the next layer holds it again."""
+    config = small_config(
+        totalSteps=6,
+        model={"name": "tests.trainer.test_activation_bytes:tanh_layers"},
+        data={"name": "tests.trainer.picky_model:batches"},
+    )
+    channel = tmp_path / "channel"
+    running = gang(config, ranks=2, options=["--channel", str(channel)])
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    kept = [row["activationBytes"] for row in layer_rows(config, steps=1, at_step=5)["layers"]]
+    message = 2 * 8 * 4
+    # A microbatch's part of the input and an output each; the last also what the loss keeps, the targets.
+    assert kept == [2 * message, message, message, 2 * message]
+    assert counted(channel) == [2 * message, message, 2 * message, 2 * message]
 
 
 def test_a_storage_counts_once_and_weights_do_not():
@@ -152,3 +180,27 @@ def test_a_step_without_a_forward_does_not_empty_the_profile():
     assert profile.activation_bytes() == (10, 7)
     profile.forget()
     assert profile.activation_bytes() is None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_memory_limit_counts_what_the_running_job_has_measured(
+    gang, small_config, single_process_losses, recompute
+):
+    """Two ranks could hold the layers, and not what these keep for their backward: that is said, and
+    nothing moves. Recomputed, they fit. The curve is that of one process.
+    """
+    config = small_config(
+        totalSteps=12,
+        training={"recompute": recompute},
+        rebalance={"everySteps": 10, "minGain": 0.9, "memoryBytes": 1_000_000},
+    )
+    rows = layer_rows(config, steps=1, at_step=0)["layers"]
+    held = sum(row["heldBytes"] for row in rows)
+    assert 1.1 * held < 2 * 1_000_000
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert ("do not fit 2 ranks" in running.errors()) is not recompute
+    assert not running.events("rebalance")
+    losses, reference = running.losses(), single_process_losses(config)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5

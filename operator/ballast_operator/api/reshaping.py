@@ -68,8 +68,8 @@ class Rebalance(ApiModel):
     by: Balanced = Balanced.TIME
     """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
     memory_bytes: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """What parameters, gradients and optimizer state may take on a rank, after rebalances and repacks.
-    Absent: no limit."""
+    """What parameters, gradients, optimizer state and the measured activations of the microbatches in flight
+    may take on a rank, after rebalances and repacks. Absent: no limit."""
 
 
 class Repack(ApiModel):
