@@ -178,7 +178,7 @@ class Allocator:
             round_,
             gangs={gang.job: gang for gang in snapshot.gangs},
             nodes=snapshot.nodes,
-            most={} if policy.spec.dry_run else snapshot.growable,
+            sizes={} if policy.spec.dry_run else snapshot.growable,
         )
         advice = advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs)
         speeds = isolated_speeds(snapshot.problem, snapshot.running)

@@ -63,12 +63,23 @@ def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
 def gang_size(
     view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
 ) -> int:
-    """Most stages that the job wants and that some pool it may use has; at least ``minStages``."""
+    """Most ranks that the job wants, some pool it may use has, and its schedule exists for.
+
+    At least ``minStages``, be they too many for the pools or the schedule: :func:`refuse` says so.
+    """
     spec = view.spec
     assert spec is not None
     wanted = most_gpus(view)
     largest = max((by_pool[pool.name] for pool in pools if pool.gpu_type in allowed), default=0)
-    return max(1, min(spec.min_stages, wanted), min(wanted, largest))
+    fewest, most = max(1, min(spec.min_stages, wanted)), min(wanted, largest)
+    return next((size for size in range(most, fewest - 1, -1) if spec.suits(size)), fewest)
+
+
+def growth_sizes(view: JobView) -> tuple[int, ...]:
+    """Sizes that the gang could grow to, fewest first."""
+    spec, held = view.spec, view.status.held
+    assert spec is not None and held is not None
+    return tuple(size for size in range(len(held.slots) + 1, most_gpus(view) + 1) if spec.suits(size))
 
 
 def refuse(
@@ -88,6 +99,12 @@ def refuse(
             reason=JobReason.NO_MATCHING_GPU_TYPE,
             message=f"gpuTypes allows {', '.join(spec.gpu_types)}; the node pools have {have}. "
             "To fix: add one of these to gpuTypes, or a pool to the ClusterPolicy",
+        )
+    if not spec.suits(size):
+        return Refusal(
+            reason=JobReason.MISCONFIGURED,
+            message=f"pipeline.microbatches {spec.microbatches} do not go into equal rounds over {size} "
+            f"ranks, as {spec.schedule} takes them. To fix: a multiple of the number of ranks",
         )
     largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
     if max(largest.values(), default=0) < size:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.rounds import Gang, Node, Placement
 
-from ballast_operator.allocator.gang_size import Refusal, gang_size, may_grow, most_gpus, refuse
+from ballast_operator.allocator.gang_size import Refusal, gang_size, growth_sizes, may_grow, refuse
 from ballast_operator.allocator.throughput import Measurements, Wanted
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, NodePool
 from ballast_operator.kube.kinds import Key, Object
@@ -30,7 +30,7 @@ class Snapshot:
         running: job name -> its placement, for gangs that hold GPUs and go on.
         running_since: job name -> epoch seconds.
         leaving: jobs whose gang is ending and that will want GPUs again.
-        growable: job -> GPUs that it could use, for gangs that may grow now.
+        growable: job -> sizes that it could grow to, fewest first, for gangs that may grow now.
         unmeasured: jobs of whose speed nothing is known: any figure of theirs is a guess.
         refusals: jobs that cannot be placed by this policy.
         overlaps: nodes that match two pools, in words.
@@ -50,7 +50,7 @@ class Snapshot:
     overlaps: tuple[str, ...]
     empty_pools: tuple[str, ...]
     dry_pools: tuple[str, ...]
-    growable: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    growable: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 def job_id(key: Key) -> str:
@@ -117,7 +117,7 @@ def take_snapshot(
             running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)
             since[name] = held.since.timestamp()
             if may_grow(view, now):
-                growable[name] = most_gpus(view)
+                growable[name] = growth_sizes(view)
     return Snapshot(
         nodes=tuple(values),
         members={name: tuple(node.name for node in members) for name, members in pools.items()},

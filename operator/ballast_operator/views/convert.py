@@ -34,6 +34,7 @@ def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
         min_stages=spec.pipeline.min_stages,
         max_stages=spec.pipeline.max_stages,
         schedule=spec.pipeline.schedule.value,
+        microbatches=spec.pipeline.microbatches,
         stages_per_rank=spec.pipeline.parts_per_rank,
         repack_enabled=spec.repack.enabled,
         repack_min_stages=spec.repack.min_stages,

@@ -6,6 +6,9 @@ from typing import Any
 
 from ballast_operator.views.clock import Time
 
+IN_ROUNDS = ("Interleaved1F1B", "ZeroBubbleH1", "InterleavedZeroBubble")
+"""Schedules whose microbatches go in rounds of at least as many as there are ranks, all alike."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
@@ -16,7 +19,7 @@ class JobSpec:
         total_steps: steps to train.
         layers: layers the model is cut into; None: only the trainer knows.
         min_stages, max_stages: allowed sizes of the gang, one GPU a stage.
-        schedule: order of the microbatches.
+        schedule, microbatches: order and number of the pieces that a batch is cut into.
         stages_per_rank: stages of the model that a rank holds, where there are several ranks.
         repack_enabled, repack_min_stages, repack_target_stages, repack_max_slowdown: which shrinks are
             accepted; no target: any number of pods that is not below the fewest.
@@ -50,6 +53,7 @@ class JobSpec:
     deadline: Time | None = None
     schedule: str = "1F1B"
     stages_per_rank: int = 1
+    microbatches: int = 8
     repack_target_stages: int | None = None
 
     @property
@@ -59,3 +63,9 @@ class JobSpec:
             return self.max_stages
         # A rank alone has the whole model as one stage.
         return min(self.max_stages, max(1, self.layers // self.stages_per_rank))
+
+    def suits(self, ranks: int) -> bool:
+        """Whether the schedule exists for so many ranks: some take their microbatches in equal rounds."""
+        if ranks == 1 or self.schedule not in IN_ROUNDS:
+            return True
+        return self.microbatches % max(1, self.microbatches // ranks) == 0

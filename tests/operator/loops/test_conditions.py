@@ -47,6 +47,19 @@ JOB_CASES = {
         "want_reason": JobReason.MISCONFIGURED,
         "want_words": "pipeline.minStages 2 with 2 stages each is above model.layers 3",
     },
+    "microbatches that do not go into rounds": {
+        "job": {
+            "pipeline": {
+                "minStages": 2,
+                "maxStages": 2,
+                "microbatches": 7,
+                "globalBatchSize": 7,
+                "schedule": "ZeroBubbleH1",
+            },
+        },
+        "want_reason": JobReason.MISCONFIGURED,
+        "want_words": "microbatches 7 do not go into equal rounds over 2 ranks, as ZeroBubbleH1 takes them",
+    },
     "a field of a newer release": {
         "job": {"quantumStages": 3},
         "want_reason": JobReason.MISCONFIGURED,

@@ -1,12 +1,16 @@
 """What the pods of a launch are handed: the plan's stages, and the trainer's share of the spec."""
 
+import itertools
 import json
 
 import pytest
+from ballast_operator.api.training_recipe import Schedule
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_map_name
+from ballast_policies.planning.schedules import ScheduleError, build_schedule
 
 from tests.operator.loops.simulation import NAMESPACE, Simulation
+from tests.operator.views.builders import a_spec
 
 BATCH = {"microbatches": 12, "globalBatchSize": 12}
 
@@ -62,3 +66,25 @@ async def test_a_gang_is_no_larger_than_the_layers_allow(layers, ranks):
     plan, _ = await launched(model={"name": "gpt", "layers": layers}, pipeline=pipeline)
     assert len(plan.ranks) == ranks
     assert len(plan.stages) == (2 * ranks if ranks > 1 else 1)
+
+
+async def test_a_gang_has_a_size_that_its_schedule_exists_for():
+    """Ten microbatches do not go into equal rounds over three ranks: two train."""
+    pipeline = {"microbatches": 10, "globalBatchSize": 10, "maxStages": 3, "schedule": "Interleaved1F1B"}
+    plan, _ = await launched(pipeline=pipeline)
+    assert len(plan.ranks) == 2
+
+
+@pytest.mark.parametrize("schedule", [schedule.value for schedule in Schedule])
+def test_the_sizes_that_a_schedule_exists_for(schedule):
+    """Are those that it can be built for."""
+    for ranks, microbatches in itertools.product(range(1, 8), range(7, 25)):
+        spec = a_spec(schedule=schedule, microbatches=microbatches)
+        each = Schedule(schedule).fixed_stages_per_rank or 2
+        try:
+            build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=each)
+        except ScheduleError:
+            # PipeDream2BW is built anew for each step's microbatches, by the trainer.
+            assert not spec.suits(ranks) or schedule == "PipeDream2BW"
+        else:
+            assert spec.suits(ranks)

@@ -171,3 +171,16 @@ async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_witho
     status = simulation.status("one")
     assert (status.launches, dict(status.restarts), len(status.held.slots)) == (1, {}, 4)
     assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
+
+
+async def test_a_gang_grows_to_sizes_that_its_schedule_exists_for():
+    """Ten microbatches do not go into equal rounds over three ranks, but over four they do."""
+    pipeline = {"microbatches": 10, "globalBatchSize": 10, "minStages": 1, "maxStages": 4}
+    simulation = await running_pair(pipeline={**pipeline, "schedule": "Interleaved1F1B"})
+    simulation.world.put(NODE, node("b", "fast", 1))
+    for _ in range(20):
+        await simulation.tick()
+    assert len(simulation.pods("one")) == 2
+    simulation.world.put(NODE, node("c", "fast", 1))
+    await simulation.until(lambda: simulation.status("one").is_true("Grown"))
+    assert len(simulation.pods("one")) == 4
