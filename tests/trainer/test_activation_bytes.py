@@ -66,6 +66,22 @@ def test_every_schedule_counts_one_microbatch(gang, small_config, tmp_path, sche
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ranks", "change"),
+    [(2, {"parallelism": {"data": 2}}), (3, {"pipeline": {"replicas": [2, 1]}})],
+    ids=["data", "stages"],
+)
+def test_replicas_of_a_layer_count_once(gang, small_config, tmp_path, ranks, change):
+    """Of the whole pipeline or of a stage: each keeps as much of a microbatch, and the profile has that."""
+    config = small_config(totalSteps=6)
+    config |= {key: config.get(key, {}) | value for key, value in change.items()}
+    running = gang(config, ranks=ranks, options=["--channel", str(tmp_path / "channel")])
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    rows = layer_rows(small_config(totalSteps=6), steps=1, at_step=5)["layers"]
+    assert counted(tmp_path / "channel") == [row["activationBytes"] for row in rows]
+
+
+@pytest.mark.processes
 def test_an_output_that_two_ranks_keep_counts_on_both(gang, small_config, tmp_path):
     """Within a stage it counts for the layer that makes it; behind a cut the next layer holds it again."""
     config = small_config(
