@@ -121,7 +121,7 @@ class _Run:
             return
         least = self.settings.rules.least_seconds_between_solves
         # As in Gavel, the allocation made at time 0 does not delay the next one.
-        if self._solved_at and self.now - self._solved_at < least and not self.settings.ideal:
+        if self._solved_at and self.now < self._solved_at + least and not self.settings.ideal:
             return
         self._shares = self._solver.solve(self._active, self.now)
         self._rounds.reset(self._shares)

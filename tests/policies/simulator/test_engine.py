@@ -66,6 +66,17 @@ def test_two_jobs_on_one_gpu_take_turns(rules):
     assert result.utilisation == pytest.approx(1.0)
 
 
+def test_who_waits_for_the_next_allocation_gets_it_to_the_last_bit_of_the_clock():
+    """The wait ends at a + 1920 s; for these a, a + 1920 - a is less than 1920 in floating point."""
+    least = GAVEL_RULES.least_seconds_between_solves
+    begins = [a for a in (1000.0 + 0.1 * i for i in range(100)) if (a + least) - a < least]
+    assert begins
+    for begin in begins[:5]:
+        jobs = [job(steps=10.0), job("b", arrival=begin), job(arrival=begin + 721.0)]
+        result = run(jobs, {"fast": 1}, FAST, rules=GAVEL_RULES)
+        assert result.jobs[2].finish == pytest.approx(begin + least + 720.0)
+
+
 def test_a_gang_waits_until_all_its_gpus_are_there_and_is_not_starved():
     """A gang of two and two ones on two GPUs: all are done when the work is."""
     result = run([job(), job("b"), job(gpus=2)], {"fast": 2}, FAST, rules=BALLAST_RULES)
