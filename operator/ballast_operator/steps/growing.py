@@ -10,6 +10,7 @@ from ballast_policies.contract import Directive, Plan, Rank, pod_name
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import pod_object
+from ballast_operator.steps.acknowledgement import awaited
 from ballast_operator.steps.cost import accrue
 from ballast_operator.steps.failure import describe
 from ballast_operator.steps.outcome import (
@@ -21,7 +22,6 @@ from ballast_operator.steps.outcome import (
     say,
     seconds_since,
 )
-from ballast_operator.steps.stopping import end
 from ballast_operator.views.job import JobView
 from ballast_operator.views.status import Cause, Held, Slot
 from ballast_operator.views.wish import Verb
@@ -129,17 +129,15 @@ def carry_on_growth(situation: Situation) -> Outcome:
 def _meet(situation: Situation, held: Held, plan: Plan) -> Outcome:
     """The plan names the newcomers: done when rank 0 says so."""
     view = situation.view
-    assert view.plan_written is not None
-    if not view.acknowledged:
-        left = situation.settings.start_seconds - seconds_since(situation, view.plan_written)
-        if left > 0:
-            return Outcome(status=view.status, again_seconds=left)
-        return end(
-            situation,
-            Cause.GROW_TIMEOUT,
-            f"the growth to {len(plan.ranks)} pods (epoch {plan.epoch}) was not acknowledged within "
-            f"{situation.settings.start_seconds:g} s; restarting from the checkpoint",
-        )
+    waiting = awaited(
+        situation,
+        plan,
+        change="growth",
+        seconds=situation.settings.start_seconds,
+        cause=Cause.GROW_TIMEOUT,
+    )
+    if waiting is not None:
+        return waiting
     slots = {slot.pod: slot for slot in held.slots}
     held_now = dataclasses.replace(held, slots=tuple(slots[rank.pod] for rank in plan.ranks), joining=())
     status = dataclasses.replace(view.status, held=held_now)

@@ -6,15 +6,15 @@ from typing import Any
 from ballast_policies.contract import Directive, Plan, Proposal, Rank
 
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.steps.acknowledgement import awaited
 from ballast_operator.steps.cost import accrue
 from ballast_operator.steps.outcome import (
     Outcome,
     Situation,
     WritePlan,
     say,
-    seconds_since,
 )
-from ballast_operator.steps.stopping import deletions, end
+from ballast_operator.steps.stopping import deletions
 from ballast_operator.views.clock import show
 from ballast_operator.views.status import Cause
 
@@ -113,16 +113,11 @@ def carry_on_shrink(situation: Situation) -> Outcome:
     view, settings = situation.view, situation.settings
     plan, held = view.launched_plan, view.status.held
     assert plan is not None and held is not None and view.plan_written is not None
-    if not view.acknowledged:
-        left = settings.shrink_seconds - seconds_since(situation, view.plan_written)
-        if left > 0:
-            return Outcome(status=view.status, again_seconds=left)
-        return end(
-            situation,
-            Cause.SHRINK_TIMEOUT,
-            f"the shrink to {len(plan.ranks)} pods (epoch {plan.epoch}) was not acknowledged within "
-            f"{settings.shrink_seconds:g} s; restarting from the checkpoint",
-        )
+    waiting = awaited(
+        situation, plan, change="shrink", seconds=settings.shrink_seconds, cause=Cause.SHRINK_TIMEOUT
+    )
+    if waiting is not None:
+        return waiting
     if view.released:
         actions = deletions(situation, view.released, since=view.plan_written)
         return Outcome(status=view.status, actions=actions, again_seconds=settings.exit_seconds)
