@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.gavel.linear import Ways, alone, solve
+from ballast_policies.simulator.gavel.linear import alone, solve
 from ballast_policies.simulator.ledger import Ledger
 
 TIGHT = 1e-6
@@ -128,13 +129,16 @@ def paired(
     single = alone(rates, gpus, by_name(ledger))
     pairs = np.array(found, dtype=float).reshape(-1, 5)
     first, second, kind = (pairs[:, i].astype(np.int64) for i in range(3))
-    ways = Ways(
-        first=np.concatenate([single.first, first]),
-        second=np.concatenate([single.second, second]),
-        kind=np.concatenate([single.kind, kind]),
-        rate_first=np.concatenate([single.rate_first, pairs[:, 3]]),
-        rate_second=np.concatenate([single.rate_second, pairs[:, 4]]),
-        gpus=np.concatenate([single.gpus, gpus[first]]),
+    ways = single.with_others(
+        Columns(
+            first=first,
+            second=second,
+            kind=kind,
+            rate_first=pairs[:, 3],
+            rate_second=pairs[:, 4],
+            gpus=gpus[first],
+            pair=np.arange(len(first)),
+        )
     )
     equal = rates @ (ledger.capacity / ledger.capacity.sum())
     slope = ledger.weight[one] * equal / gpus

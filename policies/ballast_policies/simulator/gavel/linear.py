@@ -7,55 +7,36 @@ here.  HiGHS's simplex returns a vertex: with the columns job by job and the typ
 has them, the same one as Gavel gets when it is made to use HiGHS.
 """
 
-import dataclasses
-
 import highspy
 import numpy as np
 
+from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.linear import SolverError
 
 COMMON_OPTIONS = (("output_flag", False), ("threads", 1))
 INTERIOR_OPTIONS = (("solver", "ipm"), ("run_crossover", "off"), ("presolve", "off"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ways:
-    """How groups of like jobs can spend time: columns of the LP, as arrays of one length.
-
-    Attributes:
-        first, second: groups; ``second`` is -1 where the first runs alone, and may be the first itself.
-        kind: index of the GPU type.
-        rate_first, rate_second: steps/s of the two.
-        gpus: GPUs taken.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-    kind: np.ndarray
-    rate_first: np.ndarray
-    rate_second: np.ndarray
-    gpus: np.ndarray
-
-
-def alone(rates: np.ndarray, gpus: np.ndarray, order: np.ndarray) -> Ways:
+def alone(rates: np.ndarray, gpus: np.ndarray, order: np.ndarray) -> Columns:
     """Every group by itself on every type where it runs, the types in ``order``.
 
     ``rates``: (n, k) steps/s; ``gpus``: (n,) of each job; ``order``: (k,) columns.
     """
     first, place = np.nonzero(rates[:, order] > 0)
     kind = order[place]
-    return Ways(
+    return Columns(
         first=first,
         second=np.full(len(first), -1),
         kind=kind,
         rate_first=rates[first, kind],
         rate_second=np.zeros(len(first)),
         gpus=gpus[first],
+        pair=np.full(len(first), -1),
     )
 
 
 def solve(
-    ways: Ways,
+    ways: Columns,
     *,
     size: np.ndarray,
     capacity: np.ndarray,
@@ -66,7 +47,7 @@ def solve(
     """(columns,) jobs of the first group that spend their time so: optimal shares.
 
     Args:
-        ways: columns.
+        ways: columns; jobs are groups of like jobs here, and a pair may be of two of the same group.
         size: (n,) jobs in each group.
         capacity: (k,) GPUs.
         base: (n,) steps/s that every job of a group gets.
