@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -87,6 +88,11 @@ class Ballast:
 
     def step(self, name: str) -> int:
         return (self.status(name).get("progress") or {}).get("step", 0)
+
+    def report(self, name: str) -> dict[str, Any]:
+        """The trainer's last report, as its lease carries it."""
+        lease = client.CoordinationV1Api(self.api).read_namespaced_lease(name, self.namespace)
+        return json.loads(lease.metadata.annotations["ballast.dev/report"])
 
     def delete_job(self, name: str) -> None:
         self.custom.delete_namespaced_custom_object(name=name, **self.where)
