@@ -192,7 +192,9 @@ class LayerStack(nn.Module):
         """Run the layers; outside of a schedule's chunk (shape inference) nothing is measured."""
         meter = self._meter
         microbatch = meter.microbatch
-        self.input_learns = value.requires_grad
+        if self.input_learns != value.requires_grad:
+            # A module's attributes are slow to set.
+            self.input_learns = value.requires_grad
         if value.requires_grad:
             # gloo sends contiguous tensors only, and a layer's backward need not return one.
             value.register_hook(torch.Tensor.contiguous)

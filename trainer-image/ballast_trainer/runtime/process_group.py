@@ -23,6 +23,7 @@ from ballast_trainer.errors import PeerLost, Stopped
 from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.stopping import StopSignal
+from ballast_trainer.runtime.tree_sum import tree_sum
 
 _STORE_POLL_SECONDS = 0.05
 
@@ -101,7 +102,10 @@ class World:
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
+        if self.device.type == "cpu":
+            tree_sum(tensor, rank=self.rank, size=self.size)
+        else:
+            dist.all_reduce(tensor)
         summed: list[float] = tensor.tolist()
         return summed
 

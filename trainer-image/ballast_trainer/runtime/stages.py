@@ -5,9 +5,8 @@ made.  One rank alone runs its microbatches in a plain loop and loads none of to
 whose import takes seconds.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -133,20 +132,16 @@ def _metered_stage_class() -> Any:
         weight_shares: dict[int, float]
         stack: LayerStack
 
-        @contextlib.contextmanager
-        def _metered(self, microbatch: int, into: list[float], layer: int | None) -> Iterator[None]:
-            self.meter.begin(microbatch, into, layer)
-            yield
-            self.meter.end()
-
         def _whole_backward(self) -> bool:
             # Torch's split backward starts from the stage's input: above frozen layers that has no gradient.
             frozen = any(not parameter.requires_grad for parameter in self.stack.parameters())
             return frozen or not (self.is_first or self.stack.input_learns)
 
         def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            with self._metered(fwd_chunk_id, self.meter.forward, None):
-                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            self.meter.begin(fwd_chunk_id, self.meter.forward, None)
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            self.meter.end()
+            return output
 
         def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if not self.has_backward:
@@ -154,16 +149,18 @@ def _metered_stage_class() -> Any:
             # The check goes through all parameters: made only where it matters.
             if not kwargs.get("full_backward", True) and self._whole_backward():
                 kwargs["full_backward"] = True
-            with self._metered(bwd_chunk_id, self.meter.backward, self.last_layer):
-                super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self.meter.begin(bwd_chunk_id, self.meter.backward, self.last_layer)
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self.meter.end()
 
         def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if self._whole_backward():
                 return
             # One call for the weights of all layers: told apart by their sizes.
             before = self.meter.backward[self.last_layer]
-            with self._metered(bwd_chunk_id, self.meter.backward, self.last_layer):
-                super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self.meter.begin(bwd_chunk_id, self.meter.backward, self.last_layer)
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+            self.meter.end()
             seconds = self.meter.backward[self.last_layer] - before
             self.meter.backward[self.last_layer] = before
             for layer, share in self.weight_shares.items():
