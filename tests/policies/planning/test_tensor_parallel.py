@@ -16,6 +16,7 @@ from ballast_policies.planning.tensor_parallel import (
     migration_gain,
     resize_ratios,
     resized_seconds,
+    semi_seconds,
     stragglers,
     updated_variation,
 )
@@ -245,6 +246,37 @@ def test_semi_of_several_stragglers_migrates_the_slowest_and_resizes_the_rest():
     assert decision.stragglers == (0, 2, 4, 6)
     assert [rank for rank in range(8) if decision.migrated[rank]] == [0, 2, 4]
     assert [rank for rank in range(8) if decision.pruned[rank]] == [6]
+
+
+def test_semi_leaves_a_late_rank_alone_where_both_ways_cost_more_than_they_win():
+    """And says what a step would have taken."""
+    costs = {
+        "resize_fixed": 1.0,
+        "resize": LinearCost(per_column=0.0),
+        "communicate": LinearCost(fixed=1.0, per_column=0.1),
+    }
+    decision = decide_semi([1.5, 1.0, 1.0], [1.2, 0.8, 0.8], [100] * 3, **costs)
+    assert decision.migrated == decision.pruned == (0, 0, 0)
+    assert decision.stragglers == (0,)
+    assert "left alone: 2 s a step instead of 1.5 s" in decision.why
+
+
+seconds_of_ranks = st.lists(st.floats(0.5, 10.0), min_size=2, max_size=8)
+
+
+@given(
+    T=seconds_of_ranks, share=st.floats(0.3, 1.0), fixed=st.floats(0, 2), per_column=st.floats(0.0001, 0.1)
+)
+def test_semi_never_expects_a_longer_step_than_without_it(T, share, fixed, per_column):
+    """Whatever moving costs."""
+    M, L = [share * t for t in T], [100] * len(T)
+    costs = {
+        "resize_fixed": fixed,
+        "resize": LinearCost(per_column=per_column),
+        "communicate": LinearCost(fixed=fixed, per_column=2 * per_column),
+    }
+    decision = decide_semi(T, M, L, **costs)
+    assert semi_seconds(decision, T, M, L, **costs) <= max(T)
 
 
 def test_semi_without_stragglers_does_nothing():

@@ -39,5 +39,6 @@ def tree_sum(tensor: torch.Tensor, *, rank: int, size: int) -> torch.Tensor:
         if rank + distance < size:
             sending.append(dist.isend(tensor, rank + distance, tag=_TAG))
     for work in sending:
-        work.wait()
+        if work is not None:
+            work.wait()
     return tensor

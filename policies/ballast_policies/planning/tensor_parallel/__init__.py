@@ -20,6 +20,7 @@ from ballast_policies.planning.tensor_parallel.semi import (
     migrated_share,
     migrating_stragglers,
     migration_gain,
+    semi_seconds,
 )
 from ballast_policies.planning.tensor_parallel.stragglers import mean_is_stale, stragglers
 from ballast_policies.planning.tensor_parallel.workload import (
@@ -48,6 +49,7 @@ __all__ = [
     "own_work_seconds",
     "resize_ratios",
     "resized_seconds",
+    "semi_seconds",
     "stragglers",
     "updated_variation",
 ]

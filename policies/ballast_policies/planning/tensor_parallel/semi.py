@@ -153,7 +153,8 @@ def decide_semi(
     """Algorithm 2 for the whole group.
 
     Its line 8 computes the split where T_i = Tmin, which is everybody but the straggler; it means the
-    straggler.  Every straggler is to reach the fastest rank.
+    straggler.  Every straggler is to reach the fastest rank.  Where that costs more than it wins, which
+    the paper does not ask, nothing is done.
 
     Args:
         seconds: T, by rank.
@@ -191,4 +192,52 @@ def decide_semi(
         for place, rank in enumerate(late):
             (migrated if place < x else pruned)[rank] = excess[rank]
         why = f"{len(late)} ranks are late: the {x} slowest migrate, the others resize"
-    return SemiDecision(stragglers=late, migrated=tuple(migrated), pruned=tuple(pruned), why=why)
+    decision = SemiDecision(stragglers=late, migrated=tuple(migrated), pruned=tuple(pruned), why=why)
+    expected = semi_seconds(
+        decision,
+        seconds,
+        product_seconds,
+        columns,
+        resize_fixed=resize_fixed,
+        resize=resize,
+        communicate=communicate,
+    )
+    if expected < max(seconds):
+        return decision
+    none = (0,) * len(seconds)
+    why = f"rank {late[0]} is late and left alone: {expected:.3g} s a step instead of {max(seconds):.3g} s"
+    return SemiDecision(stragglers=late, migrated=none, pruned=none, why=why)
+
+
+def semi_seconds(
+    decision: SemiDecision,
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    columns: Sequence[int],
+    *,
+    resize_fixed: float,
+    resize: CostCurve,
+    communicate: CostCurve,
+) -> float:
+    """Seconds of a step under a decision: of the slowest rank, and what sending columns takes all of them.
+
+    Late ranks do less and pay Omega_1 + Omega_2 of what they leave out; helpers share what migrates.
+
+    Args:
+        decision: what would be in force.
+        seconds: T, by rank.
+        product_seconds: M, by rank.
+        columns: L, by rank.
+        resize_fixed: Omega_1.
+        resize: Omega_2.
+        communicate: Phi_1.
+    """
+    moved = sum(decision.migrated)
+    helpers = sum(count == 0 for count in decision.migrated)
+    expected = []
+    for rank, (total, products) in enumerate(zip(seconds, product_seconds, strict=True)):
+        migrated, pruned = decision.migrated[rank], decision.pruned[rank]
+        helped = moved / helpers if migrated == 0 and helpers else 0.0
+        done = total + products / columns[rank] * (helped - migrated - pruned)
+        expected.append(done + (resize_fixed + resize(pruned) if pruned else 0.0))
+    return max(expected) + (communicate(moved) if moved else 0.0)
