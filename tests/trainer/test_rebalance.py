@@ -162,6 +162,25 @@ def test_a_repack_to_a_target_offers_that_many_ranks():
     assert repack_proposal(reached, SIZES, reference_step_seconds=10.0) is None
 
 
+@pytest.mark.parametrize(("microbatches", "offered"), [(10, False), (12, True)])
+def test_no_repack_is_offered_to_ranks_on_which_the_schedule_does_not_exist(microbatches, offered):
+    """Interleaved stages on three ranks: 10 microbatches do not divide into rounds of 3, 12 do."""
+    training = job(
+        (0, 2, 4, 6, 8),
+        schedule="Interleaved1F1B",
+        microbatches=microbatches,
+        repack={"targetStages": 3},
+    )
+    # Twice 3 stages, 8 layers.
+    assert (repack_proposal(training, SIZES, reference_step_seconds=10.0) is not None) == offered
+
+
+def test_no_repack_is_offered_to_more_stages_than_there_are_layers():
+    """Two chunks a rank, 8 layers: five ranks would have ten stages."""
+    training = job((0, 1, 2, 3, 4, 5, 6, 8), schedule="LoopedBFS", repack={"targetStages": 5})
+    assert repack_proposal(training, SIZES, reference_step_seconds=10.0) is None
+
+
 def test_parameters_are_balanced_where_asked_for():
     """The layers of one rank hold most of them; seconds decide whether it pays."""
     sizes = dataclasses.replace(SIZES, parameters=(1, 1, 1, 1, 1, 4, 4, 4))

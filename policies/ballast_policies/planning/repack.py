@@ -49,6 +49,7 @@ def repack(
     bytes: Sequence[int] | None = None,
     memory: Sequence[int] | None = None,
     bytes_on: Callable[[int], Sequence[Sequence[float]]] | None = None,
+    schedulable: Callable[[int], bool] | None = None,
 ) -> RepackDecision:
     """The fewest ranks, or the number asked for, if the step is at most (1 + max_slowdown) x the reference.
 
@@ -66,6 +67,7 @@ def repack(
         memory: bytes that each rank can hold.
         bytes_on: for a number of ranks n, what each layer takes at each place of their pipeline, shape
             (n, L), if not ``bytes``: activations of the microbatches in flight there count with it.
+        schedulable: whether the job's schedule exists on so many ranks; default: on any number.
 
     Raises:
         PlanningError: memory without bytes, or for another number of ranks.
@@ -79,6 +81,9 @@ def repack(
     if target_ranks is not None:
         fewest, most = max(fewest, target_ranks), min(most, target_ranks + 1)
     for ranks in range(fewest, most):
+        if schedulable is not None and not schedulable(ranks):
+            reasons.append(f"{ranks}: the schedule does not exist on so many ranks")
+            continue
         found = subsets.best(ranks)
         if found is None:
             reasons.append(f"{ranks}: the layers do not fit the memory of any {ranks} ranks with rank 0")

@@ -129,6 +129,19 @@ def test_rp1_memory_that_is_not_enough_is_the_reason():
         repack(even_partition(4, 2), [1.0] * 4, microbatches=2, memory=[2, 2])
 
 
+def test_rp1_ranks_on_which_the_schedule_does_not_exist_are_passed_over():
+    """Fewer are too slow, so one more stays; each number says why not."""
+    start, seconds = even_partition(8, 4), [1.0] * 8
+    odd = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 3)
+    free = repack(start, seconds, microbatches=8, max_slowdown=0.7)
+    assert free.partition.ranks == 2
+    two = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 2)
+    assert two.partition.ranks == 3
+    assert odd.partition.ranks == 2
+    none = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: False)
+    assert "3: the schedule does not exist on so many ranks" in none.why
+
+
 def test_rp2_a_target_is_met_exactly_or_not_at_all():
     """Algorithm 3 with a target: three of four ranks though two would do; none where three are too slow."""
     start, seconds = even_partition(8, 4), [1.0] * 8

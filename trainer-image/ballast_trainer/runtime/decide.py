@@ -182,11 +182,14 @@ def repack_proposal(
     limit = config.rebalance.memory_bytes
 
     def bytes_on(ranks: int) -> list[list[float]]:
+        return stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=ranks, by_rank=True)
+
+    def schedulable(ranks: int) -> bool:
         try:
-            return stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=ranks, by_rank=True)
+            placement = training.placement(ranks * training.world.mesh.column)
         except ConfigurationError:
-            # The schedule does not work on so many ranks: no layer fits there.
-            return [[2.0 * (limit or 0)] * training.model.layer_count] * ranks
+            return False
+        return len(placement) <= training.model.layer_count
 
     decision = repack(
         in_force,
@@ -199,6 +202,7 @@ def repack_proposal(
         bytes=sizes.bytes,
         memory=None if limit is None else [limit] * in_force.ranks,
         bytes_on=None if limit is None else bytes_on,
+        schedulable=schedulable,
     )
     if not decision.repack:
         return None
