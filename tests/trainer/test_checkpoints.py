@@ -82,6 +82,17 @@ def test_a_checkpoint_of_another_model_is_refused(gang, small_config, tmp_path):
     assert "checkpoint of 8 layers, the model has 6" in running.errors()
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused(gang, small_config, tmp_path):
+    """Its moments are not the other's: neither dropped in silence nor found missing at the first step."""
+    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
+    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
+    other = {**config, "training": {**config.get("training", {}), "optimizer": "sgd"}}
+    running = gang(other, ranks=2)
+    assert set(running.exit_codes().values()) == {ExitCode.ERROR}
+    assert "checkpoint of the optimizer adamw, training.optimizer is sgd" in running.errors()
+    assert "Traceback" not in running.errors()
+
+
 def test_a_checkpoint_of_other_shapes_is_refused_in_words(gang, small_config, tmp_path):
     """As many layers, but wider ones: the layer, the tensor and what to change, without a traceback."""
     config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")

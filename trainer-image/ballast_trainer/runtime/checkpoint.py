@@ -39,6 +39,7 @@ class Manifest:
         seed: the seed of weights, data order and dropout.
         files: CRC-32 of each file.
         loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
+        optimizer: its name in the configuration; None: not noted.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Manifest:
     seed: int
     files: dict[str, int]
     loss_scale: tuple[float, int] = (1.0, 0)
+    optimizer: str | None = None
 
 
 def _checksum(path: Path) -> int:
@@ -63,11 +65,14 @@ def _layer_key(index: int, name: str) -> str:
 class Checkpoints:
     """The checkpoints of a job in a directory that all of its ranks share."""
 
-    def __init__(self, path: str, *, keep: int, layer_count: int, seed: int) -> None:
+    def __init__(
+        self, path: str, *, keep: int, layer_count: int, seed: int, optimizer: str | None = None
+    ) -> None:
         self._path = Path(path)
         self._keep = keep
         self._layer_count = layer_count
         self._seed = seed
+        self._optimizer = optimizer
         self._corrupt: set[str] = set()
 
     def save(
@@ -113,6 +118,7 @@ class Checkpoints:
                 seed=self._seed,
                 files=files,
                 loss_scale=loss_scale,
+                optimizer=self._optimizer,
             )
             _write_durably(temporary / MANIFEST, json.dumps(dataclasses.asdict(manifest)))
             if final.exists():
@@ -146,7 +152,7 @@ class Checkpoints:
         """The newest checkpoint that is whole, as rank 0 sees it; collective over the world.
 
         Raises:
-            CheckpointError: it is of another model or seed.
+            CheckpointError: it is of another model, seed or optimizer.
         """
         manifest: Manifest | None = world.from_rank_0(self._newest() if world.rank == 0 else None)
         if manifest is not None and manifest.layer_count != self._layer_count:
@@ -158,6 +164,13 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self._path} has a checkpoint of seed {manifest.seed}, the job has {self._seed}. "
                 "To fix: give the job a checkpoint.path of its own"
+            )
+        noted = None if manifest is None or self._optimizer is None else manifest.optimizer
+        if noted is not None and noted != self._optimizer:
+            raise CheckpointError(
+                f"{self._path} has a checkpoint of the optimizer {noted}, training.optimizer is "
+                f"{self._optimizer}, which cannot go on from its state. "
+                f"To fix: {noted}, or give the job a checkpoint.path of its own"
             )
         return manifest
 

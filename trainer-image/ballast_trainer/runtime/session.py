@@ -82,6 +82,7 @@ class Session:
                 keep=config.checkpoint.keep,
                 layer_count=training.model.layer_count,
                 seed=config.training.seed,
+                optimizer=config.training.optimizer,
             )
 
     def run(self, *, joining: bool = False) -> Outcome:
