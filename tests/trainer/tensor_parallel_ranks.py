@@ -63,6 +63,17 @@ def _rank(rank, folder, size, mesh, function, arguments):
         raise
 
 
+def held_layers(model, bounds, rank):
+    """The layers of one rank of a partition, after a step of their optimizers."""
+    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
+    layers.hold(layers.make(index) for index in range(bounds[rank], bounds[rank + 1]))
+    for layer in layers:
+        for parameter in layer.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        layer.optimizer.step()
+    return layers
+
+
 def whole_block(dropout):
     """A block with the same weights on every rank, and two microbatches."""
     torch.manual_seed(3)

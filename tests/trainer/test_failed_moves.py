@@ -10,15 +10,14 @@ import torch
 from ballast_policies.contract import Ack, Directive, ExitCode, Stage
 from ballast_policies.planning import Partition
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.config import ModelConfig, TrainingConfig
+from ballast_trainer.config import ModelConfig
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.runtime import migrate as moving
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.testing import eventually, local_plan
 
-from tests.trainer.tensor_parallel_ranks import on_ranks
+from tests.trainer.tensor_parallel_ranks import held_layers, on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -29,12 +28,7 @@ BEFORE, AFTER = (0, 3, 5, 8), (0, 4, 6, 8)
 def moves_with_a_message_cut_short(world):
     """Layers 3 and 5 move; the message of layer 5 arrives short. Then the same again, whole."""
     model = build_model(ModelConfig(name="gpt", args={"layers": 8, "dim": 16, "heads": 2, "context": 8}))
-    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(BEFORE[world.rank], BEFORE[world.rank + 1]))
-    for layer in layers:
-        for parameter in layer.module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        layer.optimizer.step()
+    layers = held_layers(model, BEFORE, world.rank)
 
     def held():
         return {

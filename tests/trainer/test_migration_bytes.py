@@ -1,19 +1,17 @@
 """What travels between ranks when layers move, and when links are measured, counted where it is sent."""
 
 import pytest
-import torch
 import torch.distributed as dist
 from ballast_policies.planning import Partition
-from ballast_trainer.config import ModelConfig, TrainingConfig
+from ballast_trainer.config import ModelConfig
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.link_times import TRIALS, link_seconds
 from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.migrate import migrate, plan_moves
 from ballast_trainer.runtime.packing import pack
 
-from tests.trainer.tensor_parallel_ranks import on_ranks
+from tests.trainer.tensor_parallel_ranks import held_layers, on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -26,12 +24,7 @@ BEFORE, AFTER = (0, 3, 5, 8), (0, 4, 5, 8)
 def moved_and_counted(world):
     """Layer 3 moves from rank 1 to rank 0, optimizer state and all; what this rank gave to the network."""
     model = build_model(MODEL)
-    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(BEFORE[world.rank], BEFORE[world.rank + 1]))
-    for layer in layers:
-        for parameter in layer.module.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        layer.optimizer.step()
+    layers = held_layers(model, BEFORE, world.rank)
     size = pack(layers[3].state()).numel() if world.rank == 1 else 0
     messages, real_send, real_isend = [], dist.send, dist.isend
 
