@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ballast_policies.planning.tensor_parallel import (
     LinearCost,
+    MoveCosts,
     decide_semi,
     fit_cost,
     helper_columns,
@@ -222,15 +223,15 @@ def test_stragglers_need_more_than_noise():
     assert stragglers([1.0, 1.5, 1.02, 3.0]) == (3, 1)
 
 
-COSTS = {"resize_fixed": 0.0, "resize": LinearCost(per_column=0.01)}
+def costs_of(*, per_column):
+    """Resizing costs little, sending columns what is asked for."""
+    return MoveCosts(resize=LinearCost(per_column=0.01), communicate=LinearCost(per_column=per_column))
 
 
 def test_semi_of_one_straggler_splits_its_excess_between_both_ways():
     """All of the excess is dealt with; dear communication prunes more."""
     T, M, L = [3.0, 1.0, 1.0, 1.0], [2.9, 0.9, 0.9, 0.9], [100] * 4
-    cheap, dear = (
-        decide_semi(T, M, L, communicate=LinearCost(per_column=cost), **COSTS) for cost in (0.0, 0.05)
-    )
+    cheap, dear = (decide_semi(T, M, L, costs=costs_of(per_column=cost)) for cost in (0.0, 0.05))
     for decision in (cheap, dear):
         assert decision.stragglers == (0,)
         assert decision.migrated[0] + decision.pruned[0] == round(100 * (3.0 - 1.0) / 2.9)
@@ -242,7 +243,7 @@ def test_semi_of_one_straggler_splits_its_excess_between_both_ways():
 def test_semi_of_several_stragglers_migrates_the_slowest_and_resizes_the_rest():
     """As equation 3 splits them."""
     T = [8.0, 1.0, 6.0, 1.0, 4.0, 1.0, 2.0, 1.0]
-    decision = decide_semi(T, T, [100] * 8, communicate=LinearCost(per_column=0.003), **COSTS)
+    decision = decide_semi(T, T, [100] * 8, costs=costs_of(per_column=0.003))
     assert decision.stragglers == (0, 2, 4, 6)
     assert [rank for rank in range(8) if decision.migrated[rank]] == [0, 2, 4]
     assert [rank for rank in range(8) if decision.pruned[rank]] == [6]
@@ -250,12 +251,8 @@ def test_semi_of_several_stragglers_migrates_the_slowest_and_resizes_the_rest():
 
 def test_semi_leaves_a_late_rank_alone_where_both_ways_cost_more_than_they_win():
     """And says what a step would have taken."""
-    costs = {
-        "resize_fixed": 1.0,
-        "resize": LinearCost(per_column=0.0),
-        "communicate": LinearCost(fixed=1.0, per_column=0.1),
-    }
-    decision = decide_semi([1.5, 1.0, 1.0], [1.2, 0.8, 0.8], [100] * 3, **costs)
+    costs = MoveCosts(resize_fixed=1.0, communicate=LinearCost(fixed=1.0, per_column=0.1))
+    decision = decide_semi([1.5, 1.0, 1.0], [1.2, 0.8, 0.8], [100] * 3, costs=costs)
     assert decision.migrated == decision.pruned == (0, 0, 0)
     assert decision.stragglers == (0,)
     assert "left alone: 2 s a step instead of 1.5 s" in decision.why
@@ -270,18 +267,18 @@ seconds_of_ranks = st.lists(st.floats(0.5, 10.0), min_size=2, max_size=8)
 def test_semi_never_expects_a_longer_step_than_without_it(T, share, fixed, per_column):
     """Whatever moving costs."""
     M, L = [share * t for t in T], [100] * len(T)
-    costs = {
-        "resize_fixed": fixed,
-        "resize": LinearCost(per_column=per_column),
-        "communicate": LinearCost(fixed=fixed, per_column=2 * per_column),
-    }
-    decision = decide_semi(T, M, L, **costs)
-    assert semi_seconds(decision, T, M, L, **costs) <= max(T)
+    costs = MoveCosts(
+        resize_fixed=fixed,
+        resize=LinearCost(per_column=per_column),
+        communicate=LinearCost(fixed=fixed, per_column=2 * per_column),
+    )
+    decision = decide_semi(T, M, L, costs=costs)
+    assert semi_seconds(decision, T, M, L, costs=costs) <= max(T)
 
 
 def test_semi_without_stragglers_does_nothing():
     """Even ranks keep all their columns."""
-    decision = decide_semi([1.0, 1.01], [1.0, 1.0], [10, 10], communicate=LinearCost(per_column=1.0), **COSTS)
+    decision = decide_semi([1.0, 1.01], [1.0, 1.0], [10, 10], costs=costs_of(per_column=1.0))
     assert decision.migrated == decision.pruned == (0, 0)
     assert decision.why == "no rank is late"
 

@@ -14,6 +14,7 @@ from ballast_policies.planning.tensor_parallel.resizing import (
 )
 from ballast_policies.planning.tensor_parallel.semi import (
     LinearCost,
+    MoveCosts,
     SemiDecision,
     decide_semi,
     fit_cost,
@@ -25,7 +26,6 @@ from ballast_policies.planning.tensor_parallel.semi import (
 from ballast_policies.planning.tensor_parallel.stragglers import mean_is_stale, stragglers
 from ballast_policies.planning.tensor_parallel.workload import (
     POLICIES,
-    MoveCosts,
     decide_workload,
     own_work_seconds,
 )

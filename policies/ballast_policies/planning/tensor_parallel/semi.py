@@ -50,6 +50,21 @@ def fit_cost(columns: Sequence[float], seconds: Sequence[float]) -> LinearCost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCosts:
+    """Seconds a step of changing who computes what, as measured before training (Algorithm 2, line 1).
+
+    Attributes:
+        resize_fixed: Omega_1.
+        resize: Omega_2, of columns left out.
+        communicate: Phi_1, of columns sent to helpers and their gradients sent back.
+    """
+
+    resize_fixed: float = 0.0
+    resize: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
+    communicate: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SemiDecision:
     """Columns each rank hands to helpers or leaves out.
 
@@ -64,6 +79,18 @@ class SemiDecision:
     migrated: tuple[int, ...]
     pruned: tuple[int, ...]
     why: str
+
+    def computed(self, columns: Sequence[int]) -> tuple[float, ...]:
+        """By rank, columns that it computes, of its own ``columns`` and of others'.
+
+        Ranks that hand nothing over share what the others do.
+        """
+        helpers = sum(count == 0 for count in self.migrated)
+        helped = sum(self.migrated) / helpers if helpers else 0.0
+        return tuple(
+            own - migrated - pruned + (helped if migrated == 0 else 0.0)
+            for own, migrated, pruned in zip(columns, self.migrated, self.pruned, strict=True)
+        )
 
 
 def migrated_share(
@@ -145,9 +172,7 @@ def decide_semi(
     product_seconds: Sequence[float],
     columns: Sequence[int],
     *,
-    resize_fixed: float,
-    resize: CostCurve,
-    communicate: CostCurve,
+    costs: MoveCosts,
     tolerance: float = TOLERANCE,
 ) -> SemiDecision:
     """Algorithm 2 for the whole group.
@@ -160,9 +185,7 @@ def decide_semi(
         seconds: T, by rank.
         product_seconds: M, by rank, of the matrix products whose columns can move.
         columns: L, by rank.
-        resize_fixed: Omega_1.
-        resize: Omega_2.
-        communicate: Phi_1.
+        costs: Omega_1, Omega_2 and Phi_1.
         tolerance: see :func:`stragglers`.
     """
     late = stragglers(seconds, tolerance=tolerance)
@@ -179,29 +202,21 @@ def decide_semi(
         share = migrated_share(
             excess[rank],
             ranks=len(seconds),
-            resize_fixed=resize_fixed,
-            resize=resize,
-            communicate=communicate,
+            resize_fixed=costs.resize_fixed,
+            resize=costs.resize,
+            communicate=costs.communicate,
             compute=LinearCost(per_column=product_seconds[helper] / columns[helper]),
         )
         migrated[rank] = round(excess[rank] * share)
         pruned[rank] = excess[rank] - migrated[rank]
         why = f"rank {rank} is late: {share:.0%} of its {excess[rank]} excess columns migrate"
     else:
-        x = migrating_stragglers(seconds, columns, communicate=communicate, tolerance=tolerance)
+        x = migrating_stragglers(seconds, columns, communicate=costs.communicate, tolerance=tolerance)
         for place, rank in enumerate(late):
             (migrated if place < x else pruned)[rank] = excess[rank]
         why = f"{len(late)} ranks are late: the {x} slowest migrate, the others resize"
     decision = SemiDecision(stragglers=late, migrated=tuple(migrated), pruned=tuple(pruned), why=why)
-    expected = semi_seconds(
-        decision,
-        seconds,
-        product_seconds,
-        columns,
-        resize_fixed=resize_fixed,
-        resize=resize,
-        communicate=communicate,
-    )
+    expected = semi_seconds(decision, seconds, product_seconds, columns, costs=costs)
     if expected < max(seconds):
         return decision
     none = (0,) * len(seconds)
@@ -215,9 +230,7 @@ def semi_seconds(
     product_seconds: Sequence[float],
     columns: Sequence[int],
     *,
-    resize_fixed: float,
-    resize: CostCurve,
-    communicate: CostCurve,
+    costs: MoveCosts,
 ) -> float:
     """Seconds of a step under a decision: of the slowest rank, and what sending columns takes all of them.
 
@@ -228,16 +241,12 @@ def semi_seconds(
         seconds: T, by rank.
         product_seconds: M, by rank.
         columns: L, by rank.
-        resize_fixed: Omega_1.
-        resize: Omega_2.
-        communicate: Phi_1.
+        costs: Omega_1, Omega_2 and Phi_1.
     """
-    moved = sum(decision.migrated)
-    helpers = sum(count == 0 for count in decision.migrated)
+    moved, done = sum(decision.migrated), decision.computed(columns)
     expected = []
     for rank, (total, products) in enumerate(zip(seconds, product_seconds, strict=True)):
-        migrated, pruned = decision.migrated[rank], decision.pruned[rank]
-        helped = moved / helpers if migrated == 0 and helpers else 0.0
-        done = total + products / columns[rank] * (helped - migrated - pruned)
-        expected.append(done + (resize_fixed + resize(pruned) if pruned else 0.0))
-    return max(expected) + (communicate(moved) if moved else 0.0)
+        pruned = decision.pruned[rank]
+        resizing = costs.resize_fixed + costs.resize(pruned) if pruned else 0.0
+        expected.append(total - products + products * done[rank] / columns[rank] + resizing)
+    return max(expected) + (costs.communicate(moved) if moved else 0.0)

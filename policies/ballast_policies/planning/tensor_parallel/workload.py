@@ -4,12 +4,11 @@ Seconds are measured while earlier decisions are in force; they are first carrie
 would be with every rank's own work and no more, so that a decision that works does not undo itself.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
 from ballast_policies.planning.tensor_parallel.semi import (
-    LinearCost,
+    MoveCosts,
     SemiDecision,
     decide_semi,
 )
@@ -17,21 +16,6 @@ from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stra
 
 POLICIES = ("none", "resize", "migrate", "semi")
 """Nothing; ZERO-resizing of all that is too much; migration of all of it; SEMI's split."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MoveCosts:
-    """Seconds a step of changing who computes what, as measured before training (Algorithm 2, line 1).
-
-    Attributes:
-        resize_fixed: Omega_1.
-        resize: Omega_2, of columns left out.
-        communicate: Phi_1, of columns sent to helpers and their gradients sent back.
-    """
-
-    resize_fixed: float = 0.0
-    resize: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
-    communicate: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
 
 
 def own_work_seconds(
@@ -53,14 +37,10 @@ def own_work_seconds(
     """
     if in_force is None:
         return tuple(seconds), tuple(product_seconds)
-    helpers = sum(count == 0 for count in in_force.migrated)
-    helped = sum(in_force.migrated) / helpers if helpers else 0.0
     whole_seconds, whole_products = [], []
+    done = in_force.computed(columns)
     for rank, (total, products) in enumerate(zip(seconds, product_seconds, strict=True)):
-        done = float(columns[rank] - in_force.migrated[rank] - in_force.pruned[rank])
-        if in_force.migrated[rank] == 0:
-            done += helped
-        whole = products * columns[rank] / done
+        whole = products * columns[rank] / done[rank]
         whole_products.append(whole)
         whole_seconds.append(total - products + whole)
     return tuple(whole_seconds), tuple(whole_products)
@@ -98,9 +78,7 @@ def decide_workload(
             seconds,
             product_seconds,
             columns,
-            resize_fixed=costs.resize_fixed,
-            resize=costs.resize,
-            communicate=costs.communicate,
+            costs=costs,
             tolerance=tolerance,
         )
     late = stragglers(seconds, tolerance=tolerance) if policy != "none" else ()
