@@ -248,5 +248,5 @@ def semi_seconds(
     for rank, (total, products) in enumerate(zip(seconds, product_seconds, strict=True)):
         pruned = decision.pruned[rank]
         resizing = costs.resize_fixed + costs.resize(pruned) if pruned else 0.0
-        expected.append(total - products + products * done[rank] / columns[rank] + resizing)
+        expected.append(total + products * (done[rank] / columns[rank] - 1.0) + resizing)
     return max(expected) + (costs.communicate(moved) if moved else 0.0)
