@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_operator.views.clock import Time
+from ballast_policies.planning.schedules import IN_ROUNDS, rounds_of
 
-IN_ROUNDS = ("Interleaved1F1B", "ZeroBubbleH1", "InterleavedZeroBubble")
-"""Schedules whose microbatches go in rounds of at least as many as there are ranks, all alike."""
+from ballast_operator.views.clock import Time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,4 +67,4 @@ class JobSpec:
         """Whether the schedule exists for so many ranks: some take their microbatches in equal rounds."""
         if ranks == 1 or self.schedule not in IN_ROUNDS:
             return True
-        return self.microbatches % max(1, self.microbatches // ranks) == 0
+        return rounds_of(ranks, self.microbatches) is not None

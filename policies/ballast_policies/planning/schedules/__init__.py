@@ -18,8 +18,10 @@ from ballast_policies.planning.schedules.chrome_trace import chrome_trace
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
 from ballast_policies.planning.schedules.dual_pipe import dual_pipe_v
 from ballast_policies.planning.schedules.interleaved import (
+    IN_ROUNDS,
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
+    rounds_of,
 )
 from ballast_policies.planning.schedules.picture import schedule_svg
 from ballast_policies.planning.schedules.registry import (
@@ -50,6 +52,7 @@ from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 from ballast_policies.planning.schedules.weights import versions_held, weight_versions
 
 __all__ = [
+    "IN_ROUNDS",
     "REPLICATED",
     "SCHEDULES",
     "TAKES_CHUNKS",
@@ -81,6 +84,7 @@ __all__ = [
     "optimal_active_minibatches",
     "pipedream",
     "pipeline_bubble",
+    "rounds_of",
     "schedule_csv",
     "schedule_from_csv",
     "schedule_svg",

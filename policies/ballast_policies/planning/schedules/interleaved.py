@@ -11,6 +11,15 @@ from collections import Counter
 from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 from ballast_policies.planning.schedules.schedule import Schedule, check_counts, loop_ranks
 
+IN_ROUNDS = ("Interleaved1F1B", "ZeroBubbleH1", "InterleavedZeroBubble")
+"""Schedules whose microbatches go in rounds of at least as many as there are ranks, all alike."""
+
+
+def rounds_of(ranks: int, microbatches: int) -> int | None:
+    """How many equal rounds of at least ``ranks`` the microbatches make (one, if fewer); None: none."""
+    rounds = max(1, microbatches // ranks)
+    return None if microbatches % rounds else rounds
+
 
 def interleaved_one_forward_one_backward(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """1F1B over ``chunks`` stages a rank.
@@ -33,10 +42,11 @@ def interleaved_zero_bubble(ranks: int, microbatches: int, chunks: int = 1) -> S
 
 def _interleaved(name: str, ranks: int, microbatches: int, chunks: int, *, zero_bubble: bool) -> Schedule:
     check_counts(ranks=ranks, microbatches=microbatches, chunks=chunks)
-    rounds = max(1, microbatches // ranks)
-    if microbatches % rounds:
+    rounds = rounds_of(ranks, microbatches)
+    if rounds is None:
         raise ScheduleError(
-            f"{microbatches} microbatches do not divide into {rounds} rounds of about {ranks} (the ranks). "
+            f"{microbatches} microbatches do not divide into {microbatches // ranks} rounds of about {ranks} "
+            "(the ranks). "
             f"To fix: use {microbatches - microbatches % ranks} or {microbatches + -microbatches % ranks}"
         )
     rows = [
