@@ -2,17 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ballast_operator.cli.progress import progress_bar
 from ballast_operator.cli.simulate_input import (
+    WorkloadOptions,
     overload_warning,
     read_amounts,
     table_of,
     window_of,
-    workload_of,
 )
 
 if TYPE_CHECKING:
@@ -116,14 +116,6 @@ if TYPE_CHECKING:
 def simulate(
     *,
     policy: str,
-    trace: Path | None,
-    generate: str | None,
-    rate: float | None,
-    static_jobs: int | None,
-    weights: bool,
-    deadlines: bool,
-    job_table: str,
-    seed: int,
     cluster: str,
     prices: str | None,
     throughputs: str,
@@ -142,6 +134,7 @@ def simulate(
     per_job: bool,
     plot: Path | None,
     output: str,
+    **which_jobs: Any,
 ) -> None:
     """Run jobs on a simulated cluster under a policy, with the operator's own policies and rounds.
 
@@ -155,13 +148,10 @@ def simulate(
 
     if plot is not None:
         _check_plot(plot)
-    if rate is not None and (trace is not None or static_jobs is not None):
-        raise click.UsageError("--rate: only jobs of --generate without --static arrive at a rate")
-    if trace is not None and (weights or deadlines):
-        raise click.UsageError("--weights and --deadlines are for generated jobs; a trace has its own")
+    jobs = WorkloadOptions(**which_jobs)
     try:
         table = table_of(throughputs)
-        workload = workload_of(table, trace, generate, rate, static_jobs, weights, deadlines, job_table, seed)
+        workload = jobs.workload(table)
         chosen = settings.Settings(
             policy=policy,
             agnostic=agnostic,
@@ -169,7 +159,7 @@ def simulate(
             ideal=ideal,
             round_seconds=round_seconds,
             rules=settings.RULES[rules],
-            seed=seed,
+            seed=jobs.seed,
             measure=window_of(measure),
             record_timeline=plot is not None,
             launch_seconds=launch_seconds,
@@ -183,8 +173,10 @@ def simulate(
         machines = settings.Cluster(
             gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=sizes, **given
         )
-        if rate is not None:
-            warning = overload_warning(workload, machines.gpus, table, rate=rate, space_sharing=space_sharing)
+        if jobs.rate is not None:
+            warning = overload_warning(
+                workload, machines.gpus, table, rate=jobs.rate, space_sharing=space_sharing
+            )
             if warning is not None:
                 click.echo(warning, err=True)
         with progress_bar(output) as progress:

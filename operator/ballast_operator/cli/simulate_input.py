@@ -1,5 +1,6 @@
 """What ``ballast simulate`` is given: the jobs, their throughputs, and amounts by GPU type."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,54 +37,67 @@ def table_of(throughputs: str) -> "ThroughputTable":
         ) from error
 
 
-def workload_of(
-    table: "ThroughputTable",
-    trace: Path | None,
-    generate: str | None,
-    rate: float | None,
-    static_jobs: int | None,
-    weights: bool,
-    deadlines: bool,
-    job_table: str,
-    seed: int,
-) -> "Workload":
-    """The jobs of a trace, or drawn ones.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """Which jobs to run, as on the command line: those of a trace, or drawn ones.
 
     Raises:
-        WorkloadError: the trace cannot be read, or a number is impossible.
+        UsageError: options that exclude each other.
     """
-    from ballast_policies.simulator.generate import continuous, static
-    from ballast_policies.simulator.trace import read_trace
 
-    if trace is not None:
-        if generate is not None or static_jobs is not None:
-            raise click.UsageError("--trace excludes --generate and --static")
-        return read_trace(trace)
-    if static_jobs is not None:
-        return static(
+    trace: Path | None
+    generate: str | None
+    rate: float | None
+    static_jobs: int | None
+    weights: bool
+    deadlines: bool
+    job_table: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and (self.trace is not None or self.static_jobs is not None):
+            raise click.UsageError("--rate: only jobs of --generate without --static arrive at a rate")
+        if self.trace is not None and (self.weights or self.deadlines):
+            raise click.UsageError("--weights and --deadlines are for generated jobs; a trace has its own")
+
+    def workload(self, table: "ThroughputTable") -> "Workload":
+        """The jobs.
+
+        Raises:
+            WorkloadError: the trace cannot be read, or a number is impossible.
+        """
+        from ballast_policies.simulator.generate import continuous, static
+        from ballast_policies.simulator.trace import read_trace
+
+        if self.trace is not None:
+            if self.generate is not None or self.static_jobs is not None:
+                raise click.UsageError("--trace excludes --generate and --static")
+            return read_trace(self.trace)
+        if self.static_jobs is not None:
+            return static(
+                table,
+                count=self.static_jobs,
+                seed=self.seed,
+                several_gpus=self.generate != "single",
+                weights=self.weights,
+                deadlines=self.deadlines,
+                job_table=self.job_table,
+            )
+        if self.generate is None:
+            raise click.UsageError(
+                "say which jobs to run: --trace FILE, --generate single|multiple, or --static N"
+            )
+        if self.rate is None:
+            raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
+        return continuous(
             table,
-            count=static_jobs,
-            seed=seed,
-            several_gpus=generate != "single",
-            weights=weights,
-            deadlines=deadlines,
-            job_table=job_table,
+            jobs_per_hour=self.rate,
+            seed=self.seed,
+            several_gpus=self.generate == "multiple",
+            weights=self.weights,
+            deadlines=self.deadlines,
+            job_table=self.job_table,
         )
-    if generate is None:
-        raise click.UsageError(
-            "say which jobs to run: --trace FILE, --generate single|multiple, or --static N"
-        )
-    if rate is None:
-        raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")
-    return continuous(
-        table,
-        jobs_per_hour=rate,
-        seed=seed,
-        several_gpus=generate == "multiple",
-        weights=weights,
-        deadlines=deadlines,
-        job_table=job_table,
-    )
 
 
 def read_amounts(text: str, option: str, number: Callable[[str], Number]) -> dict[str, Number]:
