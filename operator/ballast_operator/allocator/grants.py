@@ -9,7 +9,7 @@ and a gang that has been told to go counts as gone.
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.allocation.rounds import Placement, Round
+from ballast_policies.rounds import Placement, Round
 
 from ballast_operator.allocator.snapshot import Snapshot
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from ballast_policies.allocation.rounds import Gang, Node, Placement, Round
+from ballast_policies.rounds import Gang, Node, Placement, Round
 
 
 def growth(

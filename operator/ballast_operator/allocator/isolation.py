@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.isolated import isolated_shares
 from ballast_policies.allocation.problem import Problem
-from ballast_policies.allocation.rounds import Placement
+from ballast_policies.rounds import Placement
 
 
 def isolated_speeds(problem: Problem, running: Mapping[str, Placement]) -> dict[str, float]:

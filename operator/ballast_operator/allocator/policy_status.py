@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ballast_policies.allocation.rounds import Round
+from ballast_policies.rounds import Round
 
 from ballast_operator.allocator.inputs import Inputs
 from ballast_operator.allocator.snapshot import Snapshot, held_by_pool

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.rounds import (
+from ballast_policies.rounds import (
     Account,
     Round,
     RoundSettings,

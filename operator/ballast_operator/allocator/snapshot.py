@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.allocation.rounds import Gang, Node, Placement
+from ballast_policies.rounds import Gang, Node, Placement
 
 from ballast_operator.allocator.gang_size import Refusal, gang_size, growth_sizes, may_grow, refuse
 from ballast_operator.allocator.throughput import Measurements, Wanted

@@ -1,7 +1,7 @@
 """From a round to a wish for each job."""
 
 from ballast_policies.allocation.problem import Allocation, Job
-from ballast_policies.allocation.rounds import Round
+from ballast_policies.rounds import Round
 
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.conditions import JobReason

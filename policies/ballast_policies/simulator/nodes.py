@@ -8,8 +8,8 @@ had as much room, runs at the other speed until it is moved.  Nodes are handed o
 
 import numpy as np
 
-from ballast_policies.allocation.rounds.packing import assign_nodes
-from ballast_policies.allocation.rounds.values import Node, Placement
+from ballast_policies.rounds.packing import assign_nodes
+from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds import NOBODY, Grant
 

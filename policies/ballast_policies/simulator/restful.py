@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.rounds import (
+from ballast_policies.rounds import (
     Gang,
     Node,
     Placement,
@@ -18,7 +18,7 @@ from ballast_policies.allocation.rounds import (
     RoundState,
     decide_round,
 )
-from ballast_policies.allocation.rounds.hysteresis import HOUR
+from ballast_policies.rounds.hysteresis import HOUR
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds import Grant, Rounds
 from ballast_policies.simulator.settings import Settings

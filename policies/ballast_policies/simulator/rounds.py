@@ -9,9 +9,9 @@ import random
 
 import numpy as np
 
-from ballast_policies.allocation.rounds.account import forgetting
-from ballast_policies.allocation.rounds.priority import SHARE_EPSILON, by_urgency, priorities
-from ballast_policies.allocation.rounds.selection import Claims, select
+from ballast_policies.rounds.account import forgetting
+from ballast_policies.rounds.priority import SHARE_EPSILON, by_urgency, priorities
+from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.simulator.accounts import Accounts, positions
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import Settings

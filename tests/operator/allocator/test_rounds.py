@@ -6,7 +6,7 @@ from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.read import read_cluster_policy
 from ballast_policies.allocation.problem import Allocation, Job, Problem
-from ballast_policies.allocation.rounds import Gang, Node, Placement
+from ballast_policies.rounds import Gang, Node, Placement
 
 ROUND = 60
 BEGIN = 1000.0

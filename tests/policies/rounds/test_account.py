@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.rounds import (
+from ballast_policies.rounds import (
     Account,
     Gang,
     Node,
@@ -13,7 +13,7 @@ from ballast_policies.allocation.rounds import (
     advance,
     decide_round,
 )
-from ballast_policies.allocation.rounds.account import HALF_LIFE_ROUNDS
+from ballast_policies.rounds.account import HALF_LIFE_ROUNDS
 
 ROUND = 60.0
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.allocation.rounds import (
+from ballast_policies.rounds import (
     Gang,
     Node,
     Placement,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.rounds import (
+from ballast_policies.rounds import (
     Account,
     Gang,
     Node,

@@ -13,17 +13,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.allocation.rounds.hysteresis import (
+from ballast_policies.rounds.explanations import chosen_words, pinned_words, waiting_words
+from ballast_policies.rounds.hysteresis import (
     keep_free,
     moves_left,
     spared,
     too_young,
     valid_placements,
 )
-from ballast_policies.allocation.rounds.packing import assign_nodes
-from ballast_policies.allocation.rounds.priority import by_urgency, priorities
-from ballast_policies.allocation.rounds.selection import Claims, select
-from ballast_policies.allocation.rounds.values import (
+from ballast_policies.rounds.packing import assign_nodes
+from ballast_policies.rounds.priority import by_urgency, priorities
+from ballast_policies.rounds.selection import Claims, select
+from ballast_policies.rounds.values import (
     Gang,
     Node,
     Placement,
@@ -31,7 +32,6 @@ from ballast_policies.allocation.rounds.values import (
     RoundSettings,
     RoundState,
 )
-from ballast_policies.allocation.rounds.words import chosen_words, pinned_words, waiting_words
 
 
 def decide_round(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ballast_policies.allocation.rounds.values import Gang, Node, Placement
+from ballast_policies.rounds.values import Gang, Node, Placement
 
 
 def chosen_words(placement: Placement, *, share: float, received_fraction: float, extended: bool) -> str:

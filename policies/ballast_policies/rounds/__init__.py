@@ -1,8 +1,8 @@
 """Rounds: from shares of time to gangs on nodes, again every few minutes."""
 
-from ballast_policies.allocation.rounds.account import Account, advance
-from ballast_policies.allocation.rounds.decide import decide_round
-from ballast_policies.allocation.rounds.values import (
+from ballast_policies.rounds.account import Account, advance
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.values import (
     Gang,
     Node,
     Placement,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ballast_policies.allocation.rounds.selection import Claims
-from ballast_policies.allocation.rounds.values import Gang, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.selection import Claims
+from ballast_policies.rounds.values import Gang, Placement, RoundSettings, RoundState
 
 HOUR = 3600.0
 

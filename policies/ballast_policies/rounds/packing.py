@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ballast_policies.allocation.rounds.values import Node, Placement
+from ballast_policies.rounds.values import Node, Placement
 
 
 def pack(gpus: int, members: Sequence[Node], free: Mapping[str, int]) -> tuple[str, ...] | None:
