@@ -6,10 +6,10 @@ import math
 from typing import Any, TextIO
 
 import click
-from ballast_policies.allocation.linear import SolverError
 from ballast_policies.allocation.problem import Allocation, ProblemError
 from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_policies.allocation.registry import allocate as solve
+from ballast_policies.allocation.solvers.linear import SolverError
 from rich.console import Console
 from rich.table import Table
 

@@ -9,9 +9,9 @@ push an early gang of eight aside.  Weights do not enter.  Unit: 1.
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 
 
 def solve(problem: Instance) -> Answer:

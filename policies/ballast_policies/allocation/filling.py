@@ -19,7 +19,7 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.demand_path import furthest
 from ballast_policies.allocation.entities import Team
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.linear import SolverError
+from ballast_policies.allocation.solvers.linear import SolverError
 
 FULL = 1e-9
 """Relative room below which a job counts as full."""

@@ -11,8 +11,8 @@ input.  Where no GPU is left, nothing changes and nothing is solved.
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 
 IDLE = 1e-6
 """GPUs or fraction of time below which nothing worth handing out is left."""

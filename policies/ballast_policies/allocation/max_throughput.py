@@ -7,9 +7,9 @@ Not normalised: jobs with short steps win.  Weights do not enter.  Unit: steps p
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 
 
 def solve(problem: Instance) -> Answer:

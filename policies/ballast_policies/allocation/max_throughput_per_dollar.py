@@ -8,10 +8,10 @@ both and pays once.  Not normalised: jobs with short steps win.  Unit: (steps/s)
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.problem import ProblemError
+from ballast_policies.allocation.solvers import linear
 
 
 def _value(problem: Instance) -> np.ndarray:

@@ -12,8 +12,8 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 

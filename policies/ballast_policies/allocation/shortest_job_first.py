@@ -10,10 +10,10 @@ Unit: seconds.
 
 import numpy as np
 
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fifo import value_in_order
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 
 
 def _lengths(problem: Instance) -> np.ndarray:

@@ -26,7 +26,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.nash import gap_per_weight, nash_shares
+from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares
 
 
 def solve(problem: Instance) -> Answer:

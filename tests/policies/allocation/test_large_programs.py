@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import linear
 
 
 def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):

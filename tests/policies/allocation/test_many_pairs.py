@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from ballast_policies.allocation import linear
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Pair
 from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import linear
 
 NAMES = ("type-0", "type-1", "type-2")
 

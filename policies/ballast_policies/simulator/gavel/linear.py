@@ -11,7 +11,7 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.columns import Columns
-from ballast_policies.allocation.linear import SolverError
+from ballast_policies.allocation.solvers.linear import SolverError
 
 COMMON_OPTIONS = (("output_flag", False), ("threads", 1))
 INTERIOR_OPTIONS = (("solver", "ipm"), ("run_crossover", "off"), ("presolve", "off"))

@@ -15,7 +15,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.rows import Rows, largest
+from ballast_policies.allocation.solvers.dense_program import Rows, largest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

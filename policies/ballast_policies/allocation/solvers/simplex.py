@@ -6,7 +6,7 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.columns import Columns
-from ballast_policies.allocation.rows import Rows, dense_rows
+from ballast_policies.allocation.solvers.dense_program import Rows, dense_rows
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 TIME_LIMIT_SECONDS = 600.0

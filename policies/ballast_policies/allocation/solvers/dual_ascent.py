@@ -12,10 +12,10 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.crossing import Crossed, cross
-from ballast_policies.allocation.price_steps import improve, in_units_of_t
-from ballast_policies.allocation.responses import Response, bound_of, respond
-from ballast_policies.allocation.rows import Rows
+from ballast_policies.allocation.solvers.best_response import Response, bound_of, respond
+from ballast_policies.allocation.solvers.crossover import Crossed, cross
+from ballast_policies.allocation.solvers.dense_program import Rows
+from ballast_policies.allocation.solvers.newton import improve, in_units_of_t
 from ballast_policies.allocation.start import Start
 
 SAMPLE = 200

@@ -22,7 +22,7 @@ import clarabel  # type: ignore[import-untyped]
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.linear import SolverError
+from ballast_policies.allocation.solvers.linear import SolverError
 
 HALVINGS = 60
 """An interval of lambda is halved this often: to the last bits of a float."""

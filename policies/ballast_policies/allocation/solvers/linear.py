@@ -18,10 +18,10 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation import by_columns, by_prices
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.merging import merged
-from ballast_policies.allocation.program import (
+from ballast_policies.allocation.solvers import column_generation, dual_ascent
+from ballast_policies.allocation.solvers.job_classes import merged
+from ballast_policies.allocation.solvers.simplex import (
     SOLVER,
     InfeasibleError,
     Program,
@@ -158,9 +158,9 @@ def maximise(
 def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
     """By the method that is faster; with what a similar program may start from."""
     if (program.columns.second >= 0).sum() >= MANY:
-        return by_columns.solve(program), None
+        return column_generation.solve(program), None
     rows = program.rows() if len(program) >= LARGE else None
-    priced = None if rows is None else by_prices.solve(rows, start=start)
+    priced = None if rows is None else dual_ascent.solve(rows, start=start)
     if priced is None:
         # Also where the demands cannot be met, for HiGHS to say so.
         return by_simplex(program), None

@@ -13,7 +13,7 @@ import dataclasses
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.program import InfeasibleError, Program, Solved, by_simplex
+from ballast_policies.allocation.solvers.simplex import InfeasibleError, Program, Solved, by_simplex
 
 FIRST, THEN = 4, 3
 """Pairs of each job in the first program, and added to it in each turn."""

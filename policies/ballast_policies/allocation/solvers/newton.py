@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ballast_policies.allocation.responses import Response, respond
-from ballast_policies.allocation.rows import Rows
+from ballast_policies.allocation.solvers.best_response import Response, respond
+from ballast_policies.allocation.solvers.dense_program import Rows
 
 WIDEST = 0.05
 """First width of the window in which ties are counted, as a part of the prices."""

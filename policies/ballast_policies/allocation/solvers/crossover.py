@@ -12,9 +12,9 @@ import dataclasses
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.price_steps import floored, price_widths
-from ballast_policies.allocation.responses import Response
-from ballast_policies.allocation.rows import Rows, least
+from ballast_policies.allocation.solvers.best_response import Response
+from ballast_policies.allocation.solvers.dense_program import Rows, least
+from ballast_policies.allocation.solvers.newton import floored, price_widths
 
 DIGITS = 1e-10
 """Feasibility and optimality tolerance of the LP, on rows of order 1."""
