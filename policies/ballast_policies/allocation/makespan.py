@@ -10,9 +10,9 @@ nowhere, and jobs with no steps left, do not count.  Ties as in ``leftovers``.
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.fairness.idle_capacity import hand_out
+from ballast_policies.allocation.fairness.raising import raise_demands
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.leftovers import hand_out
-from ballast_policies.allocation.raising import raise_demands
 from ballast_policies.allocation.start import Start
 
 

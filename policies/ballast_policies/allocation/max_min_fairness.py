@@ -13,9 +13,9 @@ where it adds most speed (``leftovers``).
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.fairness.idle_capacity import hand_out
+from ballast_policies.allocation.fairness.raising import raise_demands
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.leftovers import hand_out
-from ballast_policies.allocation.raising import raise_demands
 from ballast_policies.allocation.start import Start
 
 

@@ -17,8 +17,8 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.fairness.raising import raise_demands
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.raising import raise_demands
 
 SAME_COST = 1e-9
 """Relative difference of cost per step up to which two types are equally cheap."""

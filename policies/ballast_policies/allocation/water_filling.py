@@ -10,8 +10,8 @@ The result is Pareto efficient: nobody can get more unless another gets less. Ob
 """
 
 from ballast_policies.allocation.answer import Answer
-from ballast_policies.allocation.entities import flat
-from ballast_policies.allocation.filling import fill
+from ballast_policies.allocation.fairness.teams import flat
+from ballast_policies.allocation.fairness.water_levels import fill
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.max_min_fairness import objective
 

@@ -16,8 +16,8 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.demand_path import furthest
-from ballast_policies.allocation.entities import Team
+from ballast_policies.allocation.fairness.demand_path import furthest
+from ballast_policies.allocation.fairness.teams import Team
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers.linear import SolverError
 

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ballast_policies.allocation.fairness.raising import Raised, raise_demands
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.raising import Raised, raise_demands
 from ballast_policies.allocation.start import Start
 
 TOLERANCE = 1e-9
