@@ -18,8 +18,8 @@ import clarabel
 import highspy
 import numpy as np
 from allocation_instances import cluster
-from ballast_policies.allocation import max_min_fairness
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policies import max_min_fairness
 from ballast_policies.allocation.registry import solve
 from scipy import sparse
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.isolated import isolated_shares
+from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.rounds import Placement
 

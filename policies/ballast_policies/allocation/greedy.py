@@ -11,7 +11,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer, as_allocation
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.max_min_fairness import objective
+from ballast_policies.allocation.policies.max_min_fairness import objective
 from ballast_policies.allocation.problem import Allocation, Problem
 
 

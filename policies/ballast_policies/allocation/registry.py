@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ballast_policies.allocation import (
+from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
+from ballast_policies.allocation.heterogeneity_agnostic import spread, type_blind
+from ballast_policies.allocation.instance import Instance, instance
+from ballast_policies.allocation.policies import (
     allox,
     fifo,
     finish_time_fairness,
@@ -24,11 +27,8 @@ from ballast_policies.allocation import (
     strategy_proof,
     water_filling,
 )
-from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
-from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.start import Start
-from ballast_policies.allocation.type_blind import spread, type_blind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.fairness.teams import flat
 from ballast_policies.allocation.fairness.water_levels import fill
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.max_min_fairness import objective
+from ballast_policies.allocation.policies.max_min_fairness import objective
 
 __all__ = ["objective", "solve"]
 

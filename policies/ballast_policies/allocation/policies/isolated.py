@@ -10,7 +10,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.max_min_fairness import objective
+from ballast_policies.allocation.policies.max_min_fairness import objective
 
 __all__ = ["isolated_shares", "objective", "solve"]
 

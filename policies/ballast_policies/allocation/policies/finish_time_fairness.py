@@ -18,7 +18,7 @@ from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import furthest
 from ballast_policies.allocation.fairness.idle_capacity import hand_out
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.isolated import isolated_shares
+from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.start import Start
 
 

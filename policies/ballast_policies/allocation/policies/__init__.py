@@ -1,0 +1,1 @@
+"""The policies, one a file: objective, and how its optimum is found."""
