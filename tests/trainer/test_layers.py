@@ -5,11 +5,11 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_trainer.config import DynamicConfig, TrainingConfig
 from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.migrate import Move, plan_moves
 from ballast_trainer.runtime.profile import Meter, Profile, imbalance
@@ -182,7 +182,7 @@ class FakeStore(dict):
 
 def test_a_rank_that_stops_counting_is_hung(monkeypatch):
     """Reported once, by name; a rank that beats is not."""
-    monkeypatch.setattr("ballast_trainer.runtime.heartbeat.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
     alive = Heartbeat(store, pod="alive", hang_seconds=60, lost=found.append)
     store["heartbeat/silent"] = b"4"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.config import TrainerConfig, TrainingConfig
+from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.launch import Job, train
@@ -20,7 +21,6 @@ from ballast_trainer.runtime.optimize import (
 )
 from ballast_trainer.runtime.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
 from ballast_trainer.runtime.profile import Meter
-from ballast_trainer.runtime.stopping import StopSignal
 from ballast_trainer.testing import local_plan
 from hypothesis import given
 from hypothesis import strategies as st

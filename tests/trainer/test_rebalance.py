@@ -8,6 +8,7 @@ import pytest
 import torch
 from ballast_policies.planning import Partition, simulated_step_seconds
 from ballast_trainer.config import TrainerConfig
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.runtime.decide import (
@@ -21,7 +22,6 @@ from ballast_trainer.runtime.idle import idle_seconds
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.memory import stage_bytes
-from ballast_trainer.runtime.process_group import World
 from ballast_trainer.runtime.profile import Meter, Profile
 from ballast_trainer.runtime.state import Training
 from ballast_trainer.testing import local_plan

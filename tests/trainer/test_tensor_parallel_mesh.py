@@ -6,12 +6,12 @@ import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.distributed.mesh import Mesh, Place
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 from ballast_trainer.runtime.checkpoint import Checkpoints
 from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.mesh import Mesh, Place
-from ballast_trainer.runtime.process_group import World
 from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st

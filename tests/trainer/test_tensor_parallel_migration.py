@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit, pack, unpack
 from ballast_trainer.tensor_parallel.pair import pairs

@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 from ballast_trainer.config import StragglersConfig
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.tensor_parallel.balance import Balance
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.layers import split_layer

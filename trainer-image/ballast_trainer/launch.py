@@ -12,6 +12,10 @@ from ballast_policies.contract import Plan
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.config import TrainerConfig
+from ballast_trainer.distributed.heartbeat import Heartbeat
+from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.distributed.process_group import join
+from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.environment import seconds_from
@@ -22,19 +26,15 @@ from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
 from ballast_trainer.runtime.executor.check import check_execution, with_schedule_defaults
-from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import check_schedule, placement_of
-from ballast_trainer.runtime.mesh import Mesh
 from ballast_trainer.runtime.precision import check_precision
-from ballast_trainer.runtime.process_group import join
 from ballast_trainer.runtime.profile import Meter, Profile
 from ballast_trainer.runtime.recording import RecordingMeter, write_trace
 from ballast_trainer.runtime.reshape import announce_ready
 from ballast_trainer.runtime.session import Session
 from ballast_trainer.runtime.stages import preload
 from ballast_trainer.runtime.state import Training
-from ballast_trainer.runtime.stopping import StopSignal
 from ballast_trainer.runtime.voice import Outcome
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer

@@ -17,9 +17,9 @@ from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitReason, Pl
 from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.ending import describe, end, end_on_lost_peer, explains_itself, reason_of
 from ballast_trainer.errors import ConfigurationError, Stopped
-from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 from ballast_trainer.warm_start import start_warm
 
 logger = logging.getLogger("ballast_trainer.pod")
@@ -86,9 +86,9 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     preload.start()
     plan, value = wait_for_plan(channel, pod, stop)
     preload.join()
+    from ballast_trainer.distributed.process_group import reach_store, serve_store
     from ballast_trainer.launch import Job, train
     from ballast_trainer.reporting.console import JsonReporter
-    from ballast_trainer.runtime.process_group import reach_store, serve_store
 
     value = dict(value)
     if os.environ.get("BALLAST_CHECKPOINT_PATH"):

@@ -13,11 +13,11 @@ from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Ran
 
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
+from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.ending import describe, end, end_on_lost_peer, explains_itself, reason_of
 from ballast_trainer.environment import LaunchedRank
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.reporting.progress_line import ProgressLine
-from ballast_trainer.runtime.stopping import StopSignal, stop_seconds
 
 logger = logging.getLogger("ballast_trainer.run")
 
@@ -37,7 +37,7 @@ def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
     """The store under torchrun (the agent's) or of local ranks (rank 0's), under the attempt's prefix."""
     import torch.distributed as dist
 
-    from ballast_trainer.runtime.process_group import reach_store, serve_store
+    from ballast_trainer.distributed.process_group import reach_store, serve_store
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

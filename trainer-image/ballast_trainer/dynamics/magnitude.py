@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ballast_trainer.runtime.process_group import World
+from ballast_trainer.distributed.process_group import World
 
 _ROUNDS = ((20, 11), (10, 10), (0, 10))
 """Shift and width of the bits that each round looks at, from the most significant."""

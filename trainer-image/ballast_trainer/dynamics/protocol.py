@@ -9,8 +9,8 @@ from typing import Protocol
 
 from torch import nn
 
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.process_group import World
 
 
 class Dynamic(Protocol):

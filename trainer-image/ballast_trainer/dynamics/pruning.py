@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from ballast_trainer.config import DynamicConfig
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.magnitude import largest_masks
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.dynamics.sparse_linear import PrunableLinear
 from ballast_trainer.runtime.layers import Layer, LayerSet
-from ballast_trainer.runtime.process_group import World
 
 
 def gradual_sparsity(progress: float, final: float, initial: float = 0.0) -> float:

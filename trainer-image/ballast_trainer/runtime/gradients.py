@@ -2,9 +2,9 @@
 
 import torch
 
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.optimize import squared_gradient_norm
-from ballast_trainer.runtime.process_group import World
 from ballast_trainer.tensor_parallel.slicing import slicings
 
 

@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from ballast_trainer.runtime.process_group import World
+from ballast_trainer.distributed.process_group import World
 
 TRIALS = 5
 """Round trips over each link; the fastest counts, since a busy machine only ever adds to one."""

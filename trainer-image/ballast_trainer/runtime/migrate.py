@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Stage
 
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.runtime.layers import Layer, LayerSet
 from ballast_trainer.runtime.layout import holders_of
 from ballast_trainer.runtime.packing import pack, unpack
-from ballast_trainer.runtime.process_group import World
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
 
+from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.runtime.decide import (
     initial_stages,
     layer_sizes,
@@ -18,7 +19,6 @@ from ballast_trainer.runtime.decide import (
     repack_proposal,
     usable_stages,
 )
-from ballast_trainer.runtime.heartbeat import Heartbeat
 from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.link_times import link_seconds
 from ballast_trainer.runtime.migrate import MigrationFailed

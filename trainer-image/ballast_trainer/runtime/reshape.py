@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from ballast_policies.contract import Plan, Stage
 
+from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.runtime.migrate import Migration, MigrationFailed, migrate, plan_moves
-from ballast_trainer.runtime.process_group import World, join
 from ballast_trainer.runtime.state import StopWatch, Training
 
 logger = logging.getLogger(__name__)

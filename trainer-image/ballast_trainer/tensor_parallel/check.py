@@ -3,9 +3,9 @@
 import torch
 
 from ballast_trainer.config import TrainerConfig
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.slicing import slicings
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.runtime.axis import Axis
 
 
 class Rider(Protocol):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.models.gpt import Attention, Block, Mlp
-from ballast_trainer.runtime.axis import Axis
 from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear
 from ballast_trainer.tensor_parallel.pair import ParallelPair, Units
 

@@ -7,7 +7,7 @@ with the same model.
 import torch
 from torch import nn
 
-from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.slicing import SlicedModule, Slicing
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from ballast_policies.planning.tensor_parallel import helper_columns
 
-from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.pair import ParallelPair, Units
 
 

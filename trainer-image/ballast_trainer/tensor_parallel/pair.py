@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.clock import ProductClock
 from ballast_trainer.tensor_parallel.exchange import Rider, collect, spread
 from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear, add_bias

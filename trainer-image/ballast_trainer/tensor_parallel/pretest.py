@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from ballast_policies.planning.tensor_parallel import LinearCost, MoveCosts, fit_cost
 
-from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.migration import numbers_per_unit
 from ballast_trainer.tensor_parallel.pair import ParallelPair
 from ballast_trainer.tensor_parallel.product import Lineage

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ballast_trainer.runtime.axis import Axis
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.runtime.layers import MODULE, OPTIMIZER, Layer
 from ballast_trainer.tensor_parallel.slicing import Slicing, slicings
 

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Plan
 
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.distributed.tree_sum import tree_sum
 from ballast_trainer.errors import PeerLost, Stopped
-from ballast_trainer.runtime.axis import Axis
-from ballast_trainer.runtime.mesh import Mesh
-from ballast_trainer.runtime.stopping import StopSignal
-from ballast_trainer.runtime.tree_sum import tree_sum
 
 _STORE_POLL_SECONDS = 0.05
 
