@@ -72,11 +72,11 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.emulation import EmulatedSpeed
+    from ballast_trainer.layers.layer_stack import LayerSet
     from ballast_trainer.models.registry import build_model
+    from ballast_trainer.profiling.profile import Meter, Profile
     from ballast_trainer.reporting.console import SilentReporter
     from ballast_trainer.runtime.decide import initial_stages
-    from ballast_trainer.runtime.layers import LayerSet
-    from ballast_trainer.runtime.profile import Meter, Profile
     from ballast_trainer.runtime.session import Session
     from ballast_trainer.runtime.state import Training
     from ballast_trainer.testing import local_plan

@@ -45,7 +45,7 @@ from ballast_policies.planning import (
 )
 from ballast_policies.planning.balancers import refine
 from ballast_policies.planning.step_time import simulated_step_seconds
-from ballast_trainer.runtime.profile import KEPT_STEPS, MEASURED_EVERY, Meter
+from ballast_trainer.profiling.profile import KEPT_STEPS, MEASURED_EVERY, Meter
 from trainer_load_curves import CURVES, PUBLISHED, strength_of, training
 
 STRETCHES = 8

@@ -41,9 +41,9 @@ from ballast_trainer.distributed.process_group import World, reach_store, serve_
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
 from ballast_trainer.launch import Job, train
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.tensor_parallel.clock import ProductClock
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit

@@ -13,9 +13,9 @@ from ballast_policies.planning.schedules import pipedream, weight_versions
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import Job
+from ballast_trainer.layers.layer_stack import LayerSet, LayerStack
+from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.layers import LayerSet, LayerStack
-from ballast_trainer.runtime.profile import Meter
 from ballast_trainer.testing import eventually, local_plan
 
 pytestmark = pytest.mark.processes

@@ -9,11 +9,11 @@ from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.seeding import mixed_key
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.profiling.profile import Meter, Profile, imbalance
 from ballast_trainer.runtime.migrate import Move, plan_moves
-from ballast_trainer.runtime.profile import Meter, Profile, imbalance
-from ballast_trainer.runtime.seeding import mixed_key
 from ballast_trainer.runtime.stages import build_pipeline
 from ballast_trainer.testing import eventually
 

@@ -3,7 +3,7 @@
 import hypothesis
 import pytest
 import torch
-from ballast_trainer.runtime.packing import pack, unpack
+from ballast_trainer.layers.packing import pack, unpack
 from hypothesis import strategies
 
 SHAPES = strategies.lists(strategies.integers(0, 5), max_size=3).map(tuple)

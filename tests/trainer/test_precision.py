@@ -10,17 +10,17 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.launch import Job, train
-from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.optimize import (
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.optimize import (
     drop_gradients,
     learning_rate,
     optimizer_step,
     rate_factor,
     squared_gradient_norm,
 )
-from ballast_trainer.runtime.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
-from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
+from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.testing import local_plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -305,7 +305,7 @@ def test_fp16_with_a_loss_scale_learns_as_fp32_does(fp16_on_the_cpu):
 
 def test_fp16_skips_steps_that_overflow_and_resumes_with_its_scale(fp16_on_the_cpu, monkeypatch, tmp_path):
     """A scale that is far too large is halved step by step, weights untouched, then learning begins."""
-    monkeypatch.setattr("ballast_trainer.runtime.precision.FIRST_SCALE", 2.0**40)
+    monkeypatch.setattr("ballast_trainer.layers.precision.FIRST_SCALE", 2.0**40)
     used = []
     judge = LossScale.step_is_sound
 

@@ -11,9 +11,9 @@ from ballast_trainer.config import TrainingConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS, stop_seconds
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.testing import local_plan
 from torch import nn
 

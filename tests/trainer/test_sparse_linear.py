@@ -4,8 +4,8 @@ import pytest
 import torch
 from ballast_trainer.config import TrainingConfig
 from ballast_trainer.dynamics.sparse_linear import SPARSE_FROM, PrunableLinear
-from ballast_trainer.runtime.layers import Layer
-from ballast_trainer.runtime.packing import pack
+from ballast_trainer.layers.layer_stack import Layer
+from ballast_trainer.layers.packing import pack
 from torch import nn
 
 

@@ -10,8 +10,8 @@ from ballast_trainer.distributed.mesh import Mesh, Place
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st

@@ -16,9 +16,9 @@ from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.config import DataConfig, ModelConfig, TrainingConfig
 from ballast_trainer.data.sources import ShuffledDataset
 from ballast_trainer.errors import ConfigurationError, TrainerError
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.testing import eventually
 from torch import nn
 

@@ -20,17 +20,17 @@ from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
+from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
 from ballast_trainer.runtime.executor.check import check_execution, with_schedule_defaults
-from ballast_trainer.runtime.layers import LayerSet
 from ballast_trainer.runtime.layout import check_schedule, placement_of
-from ballast_trainer.runtime.precision import check_precision
-from ballast_trainer.runtime.profile import Meter, Profile
-from ballast_trainer.runtime.recording import RecordingMeter, write_trace
 from ballast_trainer.runtime.reshape import announce_ready
 from ballast_trainer.runtime.session import Session
 from ballast_trainer.runtime.stages import preload

@@ -10,11 +10,11 @@ from ballast_trainer.config import PipelineConfig, TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import Job, choose_device
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.optimize import optimizer_step, squared_gradient_norm
-from ballast_trainer.runtime.precision import check_precision
-from ballast_trainer.runtime.profile import Meter, Profile
+from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.runtime.state import Training
 
 

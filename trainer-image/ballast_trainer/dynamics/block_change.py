@@ -6,8 +6,8 @@ from ballast_trainer.config import DynamicConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.runtime.layers import LayerSet
 
 
 class ChangingModule(nn.Module):

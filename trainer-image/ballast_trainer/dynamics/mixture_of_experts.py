@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.runtime.layers import LayerSet
 
 EXPERTS = 4
 

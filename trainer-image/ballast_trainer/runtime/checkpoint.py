@@ -20,7 +20,7 @@ import torch
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError
-from ballast_trainer.runtime.layers import LayerSet
+from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 import torch
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.optimize import squared_gradient_norm
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.optimize import squared_gradient_norm
 from ballast_trainer.tensor_parallel.slicing import slicings
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from ballast_policies.contract import Report, Stage
 
+from ballast_trainer.profiling.profile import LayerCosts, imbalance
 from ballast_trainer.runtime.decide import best_step_seconds
 from ballast_trainer.runtime.idle import IdleSeconds, idle_seconds
-from ballast_trainer.runtime.profile import LayerCosts, imbalance
 from ballast_trainer.runtime.state import Training
 
 _MEASURED_STEPS = 3

@@ -25,8 +25,8 @@ from ballast_policies.planning.tensor_parallel import (
 from ballast_trainer.config import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.emulation import EmulatedSpeed
-from ballast_trainer.runtime.layers import Layer
-from ballast_trainer.runtime.seeding import mixed_key
+from ballast_trainer.layers.layer_stack import Layer
+from ballast_trainer.layers.seeding import mixed_key
 from ballast_trainer.tensor_parallel.clock import ProductClock
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration

@@ -12,14 +12,14 @@ from typing import Protocol
 import torch
 from ballast_policies.planning.schedules import Action, Kind, ScheduleError, WeightRule
 
+from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.runtime.executor.boundaries import Boundary
 from ballast_trainer.runtime.executor.links import Links, Transport
 from ballast_trainer.runtime.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
 from ballast_trainer.runtime.executor.split_backward import SplitBackward
 from ballast_trainer.runtime.executor.versions import WeightVersions
-from ballast_trainer.runtime.layers import LayerStack
-from ballast_trainer.runtime.profile import Meter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
+from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.runtime.executor.boundaries import Boundary, agree_on_boundaries
 from ballast_trainer.runtime.executor.executor import Counted, Executor, Learn, Loss
 from ballast_trainer.runtime.executor.groups import link_groups, replica_group
 from ballast_trainer.runtime.executor.links import ProcessTransport
 from ballast_trainer.runtime.executor.order import RankOrder
 from ballast_trainer.runtime.executor.replicas import sum_gradients
-from ballast_trainer.runtime.layers import LayerStack
-from ballast_trainer.runtime.profile import Meter
 
 
 def _never(stage: int, *, step: int, microbatches: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ballast_trainer.emulation import EmulatedSpeed
-from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.profiling.profile import Meter
 
 logger = logging.getLogger(__name__)
 

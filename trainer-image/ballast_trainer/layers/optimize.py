@@ -5,8 +5,8 @@ import math
 import torch
 
 from ballast_trainer.config import TrainingConfig
-from ballast_trainer.runtime.layers import LayerSet
-from ballast_trainer.runtime.profile import Meter
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.profiling.profile import Meter
 
 BASE_RATE = "initial_lr"
 """Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""

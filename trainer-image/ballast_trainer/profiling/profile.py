@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.emulation import EmulatedSpeed
-from ballast_trainer.runtime.activations import KeptTensors
+from ballast_trainer.profiling.activations import KeptTensors
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""

@@ -13,17 +13,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ballast_trainer.config import TrainingConfig
-from ballast_trainer.models.protocol import Model
-from ballast_trainer.models.registry import load_callable
-from ballast_trainer.runtime.optimizer_state import (
+from ballast_trainer.layers.optimizer_state import (
     as_tensors,
     from_tensor,
     group_settings,
     refuse_state_in_groups,
 )
-from ballast_trainer.runtime.precision import computing_in
-from ballast_trainer.runtime.profile import Meter
-from ballast_trainer.runtime.seeding import mixed_key, seed_build, seed_layer
+from ballast_trainer.layers.precision import computing_in
+from ballast_trainer.layers.seeding import mixed_key, seed_build, seed_layer
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import load_callable
+from ballast_trainer.profiling.profile import Meter
 
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""

@@ -1,0 +1,1 @@
+"""What layers, links and steps cost, measured in the running job."""
