@@ -29,9 +29,9 @@ from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
+from ballast_trainer.pipeline import layout
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
 from ballast_trainer.reporting.console import SilentReporter
-from ballast_trainer.runtime import layout
 from ballast_trainer.runtime.session import Session
 from ballast_trainer.runtime.state import Overhead, Training
 from ballast_trainer.testing import local_plan

@@ -35,10 +35,10 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_trainer.config import TrainingConfig
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.layers.layer_stack import LayerSet
+    from ballast_trainer.pipeline import stages as builders
+    from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
+    from ballast_trainer.pipeline.layout import placement_of, schedule_of, stages_over
     from ballast_trainer.profiling.profile import Meter
-    from ballast_trainer.runtime import stages as builders
-    from ballast_trainer.runtime.executor.pipelines import ExecutedPipeline
-    from ballast_trainer.runtime.layout import placement_of, schedule_of, stages_over
     from ballast_trainer.testing import local_plan
     from trainer_calibrated import sleeping_model
 
@@ -105,7 +105,7 @@ def overhead(schedule, blocks, forward):
     """Medians of both, and of the simulated step."""
     from ballast_policies.planning import even_partition
     from ballast_policies.planning.schedules import simulate, stage_costs
-    from ballast_trainer.runtime.layout import schedule_of
+    from ballast_trainer.pipeline.layout import schedule_of
     from ballast_trainer.testing import _free_port
 
     context = multiprocessing.get_context("forkserver")
@@ -144,7 +144,7 @@ def overhead(schedule, blocks, forward):
 def without_a_flush(steps, forward):
     """Medians of a step as the session trains it, beside the simulator's."""
     from ballast_policies.planning.schedules import even_costs, simulate
-    from ballast_trainer.runtime.layout import schedule_of, schedule_of_run
+    from ballast_trainer.pipeline.layout import schedule_of, schedule_of_run
     from trainer_calibrated import Job, run
 
     each = LAYERS // RANKS

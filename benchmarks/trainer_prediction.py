@@ -21,7 +21,7 @@ import trainer_calibrated
 from ballast_policies.planning import fitted_action_seconds
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.step_time import simulated_step_seconds
-from ballast_trainer.runtime.layout import CHUNKS
+from ballast_trainer.pipeline.layout import CHUNKS
 
 RANKS, LAYERS = 4, 16
 FOUR = ((0, 4, 8, 12, 16), (0, 3, 9, 11, 16), (0, 6, 9, 13, 16), (0, 1, 6, 10, 16))

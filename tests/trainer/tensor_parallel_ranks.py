@@ -14,8 +14,8 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.gpt import Block, build_gpt
+from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.runtime.stages import build_pipeline
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.pair import pairs

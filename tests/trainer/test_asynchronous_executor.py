@@ -16,11 +16,11 @@ from ballast_policies.planning.schedules import (
 )
 from ballast_trainer.config import TrainingConfig
 from ballast_trainer.layers.layer_stack import Layer, LayerStack
+from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.pipeline.executor.executor import Executor
+from ballast_trainer.pipeline.executor.groups import link_of, links_of
+from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.runtime.executor.boundaries import Boundary
-from ballast_trainer.runtime.executor.executor import Executor
-from ballast_trainer.runtime.executor.groups import link_of, links_of
-from ballast_trainer.runtime.executor.order import RankOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

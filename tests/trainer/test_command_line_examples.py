@@ -9,7 +9,7 @@ import pytest
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.launch import Job
-from ballast_trainer.runtime.layout import FLOWING, FLUSHING
+from ballast_trainer.pipeline.layout import FLOWING, FLUSHING
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/trainer").rglob("*.yaml"))

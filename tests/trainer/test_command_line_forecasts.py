@@ -7,7 +7,7 @@ import pytest
 from ballast_trainer.cli.main import main
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.forecast import LayerRow, forecasts
-from ballast_trainer.runtime.layout import FLOWING, FLUSHING
+from ballast_trainer.pipeline.layout import FLOWING, FLUSHING
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st

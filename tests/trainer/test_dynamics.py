@@ -13,7 +13,7 @@ from ballast_trainer.dynamics.registry import DYNAMICS, build_dynamics
 from ballast_trainer.dynamics.sparse_attention import BLOCK, RoutedAttention
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.gpt import Attention, Block
-from ballast_trainer.runtime.layout import check_schedule
+from ballast_trainer.pipeline.layout import check_schedule
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode

@@ -12,9 +12,9 @@ from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.seeding import mixed_key
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter, Profile, imbalance
 from ballast_trainer.runtime.migrate import Move, plan_moves
-from ballast_trainer.runtime.stages import build_pipeline
 from ballast_trainer.testing import eventually
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.standalone import shrunk
-from ballast_trainer.runtime.layout import FLUSHING, placement_of
+from ballast_trainer.pipeline.layout import FLUSHING, placement_of
 from ballast_trainer.testing import eventually, local_plan
 
 pytestmark = pytest.mark.processes

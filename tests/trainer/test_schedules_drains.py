@@ -2,7 +2,7 @@
 
 import pytest
 from ballast_trainer.config import TrainerConfig
-from ballast_trainer.runtime.executor.drains import LONGEST_RUN, next_drain, steps_between_drains
+from ballast_trainer.pipeline.executor.drains import LONGEST_RUN, next_drain, steps_between_drains
 
 PLAIN = {"totalSteps": 1000, "model": {"name": "gpt"}, "rebalance": {"enabled": False}}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.runtime.executor.split_backward import SplitBackward
+from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from torch import nn
 
 

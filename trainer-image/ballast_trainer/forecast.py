@@ -24,7 +24,7 @@ from ballast_policies.planning.schedules import (
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.runtime.layout import check_schedule, flows, schedule_of, schedule_of_run, used_replicas
+from ballast_trainer.pipeline.layout import check_schedule, flows, schedule_of, schedule_of_run, used_replicas
 
 FLOW_STEPS = 4
 """Steps of a schedule without a flush that are played; a step's time is what as many more add."""

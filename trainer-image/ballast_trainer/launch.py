@@ -24,16 +24,16 @@ from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
+from ballast_trainer.pipeline.executor.check import check_execution, with_schedule_defaults
+from ballast_trainer.pipeline.layout import check_schedule, placement_of
+from ballast_trainer.pipeline.stages import preload
 from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.runtime.decide import initial_stages, usable_stages
-from ballast_trainer.runtime.executor.check import check_execution, with_schedule_defaults
-from ballast_trainer.runtime.layout import check_schedule, placement_of
 from ballast_trainer.runtime.reshape import announce_ready
 from ballast_trainer.runtime.session import Session
-from ballast_trainer.runtime.stages import preload
 from ballast_trainer.runtime.state import Training
 from ballast_trainer.runtime.voice import Outcome
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel

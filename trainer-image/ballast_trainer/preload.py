@@ -1,7 +1,7 @@
 """Imports what training needs and takes seconds to import; done in a thread while the plan is awaited."""
 
 from ballast_trainer import launch
-from ballast_trainer.runtime import stages
+from ballast_trainer.pipeline import stages
 
 stages.preload()
 

@@ -35,7 +35,7 @@ def test_the_kinds_of_change() -> None:
 
 def test_the_schedules() -> None:
     """Are those that the trainer runs."""
-    from ballast_trainer.runtime.layout import FLOWING, FLUSHING
+    from ballast_trainer.pipeline.layout import FLOWING, FLUSHING
 
     assert {schedule.value for schedule in Schedule if schedule.flushes} == set(FLUSHING)
     assert {schedule.value for schedule in Schedule if not schedule.flushes} == set(FLOWING)
@@ -104,7 +104,7 @@ def test_stages_a_rank_are_refused_here_where_the_trainer_refuses_them(
     schedule: Schedule, count: int | None
 ) -> None:
     """The same schedules leave them free."""
-    from ballast_trainer.runtime.layout import check_schedule
+    from ballast_trainer.pipeline.layout import check_schedule
 
     item = changed(JOB, "spec.pipeline.schedule", schedule.value)
     item = changed(item, "spec.model", {"name": "gpt"})
@@ -123,8 +123,8 @@ def test_stages_a_rank_are_refused_here_where_the_trainer_refuses_them(
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_the_stages_of_a_first_plan(schedule: Schedule, count: int | None, ranks: int) -> None:
     """Are those that the trainer takes over: as many, and each on the rank where the schedule has it."""
+    from ballast_trainer.pipeline.layout import placement_of
     from ballast_trainer.runtime.decide import usable_stages
-    from ballast_trainer.runtime.layout import placement_of
 
     if count is not None and schedule.fixed_stages_per_rank not in (None, count):
         return

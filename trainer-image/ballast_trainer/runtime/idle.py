@@ -5,8 +5,8 @@ import dataclasses
 from ballast_policies.planning import Partition, predict_step_seconds
 from ballast_policies.planning.schedules import split_bubble, stage_costs
 
+from ballast_trainer.pipeline.layout import flows, schedule_of
 from ballast_trainer.profiling.profile import LayerCosts
-from ballast_trainer.runtime.layout import flows, schedule_of
 from ballast_trainer.runtime.state import Training
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ballast_policies.planning.schedules import Schedule, ScheduleFacts, validate
 
-from ballast_trainer.runtime.layout import flows, schedule_of, schedule_of_run
+from ballast_trainer.pipeline.layout import flows, schedule_of, schedule_of_run
 from ballast_trainer.runtime.state import Training
 
 

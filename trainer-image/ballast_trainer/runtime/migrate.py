@@ -15,7 +15,7 @@ from ballast_policies.contract import Stage
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.layers.layer_stack import Layer, LayerSet
 from ballast_trainer.layers.packing import pack, unpack
-from ballast_trainer.runtime.layout import holders_of
+from ballast_trainer.pipeline.layout import holders_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

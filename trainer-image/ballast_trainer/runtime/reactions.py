@@ -11,6 +11,7 @@ from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Sta
 from ballast_policies.planning import RebalanceDecision
 
 from ballast_trainer.distributed.heartbeat import Heartbeat
+from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.link_times import link_seconds
 from ballast_trainer.runtime.decide import (
     initial_stages,
@@ -20,7 +21,6 @@ from ballast_trainer.runtime.decide import (
     repack_proposal,
     usable_stages,
 )
-from ballast_trainer.runtime.layout import stages_over
 from ballast_trainer.runtime.migrate import MigrationFailed
 from ballast_trainer.runtime.progress import stages_as_json
 from ballast_trainer.runtime.reshape import grow, move_layers, newcomers_ready, shrink

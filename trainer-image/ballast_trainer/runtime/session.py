@@ -15,11 +15,11 @@ from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
+from ballast_trainer.pipeline.executor.flow import Flow, StepDone
+from ballast_trainer.pipeline.layout import flows
 from ballast_trainer.reporting.console import Reporter
 from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.executor.flow import Flow, StepDone
 from ballast_trainer.runtime.gradients import average_over_replicas, squared_norm_once
-from ballast_trainer.runtime.layout import flows
 from ballast_trainer.runtime.progress import Progress
 from ballast_trainer.runtime.reactions import Reactions
 from ballast_trainer.runtime.reshape import enter_grown

@@ -13,10 +13,10 @@ from ballast_trainer.emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.pipeline.executor.drains import steps_between_drains
+from ballast_trainer.pipeline.layout import holders_of, placement_of
+from ballast_trainer.pipeline.stages import Pipeline, build_pipeline
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
-from ballast_trainer.runtime.executor.drains import steps_between_drains
-from ballast_trainer.runtime.layout import holders_of, placement_of
-from ballast_trainer.runtime.stages import Pipeline, build_pipeline
 from ballast_trainer.tensor_parallel.balance import Balance
 
 

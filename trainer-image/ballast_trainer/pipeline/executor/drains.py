@@ -2,7 +2,7 @@
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.runtime.layout import flows
+from ballast_trainer.pipeline.layout import flows
 
 LONGEST_RUN = 128
 """Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""

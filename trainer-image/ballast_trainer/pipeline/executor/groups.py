@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule
 
-from ballast_trainer.runtime.executor.order import Message, RankOrder
+from ballast_trainer.pipeline.executor.order import Message, RankOrder
 
 TIMEOUT_SECONDS = 120.0
 """How long a transfer waits for the other rank; the heartbeat sees a hung rank long before."""

@@ -8,7 +8,7 @@ from ballast_policies.planning.schedules import REPLICATED
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.runtime.layout import flows, used_replicas
+from ballast_trainer.pipeline.layout import flows, used_replicas
 
 
 def with_schedule_defaults(config: TrainerConfig, given: Mapping[str, Any]) -> TrainerConfig:

@@ -9,13 +9,13 @@ from ballast_policies.planning.schedules import Schedule, ScheduleError, Schedul
 
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.pipeline.executor.boundaries import Boundary, agree_on_boundaries
+from ballast_trainer.pipeline.executor.executor import Counted, Executor, Learn, Loss
+from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
+from ballast_trainer.pipeline.executor.links import ProcessTransport
+from ballast_trainer.pipeline.executor.order import RankOrder
+from ballast_trainer.pipeline.executor.replicas import sum_gradients
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.runtime.executor.boundaries import Boundary, agree_on_boundaries
-from ballast_trainer.runtime.executor.executor import Counted, Executor, Learn, Loss
-from ballast_trainer.runtime.executor.groups import link_groups, replica_group
-from ballast_trainer.runtime.executor.links import ProcessTransport
-from ballast_trainer.runtime.executor.order import RankOrder
-from ballast_trainer.runtime.executor.replicas import sum_gradients
 
 
 def _never(stage: int, *, step: int, microbatches: int) -> None:
@@ -72,7 +72,7 @@ class ExecutedPipeline:
         )
 
     def run(self, batch: Batch) -> float | None:
-        """Forward and backward of a whole batch; see :class:`ballast_trainer.runtime.stages.Pipeline`.
+        """Forward and backward of a whole batch; see :class:`ballast_trainer.pipeline.stages.Pipeline`.
 
         Returns:
             On a rank of the last stage its replica's part of the mean loss; the parts add up to it.

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ballast_trainer.runtime.executor.boundaries import Boundary
-from ballast_trainer.runtime.executor.groups import Link, link_of
-from ballast_trainer.runtime.executor.order import Message, RankOrder
+from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.pipeline.executor.groups import Link, link_of
+from ballast_trainer.pipeline.executor.order import Message, RankOrder
 
 AHEAD = 2
 """Receives that are posted before they are needed."""

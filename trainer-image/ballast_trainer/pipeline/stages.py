@@ -16,9 +16,9 @@ from ballast_policies.planning.schedules import Schedule
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer_stack import Layer, LayerSet, LayerStack
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline, FlowingPipeline
+from ballast_trainer.pipeline.layout import flows, holders_of, schedule_of, schedule_of_run
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.runtime.executor.pipelines import ExecutedPipeline, FlowingPipeline
-from ballast_trainer.runtime.layout import flows, holders_of, schedule_of, schedule_of_run
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -14,12 +14,12 @@ from ballast_policies.planning.schedules import Action, Kind, ScheduleError, Wei
 
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.protocol import Batch
+from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.pipeline.executor.links import Links, Transport
+from ballast_trainer.pipeline.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
+from ballast_trainer.pipeline.executor.split_backward import SplitBackward
+from ballast_trainer.pipeline.executor.versions import WeightVersions
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.runtime.executor.boundaries import Boundary
-from ballast_trainer.runtime.executor.links import Links, Transport
-from ballast_trainer.runtime.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
-from ballast_trainer.runtime.executor.split_backward import SplitBackward
-from ballast_trainer.runtime.executor.versions import WeightVersions
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

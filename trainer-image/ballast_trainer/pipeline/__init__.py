@@ -1,0 +1,1 @@
+"""The pipeline: which rank holds which stage, and the executor of its schedule."""
