@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 import torch
 from ballast_policies.contract import Directive, Plan, Stage
-from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.channel.channel_thread import Liaison
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.loop.session import Session
+from ballast_trainer.loop.state import Overhead, Training
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline import layout
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
 from ballast_trainer.reporting.console import SilentReporter
-from ballast_trainer.runtime.session import Session
-from ballast_trainer.runtime.state import Overhead, Training
 from ballast_trainer.testing import local_plan
 from torch import nn
 

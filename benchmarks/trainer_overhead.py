@@ -66,19 +66,19 @@ def rank_main(rank, port, setting, dim, pairs, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract import Plan
-    from ballast_trainer.channel.liaison import Liaison
+    from ballast_trainer.channel.channel_thread import Liaison
     from ballast_trainer.channel.standalone import StandaloneChannel
     from ballast_trainer.config import TrainerConfig
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.distributed.stopping import StopSignal
-    from ballast_trainer.emulation import EmulatedSpeed
+    from ballast_trainer.gpu_emulation import EmulatedSpeed
     from ballast_trainer.layers.layer_stack import LayerSet
+    from ballast_trainer.loop.replanning import initial_stages
+    from ballast_trainer.loop.session import Session
+    from ballast_trainer.loop.state import Training
     from ballast_trainer.models.registry import build_model
     from ballast_trainer.profiling.profile import Meter, Profile
     from ballast_trainer.reporting.console import SilentReporter
-    from ballast_trainer.runtime.decide import initial_stages
-    from ballast_trainer.runtime.session import Session
-    from ballast_trainer.runtime.state import Training
     from ballast_trainer.testing import local_plan
     from torch import nn
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B

@@ -39,15 +39,15 @@ from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
+from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
 from ballast_trainer.launch import Job, train
 from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.tensor_parallel.clock import ProductClock
+from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit
-from ballast_trainer.tensor_parallel.pair import pairs
+from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
 RANKS, LATE = 4, 1
 BASE_SLOWDOWN = 16.0

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Report
+from ballast_trainer.channel.channel_thread import Liaison
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
-from ballast_trainer.channel.liaison import Liaison
-from ballast_trainer.ending import end
+from ballast_trainer.process_exit import end
 
 PLAN_POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.05

@@ -18,7 +18,7 @@ from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
-from ballast_trainer.tensor_parallel.pair import pairs
+from ballast_trainer.tensor_parallel.parallel_pair import pairs
 from ballast_trainer.tensor_parallel.slicing import slicings
 from ballast_trainer.testing import WAIT_SECONDS, local_plan
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from ballast_policies.contract import Report
 from ballast_trainer.dynamics.sparse_linear import PrunableLinear
-from ballast_trainer.measuring import layer_rows
+from ballast_trainer.layer_profiler import layer_rows
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import KeptTensors
 from ballast_trainer.profiling.profile import Meter, Profile

@@ -14,8 +14,8 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import Job
 from ballast_trainer.layers.layer_stack import LayerSet, LayerStack
+from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.runtime.checkpoint import Checkpoints
 from ballast_trainer.testing import eventually, local_plan
 
 pytestmark = pytest.mark.processes

@@ -7,9 +7,9 @@ import threading
 import pytest
 from ballast_policies.contract import Ack, Directive, Plan, Proposal, Rank, Report, Stage
 from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.channel.channel_thread import Liaison
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
-from ballast_trainer.channel.liaison import Liaison
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.testing import eventually, local_plan

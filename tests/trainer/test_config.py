@@ -3,9 +3,9 @@
 import pytest
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.config import TrainerConfig
-from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.environment import LaunchedRank, seconds_from
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.launch import Job
 
 PLAIN = {"totalSteps": 10, "model": {"name": "gpt"}}

@@ -12,9 +12,9 @@ from ballast_policies.planning import Partition
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.config import ModelConfig
 from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import stages_over
-from ballast_trainer.runtime import migrate as moving
 from ballast_trainer.testing import eventually, local_plan
 
 from tests.trainer.tensor_parallel_ranks import held_layers, on_ranks

@@ -8,13 +8,13 @@ from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.seeding import mixed_key
+from ballast_trainer.loop.migrate import Move, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter, Profile, imbalance
-from ballast_trainer.runtime.migrate import Move, plan_moves
 from ballast_trainer.testing import eventually
 
 CPU = torch.device("cpu")
@@ -141,8 +141,8 @@ def test_the_corpus_is_text_and_its_order_a_function_of_seed_and_step():
 def test_padding_takes_factor_times_the_work(monkeypatch):
     """It sleeps for what is left of factor times the CPU seconds, and not at all when late."""
     slept = []
-    monkeypatch.setattr("ballast_trainer.emulation.time.perf_counter", lambda: 100.5)
-    monkeypatch.setattr("ballast_trainer.emulation.time.sleep", slept.append)
+    monkeypatch.setattr("ballast_trainer.gpu_emulation.time.perf_counter", lambda: 100.5)
+    monkeypatch.setattr("ballast_trainer.gpu_emulation.time.sleep", slept.append)
     EmulatedSpeed(factor=10).pad(100.0, 0.2)
     EmulatedSpeed(factor=10).pad(100.0, 0.01)
     assert slept == [pytest.approx(1.5)]

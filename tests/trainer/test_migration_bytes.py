@@ -6,10 +6,10 @@ from ballast_policies.planning import Partition
 from ballast_trainer.config import ModelConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.packing import pack
+from ballast_trainer.loop.migrate import migrate, plan_moves
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.link_times import TRIALS, link_seconds
-from ballast_trainer.runtime.migrate import migrate, plan_moves
 
 from tests.trainer.tensor_parallel_ranks import held_layers, on_ranks
 

@@ -11,19 +11,19 @@ from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer_stack import LayerSet
-from ballast_trainer.models.registry import build_model
-from ballast_trainer.pipeline.layout import stages_over
-from ballast_trainer.profiling.profile import Meter, Profile
-from ballast_trainer.runtime.decide import (
+from ballast_trainer.loop.idle import idle_seconds
+from ballast_trainer.loop.memory import stage_bytes
+from ballast_trainer.loop.replanning import (
     LayerSizes,
     layer_sizes,
     partition_of,
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.runtime.idle import idle_seconds
-from ballast_trainer.runtime.memory import stage_bytes
-from ballast_trainer.runtime.state import Training
+from ballast_trainer.loop.state import Training
+from ballast_trainer.models.registry import build_model
+from ballast_trainer.pipeline.layout import stages_over
+from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.testing import local_plan
 
 LAYERS = 8

@@ -12,8 +12,8 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS, stop_seconds
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.runtime.checkpoint import Checkpoints
 from ballast_trainer.testing import local_plan
 from torch import nn
 
@@ -160,7 +160,7 @@ def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkey
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ballast_trainer.runtime.checkpoint._write_durably", fails)
+        patched.setattr("ballast_trainer.loop.checkpoint._write_durably", fails)
         with pytest.raises(OSError, match="no space"):
             make().save(ALONE, layers, 10)
     assert names(folder) == [5]

@@ -7,9 +7,9 @@ from ballast_policies.contract import Stage
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
+from ballast_trainer.loop.migrate import Move, plan_moves
+from ballast_trainer.loop.replanning import initial_stages
 from ballast_trainer.pipeline.layout import holders_of, placement_of
-from ballast_trainer.runtime.decide import initial_stages
-from ballast_trainer.runtime.migrate import Move, plan_moves
 from ballast_trainer.testing import eventually
 
 

@@ -11,7 +11,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import Job
 from ballast_trainer.layers.layer_stack import LayerSet
-from ballast_trainer.runtime.checkpoint import Checkpoints
+from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ballast_trainer.tensor_parallel.clock import ProductClock
+from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
 from ballast_trainer.tensor_parallel.product import IMPUTATIONS, Lineage, product
 from hypothesis import given, settings
 from hypothesis import strategies as st

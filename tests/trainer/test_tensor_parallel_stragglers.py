@@ -9,8 +9,8 @@ import torch
 import yaml
 from ballast_trainer.config import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.launch import Job
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.balance import Balance

@@ -10,18 +10,23 @@ import torch
 from ballast_policies.contract import Plan
 
 from ballast_trainer.channel.base import Channel
-from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.channel.channel_thread import Liaison
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics
-from ballast_trainer.emulation import emulated_speed
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import check_precision
+from ballast_trainer.loop.rank_zero import Outcome
+from ballast_trainer.loop.replanning import initial_stages, usable_stages
+from ballast_trainer.loop.reshape import announce_ready
+from ballast_trainer.loop.session import Session
+from ballast_trainer.loop.state import Training
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.executor.check import check_execution, with_schedule_defaults
@@ -31,11 +36,6 @@ from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
-from ballast_trainer.runtime.decide import initial_stages, usable_stages
-from ballast_trainer.runtime.reshape import announce_ready
-from ballast_trainer.runtime.session import Session
-from ballast_trainer.runtime.state import Training
-from ballast_trainer.runtime.voice import Outcome
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
 

@@ -123,8 +123,8 @@ def test_stages_a_rank_are_refused_here_where_the_trainer_refuses_them(
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_the_stages_of_a_first_plan(schedule: Schedule, count: int | None, ranks: int) -> None:
     """Are those that the trainer takes over: as many, and each on the rank where the schedule has it."""
+    from ballast_trainer.loop.replanning import usable_stages
     from ballast_trainer.pipeline.layout import placement_of
-    from ballast_trainer.runtime.decide import usable_stages
 
     if count is not None and schedule.fixed_stages_per_rank not in (None, count):
         return

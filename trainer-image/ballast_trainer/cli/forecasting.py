@@ -53,7 +53,7 @@ def profile_of(config: dict[str, Any], path: Path | None, *, at_step: int) -> di
         ConfigurationError: the file cannot be read, or a field cannot work.
     """
     if path is None:
-        from ballast_trainer.measuring import layer_rows
+        from ballast_trainer.layer_profiler import layer_rows
 
         return layer_rows(config, steps=4, at_step=at_step)
     try:

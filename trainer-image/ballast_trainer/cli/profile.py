@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.ending import describe, end, reason_of
+from ballast_trainer.process_exit import describe, end, reason_of
 
 
 @click.command()
@@ -22,7 +22,7 @@ from ballast_trainer.ending import describe, end, reason_of
 @click.option("--output", type=click.Choice(["text", "json"]), default="text")
 def profile(config_path: Path, assignments: tuple[str, ...], steps: int, at_step: int, output: str) -> None:
     """Measure seconds and bytes of each layer, for one microbatch, on this machine."""
-    from ballast_trainer.measuring import layer_rows
+    from ballast_trainer.layer_profiler import layer_rows
 
     try:
         found = layer_rows(read_config(config_path, assignments), steps=steps, at_step=at_step)

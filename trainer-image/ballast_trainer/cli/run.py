@@ -14,9 +14,9 @@ from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Ran
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.local_ranks import run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
-from ballast_trainer.ending import describe, end, end_on_lost_peer, explains_itself, reason_of
 from ballast_trainer.environment import LaunchedRank
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.process_exit import describe, end, end_on_lost_peer, explains_itself, reason_of
 from ballast_trainer.reporting.progress_line import ProgressLine
 
 logger = logging.getLogger("ballast_trainer.run")

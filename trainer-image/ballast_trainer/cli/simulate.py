@@ -8,8 +8,8 @@ import click
 
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.forecasting import forecast_options, profile_of, ranks_of
-from ballast_trainer.ending import describe, end, reason_of
 from ballast_trainer.forecast import Forecast, forecasts, read_rows
+from ballast_trainer.process_exit import describe, end, reason_of
 
 
 def _text(found: Forecast) -> str:

@@ -7,9 +7,9 @@ import click
 
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.forecasting import forecast_options, profile_of, ranks_of
-from ballast_trainer.ending import describe, end, reason_of
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecasts, read_rows, schedule_for
+from ballast_trainer.process_exit import describe, end, reason_of
 
 FORMATS = (".json", ".svg", ".txt", ".csv")
 _FLOW_STEPS = 2

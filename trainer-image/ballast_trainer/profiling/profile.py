@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.activations import KeptTensors
 
 KEPT_STEPS = 8

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.profile import Meter
 
 logger = logging.getLogger(__name__)

@@ -24,14 +24,14 @@ from ballast_policies.planning.tensor_parallel import (
 
 from ballast_trainer.config import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import Layer
 from ballast_trainer.layers.seeding import mixed_key
-from ballast_trainer.tensor_parallel.clock import ProductClock
+from ballast_trainer.tensor_parallel.cost_probe import measure_costs
+from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
-from ballast_trainer.tensor_parallel.pair import ParallelPair, pairs
-from ballast_trainer.tensor_parallel.pretest import measure_costs
+from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, pairs
 from ballast_trainer.tensor_parallel.product import Lineage
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.models.gpt import Attention, Block, Mlp
 from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear
-from ballast_trainer.tensor_parallel.pair import ParallelPair, Units
+from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, Units
 
 
 class ParallelMlp(ParallelPair):

@@ -17,7 +17,7 @@ import torch
 from ballast_policies.planning.tensor_parallel import helper_columns
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.tensor_parallel.pair import ParallelPair, Units
+from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, Units
 
 
 def numbers_per_unit(pair: ParallelPair) -> int:

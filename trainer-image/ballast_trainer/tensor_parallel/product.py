@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ballast_trainer.tensor_parallel.clock import ProductClock
+from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
 
 IMPUTATIONS = ("zero", "average", "same")
 """What stands for a gradient that was not computed: zero, the mean of those that were in the same row,

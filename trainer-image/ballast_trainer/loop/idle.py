@@ -5,9 +5,9 @@ import dataclasses
 from ballast_policies.planning import Partition, predict_step_seconds
 from ballast_policies.planning.schedules import split_bubble, stage_costs
 
+from ballast_trainer.loop.state import Training
 from ballast_trainer.pipeline.layout import flows, schedule_of
 from ballast_trainer.profiling.profile import LayerCosts
-from ballast_trainer.runtime.state import Training
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from ballast_policies.planning import (
 )
 
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.loop.memory import stage_bytes
+from ballast_trainer.loop.state import Training
 from ballast_trainer.pipeline.layout import holders_of, stages_over
 from ballast_trainer.profiling.profile import LayerCosts
-from ballast_trainer.runtime.memory import stage_bytes
-from ballast_trainer.runtime.state import Training
 
 logger = logging.getLogger(__name__)
 

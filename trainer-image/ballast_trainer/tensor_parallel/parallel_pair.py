@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.tensor_parallel.clock import ProductClock
 from ballast_trainer.tensor_parallel.exchange import Rider, collect, spread
+from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
 from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear, add_bias
 from ballast_trainer.tensor_parallel.product import Lineage, product
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 
 
 class ProductClock:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ballast_policies.planning.schedules import Schedule, ScheduleFacts, validate
 
+from ballast_trainer.loop.state import Training
 from ballast_trainer.pipeline.layout import flows, schedule_of, schedule_of_run
-from ballast_trainer.runtime.state import Training
 
 
 def stage_bytes(

@@ -5,11 +5,11 @@ from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal
 
-from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.channel.channel_thread import Liaison
+from ballast_trainer.loop.progress import Progress
+from ballast_trainer.loop.reshape import Reshaped
+from ballast_trainer.loop.state import Training
 from ballast_trainer.reporting.console import Reporter
-from ballast_trainer.runtime.progress import Progress
-from ballast_trainer.runtime.reshape import Reshaped
-from ballast_trainer.runtime.state import Training
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from ballast_trainer.launch import Job, choose_device
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.layers.precision import check_precision
+from ballast_trainer.loop.state import Training
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.profile import Meter, Profile
-from ballast_trainer.runtime.state import Training
 
 
 def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.distributed.process_group import World, join
-from ballast_trainer.runtime.migrate import Migration, MigrationFailed, migrate, plan_moves
-from ballast_trainer.runtime.state import StopWatch, Training
+from ballast_trainer.loop.migrate import Migration, MigrationFailed, migrate, plan_moves
+from ballast_trainer.loop.state import StopWatch, Training
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.loop.state import Training
 from ballast_trainer.pipeline.executor.drains import next_drain
 from ballast_trainer.pipeline.executor.executor import Counted
 from ballast_trainer.pipeline.executor.pipelines import FlowingPipeline
-from ballast_trainer.runtime.state import Training
 
 Agreed = TypeVar("Agreed")
 

@@ -13,7 +13,7 @@ from ballast_policies.planning.tensor_parallel import LinearCost, MoveCosts, fit
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.migration import numbers_per_unit
-from ballast_trainer.tensor_parallel.pair import ParallelPair
+from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair
 from ballast_trainer.tensor_parallel.product import Lineage
 
 _FRACTIONS = (0.25, 0.75)

@@ -11,9 +11,10 @@ from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Sta
 from ballast_policies.planning import RebalanceDecision
 
 from ballast_trainer.distributed.heartbeat import Heartbeat
-from ballast_trainer.pipeline.layout import stages_over
-from ballast_trainer.profiling.link_times import link_seconds
-from ballast_trainer.runtime.decide import (
+from ballast_trainer.loop.migrate import MigrationFailed
+from ballast_trainer.loop.progress import stages_as_json
+from ballast_trainer.loop.rank_zero import Outcome, Voice
+from ballast_trainer.loop.replanning import (
     initial_stages,
     layer_sizes,
     predicted_step_seconds,
@@ -21,11 +22,10 @@ from ballast_trainer.runtime.decide import (
     repack_proposal,
     usable_stages,
 )
-from ballast_trainer.runtime.migrate import MigrationFailed
-from ballast_trainer.runtime.progress import stages_as_json
-from ballast_trainer.runtime.reshape import grow, move_layers, newcomers_ready, shrink
-from ballast_trainer.runtime.state import StopWatch, Training
-from ballast_trainer.runtime.voice import Outcome, Voice
+from ballast_trainer.loop.reshape import grow, move_layers, newcomers_ready, shrink
+from ballast_trainer.loop.state import StopWatch, Training
+from ballast_trainer.pipeline.layout import stages_over
+from ballast_trainer.profiling.link_times import link_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -10,21 +10,21 @@ import time
 
 from ballast_policies.contract import ExitReason
 
-from ballast_trainer.channel.liaison import Liaison
+from ballast_trainer.channel.channel_thread import Liaison
 from ballast_trainer.distributed.heartbeat import Heartbeat
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
-from ballast_trainer.pipeline.executor.flow import Flow, StepDone
+from ballast_trainer.loop.asynchronous_step import Flow, StepDone
+from ballast_trainer.loop.checkpoint import Checkpoints
+from ballast_trainer.loop.gradients import average_over_replicas, squared_norm_once
+from ballast_trainer.loop.plan_following import Reactions
+from ballast_trainer.loop.progress import Progress
+from ballast_trainer.loop.rank_zero import Outcome, Voice
+from ballast_trainer.loop.reshape import enter_grown
+from ballast_trainer.loop.state import StopWatch, Training
 from ballast_trainer.pipeline.layout import flows
 from ballast_trainer.reporting.console import Reporter
-from ballast_trainer.runtime.checkpoint import Checkpoints
-from ballast_trainer.runtime.gradients import average_over_replicas, squared_norm_once
-from ballast_trainer.runtime.progress import Progress
-from ballast_trainer.runtime.reactions import Reactions
-from ballast_trainer.runtime.reshape import enter_grown
-from ballast_trainer.runtime.state import StopWatch, Training
-from ballast_trainer.runtime.voice import Outcome, Voice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

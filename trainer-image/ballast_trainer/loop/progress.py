@@ -6,10 +6,10 @@ from typing import Any
 
 from ballast_policies.contract import Report, Stage
 
+from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
+from ballast_trainer.loop.replanning import best_step_seconds
+from ballast_trainer.loop.state import Training
 from ballast_trainer.profiling.profile import LayerCosts, imbalance
-from ballast_trainer.runtime.decide import best_step_seconds
-from ballast_trainer.runtime.idle import IdleSeconds, idle_seconds
-from ballast_trainer.runtime.state import Training
 
 _MEASURED_STEPS = 3
 """Steps measured before a figure of them counts."""

@@ -9,7 +9,7 @@ from ballast_policies.contract import Plan, Stage
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic
-from ballast_trainer.emulation import EmulatedSpeed
+from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.models.protocol import Model

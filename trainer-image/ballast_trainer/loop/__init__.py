@@ -1,0 +1,1 @@
+"""The training loop of a rank: steps, reports, new plans, migration, checkpoints."""
