@@ -87,7 +87,7 @@ def test_an_output_that_two_ranks_keep_counts_on_both(gang, small_config, tmp_pa
     config = small_config(
         totalSteps=6,
         model={"name": "tests.trainer.test_activation_bytes:tanh_layers"},
-        data={"name": "tests.trainer.picky_model:batches"},
+        data={"name": "tests.trainer.models.picky_model:batches"},
     )
     channel = tmp_path / "channel"
     running = gang(config, ranks=2, options=["--channel", str(channel)])

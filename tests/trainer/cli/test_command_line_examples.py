@@ -11,7 +11,7 @@ from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.launch import Job
 from ballast_trainer.pipeline.layout import FLOWING, FLUSHING
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples/trainer").rglob("*.yaml"))
 
 

@@ -16,7 +16,7 @@ from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.tensor_parallel_ranks import DIM, on_ranks, pipelined_step
+from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
 
 MESHES = {
     "tensor 2": (2, {"tensor": 2}),

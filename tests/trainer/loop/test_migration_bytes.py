@@ -11,7 +11,7 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.link_times import TRIALS, link_seconds
 
-from tests.trainer.tensor_parallel_ranks import held_layers, on_ranks
+from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
 
 pytestmark = pytest.mark.processes
 

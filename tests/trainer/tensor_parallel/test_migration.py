@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.trainer.tensor_parallel_ranks import on_ranks, step_of_a_block, train_step, whole_block
+from tests.trainer.tensor_parallel.ranks import on_ranks, step_of_a_block, train_step, whole_block
 
 CASES = {
     2: [0.0, 0.6],

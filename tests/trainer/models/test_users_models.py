@@ -22,7 +22,7 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.testing import eventually
 from torch import nn
 
-EXAMPLE = Path(__file__).parents[2] / "examples/trainer/hugging_face_decoder"
+EXAMPLE = Path(__file__).parents[3] / "examples/trainer/hugging_face_decoder"
 CPU = torch.device("cpu")
 
 USERS_MODULE = '''
@@ -330,7 +330,7 @@ def test_an_optimizers_numbers_travel_with_the_layer(users_module):
 @pytest.mark.processes
 def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
     """Both files of the page, copied: three ranks learn what one process learns."""
-    page = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/trainer.md").read_text()
     module = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
     config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL).group(1))
     runs = []

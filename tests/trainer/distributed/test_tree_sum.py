@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.trainer.tensor_parallel_ranks import on_ranks
+from tests.trainer.tensor_parallel.ranks import on_ranks
 
 
 def numbers_of(rank):

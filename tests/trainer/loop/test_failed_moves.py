@@ -17,7 +17,7 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.testing import eventually, local_plan
 
-from tests.trainer.tensor_parallel_ranks import held_layers, on_ranks
+from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -78,8 +78,8 @@ def picky(pods, tmp_path):
         folder.mkdir()
         config = {
             "totalSteps": 100_000,
-            "model": {"name": "tests.trainer.picky_model:build", "args": {"refusing": str(refusing)}},
-            "data": {"name": "tests.trainer.picky_model:batches"},
+            "model": {"name": "tests.trainer.models.picky_model:build", "args": {"refusing": str(refusing)}},
+            "data": {"name": "tests.trainer.models.picky_model:batches"},
             "pipeline": {"microbatches": 4, "globalBatchSize": 8},
             "rebalance": {"enabled": False},
         }
