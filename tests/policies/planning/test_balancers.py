@@ -82,7 +82,7 @@ def test_deepspeeds_rule_is_close_to_the_optimum_and_sometimes_misses_it():
     data=st.data(),
     share=st.floats(0.1, 0.9),
 )
-def test_lb3_steady_period_is_the_simulators(t, data, share):
+def test_steady_period_is_the_simulators(t, data, share):
     """Seconds between microbatches of a long 1F1B run, with any loads and transfers."""
     e = data.draw(st.lists(st.floats(0.0, 3.0), min_size=len(t) - 1, max_size=len(t) - 1))
     costs = StageCosts(
@@ -97,7 +97,7 @@ def test_lb3_steady_period_is_the_simulators(t, data, share):
 
 
 @given(loads=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=8), data=st.data())
-def test_lb3_network_aware_partition_equals_brute_force(loads, data):
+def test_network_aware_partition_equals_brute_force(loads, data):
     """No contiguous partition has a shorter period."""
     layers = len(loads)
     ranks = data.draw(st.integers(1, layers))
@@ -113,7 +113,7 @@ def test_lb3_network_aware_partition_equals_brute_force(loads, data):
 
 
 @pytest.mark.parametrize("slow_link", [0, 1, 2])
-def test_lb3_with_a_link_four_times_slower_the_aware_partition_is_faster(slow_link):
+def test_with_a_link_four_times_slower_the_aware_partition_is_faster(slow_link):
     """24 even layers on 4 ranks: the simulated 1F1B step is shorter than with the exact, blind partition."""
     layers, ranks, m = 24, 4, 32
     loads = [1.0] * layers

@@ -9,7 +9,7 @@ from ballast_policies.planning.changing_loads import CHANGING_LOADS, gradual_spa
 from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
 
 
-def test_p1_gradual_sparsity_starts_and_ends_where_it_should():
+def test_gradual_sparsity_starts_and_ends_where_it_should():
     """S(t0) = Si, S(t0 + n dt) = Sf, monotone, 87.5 % of the pruning in the first half; clamped outside."""
     assert gradual_sparsity(0, initial=0.2, final=0.9) == pytest.approx(0.2)
     assert gradual_sparsity(1, initial=0.2, final=0.9) == 0.9

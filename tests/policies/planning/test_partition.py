@@ -96,7 +96,7 @@ def test_diffusion_only_improves_and_every_step_is_a_chain_move(seconds, data):
         assert sorted(after.loads(seconds), reverse=True) < sorted(before.loads(seconds), reverse=True)
 
 
-def test_lb2_chain_diffusion_is_within_ten_percent_of_optimal_over_300_cases():
+def test_chain_diffusion_is_within_ten_percent_of_optimal_over_300_cases():
     """Mean at most 1.01, worst at most 1.10 of the exact partition: pruning, freezing, early exit."""
     random = np.random.default_rng(0)
     ratios = []
@@ -117,7 +117,7 @@ def test_lb2_chain_diffusion_is_within_ten_percent_of_optimal_over_300_cases():
 
 
 @given(loads=st.lists(st.integers(1, 50), min_size=2, max_size=40), data=st.data())
-def test_lb2_diffusion_ends_within_the_published_number_of_rounds(loads, data):
+def test_diffusion_ends_within_the_published_number_of_rounds(loads, data):
     """60 N^2 ln(2 N) ln(S N^2 / g), N ranks, S the load, g = 1 its grain (DynMo supplement, lemma 2)."""
     ranks = data.draw(st.integers(2, min(8, len(loads))))
     rounds = len(diffuse(even_partition(len(loads), ranks), loads))
@@ -146,7 +146,7 @@ def test_fewer_layers_than_ranks_is_refused_with_the_numbers():
         even_partition(3, 4)
 
 
-def test_a1_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
+def test_amp_step_time_of_equal_stages_is_the_1f1b_bubble():
     """With equal stages and no communication T = (m + p - 1) t: the bubble is (p - 1) / (m + p - 1)."""
     p, m, t = 4, 8, 0.25
     step = predict_step_seconds([m * t] * p, m)

@@ -64,7 +64,7 @@ def test_parameters_are_spread_evenly_where_that_is_asked_for_and_helps():
 
 
 @pytest.mark.parametrize("slow_link", [0, 1, 2])
-def test_lb3_a_decision_over_a_slow_link_is_no_slower_in_the_simulator(slow_link):
+def test_a_decision_over_a_slow_link_is_no_slower_in_the_simulator(slow_link):
     """With one link slow, what the network-aware decision moves to beats the blind one's or equals it."""
     seconds = np.array([0.9, 1.1, 1.0, 1.3, 0.8, 1.0, 1.2, 0.7, 1.0, 1.1, 0.9, 1.0])
     links = [0.1, 0.1, 0.1]
@@ -87,7 +87,7 @@ def test_over_links_the_number_of_links_is_checked():
         decide(even_partition(6, 3), [1.0] * 6, method="network", link_seconds=[0.1])
 
 
-def test_lb4_deepspeeds_rule_decides_where_it_is_asked_for():
+def test_deepspeeds_rule_decides_where_it_is_asked_for():
     """For reference: what moves is its partition, if that is faster; what it does not know is refused."""
     seconds = [1.0, 1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 4.0]
     decision = decide(even_partition(8, 2), seconds, method="deepspeed")

@@ -22,7 +22,7 @@ def all_partitions(layers, ranks):
 
 @settings(deadline=None)
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
-def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
+def test_the_kept_ranks_equal_brute_force(seconds, data):
     """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds, also
     where a layer takes the more bytes the earlier it is in the pipeline that stays.
     """
@@ -79,7 +79,7 @@ def test_rp1_the_kept_ranks_equal_brute_force(seconds, data):
     assert moved <= min(m for load, m in every if load <= least * (1 + 1e-13))
 
 
-def test_rp1_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
+def test_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
     """Each time the fewest ranks that keep the first pace; stages stay contiguous; rank 0 stays."""
     layers, m = 48, 16
     partition = even_partition(layers, 8)
@@ -100,7 +100,7 @@ def test_rp1_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
     assert counts == [6, 4, 2]
 
 
-def test_rp1_an_even_merge_moves_only_every_other_ranks_layers():
+def test_an_even_merge_moves_only_every_other_ranks_layers():
     """4 to 2 ranks: the layers of ranks 1 and 3 travel, or as many."""
     found = RankSubsets(even_partition(8, 4), [1.0] * 8).best(2)
     assert found.partition == even_partition(8, 2)
@@ -109,7 +109,7 @@ def test_rp1_an_even_merge_moves_only_every_other_ranks_layers():
     assert sum(a != b for a, b in zip(owners, before, strict=True)) == 4
 
 
-def test_rp1_the_slow_rank_is_released():
+def test_the_slow_rank_is_released():
     """Of unlike ranks the fast ones stay, with rank 0."""
     decision = repack(
         even_partition(8, 4), [1.0] * 8, microbatches=8, speeds=[1.0, 0.2, 1.0, 1.0], max_slowdown=0.0
@@ -118,7 +118,7 @@ def test_rp1_the_slow_rank_is_released():
     assert 1 in decision.released_ranks
 
 
-def test_rp1_memory_that_is_not_enough_is_the_reason():
+def test_memory_that_is_not_enough_is_the_reason():
     """An explicit "cannot", for each number of ranks."""
     decision = repack(
         even_partition(4, 2), [1.0] * 4, microbatches=2, max_slowdown=9.0, bytes=[1] * 4, memory=[2, 2]
@@ -129,7 +129,7 @@ def test_rp1_memory_that_is_not_enough_is_the_reason():
         repack(even_partition(4, 2), [1.0] * 4, microbatches=2, memory=[2, 2])
 
 
-def test_rp1_ranks_on_which_the_schedule_does_not_exist_are_passed_over():
+def test_ranks_on_which_the_schedule_does_not_exist_are_passed_over():
     """Fewer are too slow, so one more stays; each number says why not."""
     start, seconds = even_partition(8, 4), [1.0] * 8
     odd = repack(start, seconds, microbatches=8, max_slowdown=0.7, schedulable=lambda ranks: ranks != 3)
@@ -142,7 +142,7 @@ def test_rp1_ranks_on_which_the_schedule_does_not_exist_are_passed_over():
     assert "3: the schedule does not exist on so many ranks" in none.why
 
 
-def test_rp2_a_target_is_met_exactly_or_not_at_all():
+def test_a_target_is_met_exactly_or_not_at_all():
     """Algorithm 3 with a target: three of four ranks though two would do; none where three are too slow."""
     start, seconds = even_partition(8, 4), [1.0] * 8
     best = repack(start, seconds, microbatches=8, max_slowdown=5.0)

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_z1_ratio_is_the_excess_over_the_mean_in_units_of_the_products():
+def test_resizing_ratio_is_the_excess_over_the_mean_in_units_of_the_products():
     """T = [2, 1, 1, 1], M = 1.5: gamma = 0.5 for the straggler, 0 for the others; it then meets the mean."""
     T, M = [2.0, 1.0, 1.0, 1.0], [1.5, 0.75, 0.75, 0.75]
     ratios = resize_ratios(T, M)
@@ -34,7 +34,7 @@ def test_z1_ratio_is_the_excess_over_the_mean_in_units_of_the_products():
 
 
 @given(T=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=8), share=st.floats(0.8, 1.0))
-def test_z1_after_resizing_every_straggler_is_within_5_percent_of_the_mean_or_at_the_limit(T, share):
+def test_after_resizing_every_straggler_is_within_5_percent_of_the_mean_or_at_the_limit(T, share):
     """Unless the ratio is clipped to 0.9."""
     M = [share * t for t in T]
     ratios = resize_ratios(T, M)
@@ -44,20 +44,20 @@ def test_z1_after_resizing_every_straggler_is_within_5_percent_of_the_mean_or_at
             assert after == pytest.approx(np.mean(T), rel=0.05)
 
 
-def test_z1_ratio_needs_product_seconds():
+def test_resizing_ratio_needs_product_seconds():
     """A zero would divide."""
     with pytest.raises(ValueError, match="all above 0"):
         resize_ratios([1.0, 2.0], [1.0, 0.0])
 
 
-def test_z1_the_mean_is_exchanged_anew_after_a_ten_percent_change():
+def test_resizing_the_mean_is_exchanged_anew_after_a_ten_percent_change():
     """Both ways, not below."""
     assert not mean_is_stale(1.0, 1.09)
     assert mean_is_stale(1.0, 1.11)
     assert mean_is_stale(1.0, 0.85)
 
 
-def test_z3_keep_list_has_the_columns_that_changed_most():
+def test_resizing_keep_list_has_the_columns_that_changed_most():
     """L (1 - gamma) of them, ascending; ties to the lower column; all of them at gamma 0."""
     variation = np.array([0.1, 0.9, 0.5, 0.5, 0.2, 0.7])
     assert keep_list(variation, 0.5).tolist() == [1, 2, 5]
@@ -69,7 +69,7 @@ def test_z3_keep_list_has_the_columns_that_changed_most():
     ratio=st.floats(0, 0.9),
     alpha=st.floats(0.1, 1.0),
 )
-def test_z3_differentiated_ratio_is_at_least_alpha_gamma(variation, ratio, alpha):
+def test_resizing_differentiated_ratio_is_at_least_alpha_gamma(variation, ratio, alpha):
     """max(1 - #(delta > theta) / L, alpha gamma), so all layers together leave out enough."""
     delta = np.array(variation)
     got = layer_ratio(delta, ratio, iterations=100, decay=alpha)
@@ -93,7 +93,7 @@ def epochs(rule, *, columns=40, ratio=0.75, patience=None, runs=60):
     return longest
 
 
-def test_z3_preserved_statistics_end_the_loop_of_repruning():
+def test_resizing_preserved_statistics_end_the_loop_of_repruning():
     """Where columns settle as they are refined, all come back; with fresh statistics some never do."""
 
     def preserved(variation, base, refined, kept):
@@ -109,7 +109,7 @@ def test_z3_preserved_statistics_end_the_loop_of_repruning():
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75, 0.9])
-def test_z3_patience_bounds_the_absence_even_where_kept_columns_go_on_changing(ratio):
+def test_resizing_patience_bounds_the_absence_even_where_kept_columns_go_on_changing(ratio):
     """No column is left out longer than patience + ceil(1 / (1 - gamma)); the published rule has no bound."""
 
     def stationary(variation, base, refined, kept):
@@ -120,7 +120,7 @@ def test_z3_patience_bounds_the_absence_even_where_kept_columns_go_on_changing(r
 
 
 @given(migrated=st.integers(0, 50), ranks=st.integers(2, 9), data=st.data())
-def test_z4_helpers_compute_each_migrated_column_once(migrated, ranks, data):
+def test_migration_helpers_compute_each_migrated_column_once(migrated, ranks, data):
     """Their ranges are a partition; the straggler has none; nobody more than its share."""
     straggler = data.draw(st.integers(0, ranks - 1))
     shares = [helper_columns(migrated, ranks=ranks, straggler=straggler, rank=rank) for rank in range(ranks)]
@@ -130,7 +130,7 @@ def test_z4_helpers_compute_each_migrated_column_once(migrated, ranks, data):
 
 
 @given(migrated=st.integers(0, 50), ranks=st.integers(3, 9), data=st.data())
-def test_z4_ranks_that_migrate_do_not_help_each_other(migrated, ranks, data):
+def test_migration_ranks_that_migrate_do_not_help_each_other(migrated, ranks, data):
     """With x stragglers the ranges partition the columns over the other e - x ranks."""
     migrating = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1, max_size=ranks - 1))
     for straggler in migrating:
@@ -143,19 +143,19 @@ def test_z4_ranks_that_migrate_do_not_help_each_other(migrated, ranks, data):
         assert max(map(len, shares)) <= -(-migrated // (ranks - len(migrating)))
 
 
-def test_z4_somebody_must_be_left_to_help():
+def test_migration_somebody_must_be_left_to_help():
     """Refused where all ranks migrate."""
     with pytest.raises(ValueError, match="nobody is left"):
         helper_columns(2, ranks=2, straggler=0, rank=0, migrating=(0, 1))
 
 
-def test_z4_the_papers_example():
+def test_migration_the_papers_example():
     """Figure 4: of 3 tasks task 1 is late with 2 columns; task 2 computes the first, task 3 the second."""
     shares = [helper_columns(2, ranks=3, straggler=0, rank=rank) for rank in range(3)]
     assert shares == [range(0), range(1), range(1, 2)]
 
 
-def test_z4_a_group_of_one_has_no_helpers():
+def test_migration_a_group_of_one_has_no_helpers():
     """Refused."""
     with pytest.raises(ValueError, match="at least 2"):
         helper_columns(2, ranks=1, straggler=0, rank=0)
@@ -167,7 +167,7 @@ def test_z4_a_group_of_one_has_no_helpers():
     costs=st.lists(st.floats(1e-4, 1.0), min_size=3, max_size=3),
     fixed=st.tuples(st.floats(0, 5), st.floats(0, 5)),
 )
-def test_z5_beta_of_linear_costs_is_the_closed_form(columns, ranks, costs, fixed):
+def test_semi_beta_of_linear_costs_is_the_closed_form(columns, ranks, costs, fixed):
     """(O1 + a L g - c0) / (L g (a + c + d / (e - 1))), clipped to [0, 1]."""
     a, c, d = costs
     beta = migrated_share(
@@ -186,7 +186,7 @@ def test_z5_beta_of_linear_costs_is_the_closed_form(columns, ranks, costs, fixed
     T=st.lists(st.floats(1.0, 9.0), min_size=2, max_size=8),
     per_column=st.floats(0, 0.05),
 )
-def test_z5_x_is_the_largest_that_pays(T, per_column):
+def test_semi_x_is_the_largest_that_pays(T, per_column):
     """Equal to trying every x; at least one rank is left to help."""
     columns, communicate = [100] * len(T), LinearCost(per_column=per_column)
     x = migrating_stragglers(T, columns, communicate=communicate)
@@ -200,7 +200,7 @@ def test_z5_x_is_the_largest_that_pays(T, per_column):
     assert x < len(T)
 
 
-def test_z5_the_gain_is_not_monotone():
+def test_semi_the_gain_is_not_monotone():
     """Two ranks equally late: one alone would be helped by the other, which is no help."""
     free = LinearCost(per_column=0.0)
     T, columns = [10.0, 9.9, 1.0, 1.0], [100] * 4
@@ -208,7 +208,7 @@ def test_z5_the_gain_is_not_monotone():
     assert first < second
 
 
-def test_z5_four_stragglers_of_eight_split_at_three():
+def test_semi_four_stragglers_of_eight_split_at_three():
     """The paper's slowness 8, 6, 4, 2 of 8 ranks; over this (our) link three of four migrate."""
     T = [8.0, 6.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0]
     columns, communicate = [100] * 8, LinearCost(per_column=0.003)

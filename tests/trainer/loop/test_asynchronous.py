@@ -159,9 +159,7 @@ def layers_at_start(config):
 
 
 @pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "torch.optim:SGD", 0.1), (4, "adamw", 1e-3)])
-def test_d3_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(
-    gang, flowing, tmp_path, n, optimizer, rate
-):
+def test_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(gang, flowing, tmp_path, n, optimizer, rate):
     """PipeDream: W(t+1) = W(t) - v grad f(W_1(t-n+1), ..., W_n(t)), parameters equal to 1e-6."""
     config = flowing("PipeDream", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
     late = Recurrence(config, even(n), version=lambda s, k: max(0, k - (n - 1 - s)), update_every=[1] * n)
@@ -172,7 +170,7 @@ def test_d3_stage_s_of_n_learns_with_weights_n_minus_s_updates_late(
 
 
 @pytest.mark.parametrize("n", [3])
-def test_d3_vertical_sync_learns_with_all_weights_n_minus_1_updates_late(gang, flowing, tmp_path, n):
+def test_vertical_sync_learns_with_all_weights_n_minus_1_updates_late(gang, flowing, tmp_path, n):
     """W(t+1) = W(t) - v grad f(W(t-n+1)), parameters equal to 1e-6."""
     config = flowing("PipeDreamVerticalSync", checkpoint={"path": str(tmp_path / "c")})
     late = Recurrence(config, even(n), version=lambda s, k: max(0, k - n + 1), update_every=[1] * n)
@@ -182,7 +180,7 @@ def test_d3_vertical_sync_learns_with_all_weights_n_minus_1_updates_late(gang, f
 
 
 @pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "adamw", 1e-3), (4, "torch.optim:SGD", 0.3)])
-def test_d4_2bw_learns_with_weights_one_update_late(gang, flowing, tmp_path, n, optimizer, rate):
+def test_2bw_learns_with_weights_one_update_late(gang, flowing, tmp_path, n, optimizer, rate):
     """W(t+1) = W(t) - v grad f(W(t-1)); microbatch k uses version max(floor((k-1)/m) - 1, 0), k from 1."""
     config = flowing("PipeDream2BW", optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
     m = config["pipeline"]["microbatches"]

@@ -185,7 +185,7 @@ def recurrence(stages, updates, used):
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
-def test_d3_weight_stashing_on_a_quadratic_is_w_minus_v_grad_f_w1_t_minus_p_plus_1_to_wp_t(p):
+def test_weight_stashing_on_a_quadratic_is_w_minus_v_grad_f_w1_t_minus_p_plus_1_to_wp_t(p):
     """W(t+1) = W(t) - v grad f(W_1(t-p+1), ..., W_p(t)) to 1e-12; stage s of p holds p - s + 1 versions."""
     weights, counted = trained_quadratic(pipedream([1] * p, 24), 6)
     assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - (p - 1 - s))), abs=1e-12)
@@ -193,7 +193,7 @@ def test_d3_weight_stashing_on_a_quadratic_is_w_minus_v_grad_f_w1_t_minus_p_plus
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
-def test_d3_vertical_sync_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_p_plus_1(p):
+def test_vertical_sync_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_p_plus_1(p):
     """W(t+1) = W(t) - v grad f(W(t-p+1)) to 1e-12."""
     weights, counted = trained_quadratic(pipedream([1] * p, 24, vertical_sync=True), 6)
     assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - p + 1)), abs=1e-12)
@@ -201,7 +201,7 @@ def test_d3_vertical_sync_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_p_plus_1
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (4, 4), (3, 5)])
-def test_d4_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
+def test_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
     """W(t+1) = W(t) - v grad f(W(t-1)) to 1e-12, gradients of m microbatches; two versions at most."""
     steps = 6
     weights, counted = trained_quadratic(double_buffered(p, steps * m, update_every=m), steps)

@@ -24,7 +24,7 @@ CASES = {
 @pytest.mark.processes
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["plain", "dropout"])
 @pytest.mark.parametrize("size", CASES)
-def test_z4_migration_is_lossless(size, dropout):
+def test_migration_is_lossless(size, dropout):
     """Outputs and all gradients equal the whole block's to 1e-6 of their largest, for 2, 3 and 4 ranks."""
     block, values = whole_block(dropout)
     outputs, inputs = train_step(block, values)
@@ -40,7 +40,7 @@ def difference(found, expected):
 
 
 @pytest.mark.processes
-def test_z4_one_broadcast_more_a_step_for_each_late_rank():
+def test_migration_one_broadcast_more_a_step_for_each_late_rank():
     """All-reduces are as many as without migration, and helpers compute exactly what is handed over."""
     plain = on_ranks(step_of_a_block, 3, [0.0, 0.0, 0.0], 0.0)
     moved = on_ranks(step_of_a_block, 3, [0.0, 0.5, 0.0], 0.0)

@@ -49,7 +49,7 @@ def published_table(t, e, microbatches):
 
 
 @given(data=st.data(), layers=st.integers(1, 9), microbatches=st.integers(1, 12))
-def test_a2_layer_assignment_equals_brute_force_and_the_published_table(data, layers, microbatches):
+def test_amp_layer_assignment_equals_brute_force_and_the_published_table(data, layers, microbatches):
     """The scan over bottlenecks finds what trying all cuts finds, and what dp[i][j][m] of 6.4 finds."""
     ranks = data.draw(st.integers(1, min(4, layers)))
     numbers = st.floats(0.01, 5.0)
@@ -64,7 +64,7 @@ def test_a2_layer_assignment_equals_brute_force_and_the_published_table(data, la
 
 
 @given(data=st.data(), layers=st.integers(2, 8), microbatches=st.integers(1, 12))
-def test_a2_layer_assignment_on_unlike_devices_equals_brute_force(data, layers, microbatches):
+def test_amp_layer_assignment_on_unlike_devices_equals_brute_force(data, layers, microbatches):
     """Each stage has its own seconds for each layer, and its own link."""
     ranks = data.draw(st.integers(1, min(4, layers)))
     row = st.lists(st.floats(0.01, 5.0), min_size=layers, max_size=layers)
@@ -76,7 +76,7 @@ def test_a2_layer_assignment_on_unlike_devices_equals_brute_force(data, layers, 
 
 
 @given(a=st.floats(0, 9), b=st.floats(0, 9), m=st.floats(0, 9))
-def test_a2_the_identity_behind_the_table(a, b, m):
+def test_amp_the_identity_behind_the_table(a, b, m):
     """max(0, t1 - max(t2, m)) + max(0, t2 - m) = max(0, max(t1, t2) - m) (equations 12 and 13)."""
     assert max(0, a - max(b, m)) + max(0, b - m) == pytest.approx(max(0, max(a, b) - m), abs=1e-9)
 
@@ -91,7 +91,7 @@ def test_a2_the_identity_behind_the_table(a, b, m):
         (2, 2, 3, 1, 0),
     ],
 )
-def test_a4_dominoes_tile_the_grid(rows, columns, tensor, data, count):
+def test_amp_dominoes_tile_the_grid(rows, columns, tensor, data, count):
     """As many tilings as there are; every device is in exactly one domino; groups are straight lines."""
     found = list(tilings(rows, columns, tensor=tensor, data=data))
     assert len(found) == count
@@ -107,7 +107,7 @@ def test_a4_dominoes_tile_the_grid(rows, columns, tensor, data, count):
 
 
 @given(seed=st.integers(0, 1000))
-def test_a4_a_sampled_tiling_is_one_of_them(seed):
+def test_a_sampled_tiling_is_one_of_them(seed):
     """Coin tosses decide which."""
     random = np.random.default_rng(seed)
     assert sample_tiling(4, 2, tensor=2, data=1, choose=random.random) in set(tilings(4, 2, tensor=2, data=1))
@@ -138,7 +138,7 @@ LAYERS = [
 ]
 
 
-def test_a1_step_time_by_hand():
+def test_amp_step_time_by_hand():
     """(gas - 1) max t + sum t + sum e + the slowest gradient exchange, for one strategy of 4 devices."""
     cluster = grid(2, 2, fast=1e8, slow=1e7)
     layers = [LayerCost(seconds=1.0, weight_bytes=1e8, output_bytes=1e7)] * 4
@@ -153,7 +153,7 @@ def test_a1_step_time_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a3_annealing_finds_the_exhaustive_best_of_8_devices(seed):
+def test_amp_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     """Within 200 evaluations, on a cluster with a slow half."""
     cluster = grid(speeds=(1.0, 0.4) * 4)
     best = min(cost for cost, _ in all_strategies(LAYERS, cluster, batch_size=16))
@@ -163,7 +163,7 @@ def test_a3_annealing_finds_the_exhaustive_best_of_8_devices(seed):
     assert list(search.best_so_far) == sorted(search.best_so_far, reverse=True)
 
 
-def test_a3_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
+def test_amp_every_plan_is_feasible_and_the_same_seed_gives_the_same_plans():
     """Degrees multiply to the devices, layers are all assigned, memory holds."""
     cluster = grid(memory=1e8)
     search = anneal(LAYERS, cluster, batch_size=16, evaluations=60, seed=5)

@@ -44,7 +44,7 @@ SERVERS = GpuServers(gpus=16, gpus_per_server=8, memory_bytes=16e9, fast_bandwid
     weights=st.floats(1e8, 5e10),
     batch=st.sampled_from([16, 32, 64, 96]),
 )
-def test_d6_2bw_planner_equals_exhaustive_search(gpus, memory, weights, batch):
+def test_2bw_planner_equals_exhaustive_search(gpus, memory, weights, batch):
     """Throughput of the plan is the largest of all (d, p, b, r) that fit; nothing fits where it refuses."""
     model = dataclasses.replace(MODEL, weight_bytes=weights)
     servers = dataclasses.replace(SERVERS, gpus=gpus, memory_bytes=memory)
@@ -76,7 +76,7 @@ def test_d6_2bw_planner_equals_exhaustive_search(gpus, memory, weights, batch):
     assert plan.microbatches >= plan.stages
 
 
-def test_d6_memory_of_2bw_and_gpipe():
+def test_memory_of_2bw_and_gpipe():
     """2 W / p + A + p Ain; 2 W / p + A / p + p Ain with recomputation; GPipe W / p + A / p + m Ain."""
     p, b, m = 4, 2, 16
     assert memory_bytes(MODEL, p, b, recompute=False) == 2 * 16e9 / 4 + 8e9 + 4 * 16e6
@@ -84,7 +84,7 @@ def test_d6_memory_of_2bw_and_gpipe():
     assert gpipe_memory_bytes(MODEL, p, b, m) == 16e9 / 4 + 8e9 / 4 + 16 * 16e6
 
 
-def test_d6_recomputation_costs_four_thirds():
+def test_recomputation_costs_four_thirds():
     """Where compute is the bottleneck."""
     common = {"pipelines": 1, "stages": 1, "microbatch_size": 4, "microbatches": 8}
     plain, again = (
@@ -93,7 +93,7 @@ def test_d6_recomputation_costs_four_thirds():
     assert again / plain == pytest.approx(4 / 3)
 
 
-def test_d6_a_model_that_fits_nowhere_is_refused_with_the_least_it_needs():
+def test_a_model_that_fits_nowhere_is_refused_with_the_least_it_needs():
     """The reader learns how far off the memory is."""
     with pytest.raises(PlanningError, match=r"the smallest needs .* bytes a GPU"):
         plan_two_versions(MODEL, dataclasses.replace(SERVERS, memory_bytes=1e9), batch_size=64)
@@ -104,7 +104,7 @@ TRILLION = Transformer(layers=128, hidden=25600, sequence=2048, vocabulary=51200
 
 
 @pytest.mark.parametrize(("model", "billions"), [(GPT3, 174.6), (TRILLION, 1008.0)])
-def test_d8_parameters(model, billions):
+def test_ptdp_parameters(model, billions):
     """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh): GPT-3 and the trillion-parameter model of table 4.1."""
     assert model.parameters / 1e9 == pytest.approx(billions, abs=0.05)
 
@@ -113,7 +113,7 @@ def test_d8_parameters(model, billions):
     ("tokens", "parameters", "gpus", "teraflops", "days"),
     [(300e9, 175e9, 1024, 140, 34), (450e9, 1e12, 3072, 163, 84)],
 )
-def test_d8_training_days(tokens, parameters, gpus, teraflops, days):
+def test_ptdp_training_days(tokens, parameters, gpus, teraflops, days):
     """8 T P / (n X): 34 days for GPT-3 on 1024 A100s, 84 for a trillion parameters on 3072."""
     seconds = training_seconds(
         tokens=tokens, parameters=parameters, gpus=gpus, flops_per_second=teraflops * 1e12
@@ -121,7 +121,7 @@ def test_d8_training_days(tokens, parameters, gpus, teraflops, days):
     assert seconds / 86400 == pytest.approx(days, abs=1)
 
 
-def test_d8_flops_of_a_step():
+def test_ptdp_flops_of_a_step():
     """F: each layer four times its forward (recomputed), the logits three times theirs."""
     l, h, s, V, B = 128, 25600, 2048, 51200, 3072  # noqa: E741
     layer_forward = B * (24 * s * h**2 + 4 * s**2 * h)
@@ -130,7 +130,7 @@ def test_d8_flops_of_a_step():
 
 
 @given(p=st.integers(1, 6), m=st.integers(1, 12), share=st.floats(0.2, 0.8))
-def test_d8_step_time_equals_the_simulator(p, m, share):
+def test_ptdp_step_time_equals_the_simulator(p, m, share):
     """(b'/b + p - 1)(tf + tb) is 1F1B's makespan with even stages."""
     want = simulate(one_forward_one_backward(p, m), even_costs(p, forward=share, backward=1 - share)).makespan
     got = step_seconds(batch_per_pipeline=4 * m, microbatch_size=4, stages=p, microbatch_seconds=1.0)
@@ -138,20 +138,20 @@ def test_d8_step_time_equals_the_simulator(p, m, share):
 
 
 @given(layers=st.integers(1, 64), inner=st.floats(1.0, 50.0), outer=st.floats(0.1, 5.0), c=st.floats(0.1, 99))
-def test_d8_no_number_of_checkpoints_needs_less_memory_than_the_best(layers, inner, outer, c):
+def test_ptdp_no_number_of_checkpoints_needs_less_memory_than_the_best(layers, inner, outer, c):
     """c* = sqrt(l Aint / Ain) minimises c Ain + l / c Aint."""
     sizes = {"intermediate_bytes": inner, "input_bytes": outer}
     best = checkpointed_bytes(layers, best_checkpoints(layers, **sizes), **sizes)
     assert best <= checkpointed_bytes(layers, c, **sizes) * (1 + 1e-12)
 
 
-def test_d9_scatter_gather_sends_one_t_th():
+def test_ptdp_scatter_gather_sends_one_t_th():
     """b s h / t between two ranks instead of b s h."""
     assert pipeline_elements(2, 16, 8) == 2 * 16 * 8
     assert scattered_pipeline_elements(2, 16, 8, 4) * 4 == pipeline_elements(2, 16, 8)
 
 
-def test_d10_tensor_parallel_volume_is_8_bsh_t_minus_1_over_t():
+def test_ptdp_tensor_parallel_volume_is_8_bsh_t_minus_1_over_t():
     """Four all-reduces of b s h a layer, each 2 (t - 1) / t of it per rank; none without TP."""
     bsh = 2 * 16 * 8
     assert tensor_parallel_elements(2, 16, 8, 4) == pytest.approx(4 * 2 * 3 / 4 * bsh)
@@ -160,7 +160,7 @@ def test_d10_tensor_parallel_volume_is_8_bsh_t_minus_1_over_t():
     assert data_parallel_elements(100, 4) == 150
 
 
-def test_d8_ptdp_plan_keeps_tensor_parallelism_inside_a_server():
+def test_ptdp_plan_keeps_tensor_parallelism_inside_a_server():
     """Take-away 1: 22 billion parameters on 4 servers of 8 use t <= 8, and model parallelism to fit."""
     model = Transformer(layers=48, hidden=6144, sequence=2048, vocabulary=51200)
     servers = GpuServers(
@@ -174,7 +174,7 @@ def test_d8_ptdp_plan_keeps_tensor_parallelism_inside_a_server():
     assert ideal < plans[0].step_seconds < 1.6 * ideal
 
 
-def test_d8_ptdp_refuses_what_does_not_fit():
+def test_ptdp_refuses_what_does_not_fit():
     """A trillion parameters on 8 GPUs."""
     servers = dataclasses.replace(SERVERS, gpus=8)
     with pytest.raises(PlanningError, match="no p x t x d over 8 GPUs fits"):

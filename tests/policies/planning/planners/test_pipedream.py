@@ -42,7 +42,7 @@ profile = st.integers(1, 7).flatmap(
 
 @settings(deadline=None)
 @given(profile=profile, m=st.integers(1, 4), bandwidth=st.floats(0.5, 100.0))
-def test_d1_one_level_equals_brute_force(profile, m, bandwidth):
+def test_pipedream_one_level_equals_brute_force(profile, m, bandwidth):
     """Every contiguous cut with every number of replicas."""
     seconds, weights, outputs = profile
     level = Level(components=m, bandwidth=bandwidth)
@@ -55,7 +55,7 @@ def test_d1_one_level_equals_brute_force(profile, m, bandwidth):
 
 @settings(deadline=None, max_examples=40)
 @given(profile=profile, m=st.tuples(st.integers(1, 3), st.integers(1, 2)), slow=st.floats(0.5, 10.0))
-def test_d1_two_levels_equal_brute_force(profile, m, slow):
+def test_pipedream_two_levels_equal_brute_force(profile, m, slow):
     """Servers of GPUs: the inner level's best pipeline is the compute of the outer."""
     seconds, weights, outputs = profile
     inner, outer = Level(components=m[0], bandwidth=50.0), Level(components=m[1], bandwidth=slow)
@@ -69,7 +69,7 @@ def test_d1_two_levels_equal_brute_force(profile, m, slow):
     assert sum(stage.replicas for stage in plan.stages) == m[0] * m[1]
 
 
-def test_d1_convolutions_before_fat_layers_give_15_1():
+def test_pipedream_convolutions_before_fat_layers_give_15_1():
     """VGG-16's shape: compute with few weights is replicated, the fully connected end is not."""
     seconds = [1.0] * 15 + [0.5, 0.5]
     weights = [1e5] * 15 + [4e9, 4e8]
@@ -78,14 +78,14 @@ def test_d1_convolutions_before_fat_layers_give_15_1():
     assert plan.configuration == "15-1"
 
 
-def test_d1_tiny_weights_give_pure_data_parallelism():
+def test_pipedream_tiny_weights_give_pure_data_parallelism():
     """One stage on all ranks."""
     plan = plan_pipedream([1.0] * 8, [1.0] * 8, [1e9] * 8, [Level(components=4, bandwidth=1e6)])
     assert plan.configuration == "4"
     assert plan.seconds_per_microbatch == pytest.approx(2.0)
 
 
-def test_d1_heavy_weights_and_even_layers_give_a_straight_pipeline():
+def test_pipedream_heavy_weights_and_even_layers_give_a_straight_pipeline():
     """GNMT's shape: no stage is worth replicating."""
     plan = plan_pipedream([1.0] * 8, [1e9] * 8, [1.0] * 8, [Level(components=4, bandwidth=1e6)])
     assert plan.configuration == "1-1-1-1"

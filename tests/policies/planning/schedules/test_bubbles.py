@@ -29,7 +29,7 @@ seconds = st.floats(0.01, 5.0)
 @pytest.mark.parametrize(
     ("p", "m", "v"), [c for c in itertools.product((4, 8), (8, 16), (1, 2, 3)) if c[1] % c[0] == 0]
 )
-def test_d7_bubble_is_p_minus_1_over_v_m(p, m, v):
+def test_bubble_is_p_minus_1_over_v_m(p, m, v):
     """The simulated idle time over the ideal time of interleaved 1F1B equals the formula."""
     schedule = interleaved_one_forward_one_backward(p, m, v)
     trace = simulate(schedule, even_costs(p * v, forward=1 / v, backward=2 / v))
@@ -38,7 +38,7 @@ def test_d7_bubble_is_p_minus_1_over_v_m(p, m, v):
 
 
 @pytest.mark.parametrize("name", ["1F1B", "GPipe", "LoopedBFS"])
-def test_d7_gpipe_and_1f1b_have_the_same_bubble(name):
+def test_gpipe_and_1f1b_have_the_same_bubble(name):
     """(p - 1) / m."""
     p, m = 4, 8
     schedule = build_schedule(name, ranks=p, microbatches=m)
@@ -46,7 +46,7 @@ def test_d7_gpipe_and_1f1b_have_the_same_bubble(name):
     assert trace.makespan / (3 * m) - 1 == pytest.approx(pipeline_bubble(p, m), rel=1e-12)
 
 
-def test_d7_zero_bubble_schedules_have_the_bubbles_measured_of_torch():
+def test_zero_bubble_schedules_have_the_bubbles_measured_of_torch():
     """With F = I = W: of (p, m) = (4, 16), H1 (p - 1) / 3m, and ZB-V 1 / 16 of a third."""
     p, m = 4, 16
     h1 = simulate(interleaved_zero_bubble(p, m), even_costs(p, forward=1.0, backward=2.0, backward_input=1.0))
@@ -63,13 +63,13 @@ def test_bubble_of_data_parallel_pipelines_is_n_minus_d_over_b():
 
 
 @pytest.mark.parametrize(("ranks", "want"), [(4, 0.2500), (8, 1 / 3), (16, 14 / 38)])
-def test_b1_chimera_bubble_without_transfers_is_chimeras_own_formula(ranks, want):
+def test_chimera_bubble_without_transfers_is_chimeras_own_formula(ranks, want):
     """Tc = 0, Tb = 2 Tf: (P - 2) / (1.5 P + P - 2)."""
     assert chimera_bubble(ranks, forward=1.0, backward=2.0) == pytest.approx(want)
     assert want == pytest.approx((ranks - 2) / (1.5 * ranks + ranks - 2))
 
 
-def test_b1_chimera_bubble_needs_an_even_number_of_ranks():
+def test_chimera_bubble_needs_an_even_number_of_ranks():
     """An odd P has no two opposite pipelines."""
     with pytest.raises(ValueError, match="even number of ranks, got 5"):
         chimera_bubble(5, forward=1.0, backward=2.0)
@@ -80,7 +80,7 @@ def test_b1_chimera_bubble_needs_an_even_number_of_ranks():
     ratio=st.floats(0.5, 3.0),
     m=st.integers(1, 12),
 )
-def test_b2_inherent_and_dynamic_bubble_add_up_to_the_idle_time(forward, ratio, m):
+def test_inherent_and_dynamic_bubble_add_up_to_the_idle_time(forward, ratio, m):
     """Even stages have no dynamic part, and the inherent one is (p - 1) / (m + p - 1)."""
     schedule = one_forward_one_backward(4, m)
     costs = StageCosts(forward=tuple(forward), backward=tuple(ratio * f for f in forward))
@@ -93,7 +93,7 @@ def test_b2_inherent_and_dynamic_bubble_add_up_to_the_idle_time(forward, ratio, 
     assert split.inherent == pytest.approx(3 / (m + 3), abs=1e-9)
 
 
-def test_b2_over_many_microbatches_the_dynamic_bubble_is_what_the_slowest_rank_costs():
+def test_over_many_microbatches_the_dynamic_bubble_is_what_the_slowest_rank_costs():
     """Idle time tends to 1 - mean load / largest load, and nearly all of it is imbalance."""
     costs = StageCosts(forward=(1.0, 2.0, 4.0, 1.0), backward=(2.0, 4.0, 8.0, 2.0))
     split = split_bubble(one_forward_one_backward(4, 400), costs)
@@ -101,7 +101,7 @@ def test_b2_over_many_microbatches_the_dynamic_bubble_is_what_the_slowest_rank_c
     assert split.dynamic == pytest.approx(split.idle, abs=0.01)
 
 
-def test_b2_a_measured_step_is_split_like_a_simulated_one():
+def test_a_measured_step_is_split_like_a_simulated_one():
     """From busy seconds and the step alone."""
     schedule = one_forward_one_backward(4, 8)
     costs = StageCosts(forward=(1.0, 2.0, 1.0, 1.0), backward=(2.0, 4.0, 2.0, 2.0))

@@ -39,7 +39,7 @@ def test_every_schedule_is_valid_for_every_size(name, ranks, rounds):
 
 
 @given(data=st.data(), replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4))
-def test_d2_round_robin_sends_forward_and_backward_to_the_same_replica(data, replicas):
+def test_pipedream_round_robin_sends_forward_and_backward_to_the_same_replica(data, replicas):
     """1F1B-RR: microbatch k is on replica k mod r, both ways; nothing deadlocks, flush or not."""
     microbatches = 6 * data.draw(st.integers(1, 3))
     for schedule in (
@@ -55,7 +55,7 @@ def test_d2_round_robin_sends_forward_and_backward_to_the_same_replica(data, rep
 
 
 @pytest.mark.parametrize(("workers", "replicas", "want"), [(4, 1, 4), (3, 2, 2), (16, 15, 2), (8, 8, 1)])
-def test_d2_noam_is_workers_over_replicas_of_the_input_stage(workers, replicas, want):
+def test_pipedream_noam_is_workers_over_replicas_of_the_input_stage(workers, replicas, want):
     """NUM_OPT_ACTIVE_MINIBATCHES of straight, 2-1, 15-1 and data-parallel configurations."""
     assert optimal_active_minibatches(workers, replicas) == want
     rest = [] if workers == replicas else [1] * (workers - replicas)
@@ -64,7 +64,7 @@ def test_d2_noam_is_workers_over_replicas_of_the_input_stage(workers, replicas, 
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_d2_d5_1f1b_has_at_most_p_minus_stage_in_flight(ranks):
+def test_pipedream_1f1b_has_at_most_p_minus_stage_in_flight(ranks):
     """Activations of stage s (from 0): p - s microbatches, however many there are."""
     facts = validate(one_forward_one_backward(ranks, 3 * ranks))
     assert facts.in_flight == tuple(ranks - stage for stage in range(ranks))
@@ -75,7 +75,7 @@ def test_d2_d5_1f1b_has_at_most_p_minus_stage_in_flight(ranks):
     data=st.data(),
     m=st.integers(1, 10),
 )
-def test_a1_forward_pipeline_equals_amps_step_time(forward, data, m):
+def test_forward_pipeline_equals_amps_step_time(forward, data, m):
     """T = (m - 1) max t + sum t + sum e, where transfers overlap."""
     transfer = data.draw(st.lists(seconds, min_size=len(forward) - 1, max_size=len(forward) - 1))
     costs = StageCosts(forward=tuple(forward), backward=tuple(forward), transfer=tuple(transfer))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_d3_weight_stashing_is_p_minus_1_minus_s_updates_late():
+def test_weight_stashing_is_p_minus_1_minus_s_updates_late():
     """Stage s (from 0) computes microbatch t with max(0, t - (p - 1 - s)) updates, and holds p - s."""
     p, m = 4, 12
     schedule = pipedream([1] * p, m)
@@ -26,7 +26,7 @@ def test_d3_weight_stashing_is_p_minus_1_minus_s_updates_late():
     assert validate(schedule).versions_held == (4, 3, 2, 1)
 
 
-def test_d3_vertical_sync_uses_the_input_stages_version_everywhere():
+def test_vertical_sync_uses_the_input_stages_version_everywhere():
     """All stages use t - p + 1 updates, so all hold p versions."""
     p, m = 4, 12
     schedule = pipedream([1] * p, m, vertical_sync=True)
@@ -51,7 +51,7 @@ def played(schedule, learning_rate=0.1):
     return weights
 
 
-def test_d3_weight_stashing_trains_by_its_recurrence():
+def test_weight_stashing_trains_by_its_recurrence():
     """W(t+1) = W(t) - v grad f(W_1(t-p+1), W_2(t-p+2), ..., W_p(t)) (dissertation 2.4.3), to 1e-12."""
     p, m = 4, 30
     got = played(pipedream([1] * p, m))
@@ -64,7 +64,7 @@ def test_d3_weight_stashing_trains_by_its_recurrence():
         assert mine == pytest.approx(theirs, abs=1e-12)
 
 
-def test_d4_2bw_version_table():
+def test_2bw_version_table():
     """m = 4: microbatches 1 to 8 use version 0, 9 to 12 version 1; never more than two versions."""
     schedule = double_buffered(4, 16, update_every=4)
     versions = weight_versions(schedule)
@@ -73,7 +73,7 @@ def test_d4_2bw_version_table():
 
 
 @given(p=st.integers(1, 6), extra=st.integers(0, 4), updates=st.integers(1, 5))
-def test_d4_2bw_never_holds_more_than_two_versions(p, extra, updates):
+def test_2bw_never_holds_more_than_two_versions(p, extra, updates):
     """Also where an update covers more microbatches than there are ranks."""
     schedule = double_buffered(p, (p + extra) * updates, update_every=p + extra)
     assert max(validate(schedule).versions_held) <= 2
