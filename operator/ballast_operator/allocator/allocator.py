@@ -5,9 +5,10 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from ballast_policies.rounds import grow
+
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.growth import growth
 from ballast_operator.allocator.inputs import Inputs, complete, structure, values
 from ballast_operator.allocator.isolation import isolated_speeds
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
@@ -174,9 +175,9 @@ class Allocator:
                 reason=refusal.reason,
                 why=refusal.message,
             )
-        more = growth(
+        more = grow(
             round_,
-            gangs={gang.job: gang for gang in snapshot.gangs},
+            jobs={job.name: job for job in snapshot.problem.jobs},
             nodes=snapshot.nodes,
             sizes={} if policy.spec.dry_run else snapshot.growable,
         )

@@ -58,7 +58,7 @@ class Grants:
 
     def standing(self, snapshot: Snapshot, *, moment: float) -> Standing:
         """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""
-        wanted = {gang.job: gang for gang in snapshot.gangs}
+        wanted = {job.name for job in snapshot.problem.jobs}
         stays = [job for job in snapshot.running if self._leaving.get(job) != snapshot.launches[job]]
         running = {job: snapshot.running[job] for job in stays}
         since = {job: snapshot.running_since[job] for job in stays}

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.rounds import Gang, Node, Placement
+from ballast_policies.rounds import Node, Placement
 
 from ballast_operator.allocator.gang_size import Refusal, gang_size, growth_sizes, may_grow, refuse
 from ballast_operator.allocator.throughput import Measurements, Wanted
@@ -25,8 +25,7 @@ class Snapshot:
     Attributes:
         nodes: of the pools, with the GPUs that are ours to hand out.
         members: pool -> its ready nodes.
-        gangs: jobs that want GPUs.
-        problem: the same as the allocation problem.
+        problem: the jobs that want GPUs, as an allocation problem.
         running: job name -> its placement, for gangs that hold GPUs and go on.
         running_since: job name -> epoch seconds.
         leaving: jobs whose gang is ending and that will want GPUs again.
@@ -39,7 +38,6 @@ class Snapshot:
 
     nodes: tuple[Node, ...]
     members: Mapping[str, tuple[str, ...]]
-    gangs: tuple[Gang, ...]
     problem: Problem
     running: Mapping[str, Placement]
     running_since: Mapping[str, float]
@@ -88,7 +86,7 @@ def take_snapshot(
         capacity[value.gpu_type] += value.gpus
         by_pool[value.pool] += value.gpus
     gpu_types = tuple(sorted({pool.gpu_type for pool in spec.node_pools}))
-    gangs, problem_jobs, keys, launches, refusals = [], [], {}, {}, {}
+    problem_jobs, keys, launches, refusals = [], {}, {}, {}
     running, since, unmeasured, growable = {}, {}, set(), {}
     takers = []
     for view in jobs:
@@ -110,7 +108,6 @@ def take_snapshot(
         rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
         if all(speed.source == "unknown" for speed in known.values()):
             unmeasured.add(name)
-        gangs.append(Gang(job=name, gpus=size, throughput=rates))
         problem_jobs.append(as_job(view, wanted.spec, name=name, gpus=size, rates=rates, now=now))
         keys[name], launches[name] = view.key, view.status.launches
         if held is not None:
@@ -121,7 +118,6 @@ def take_snapshot(
     return Snapshot(
         nodes=tuple(values),
         members={name: tuple(node.name for node in members) for name, members in pools.items()},
-        gangs=tuple(gangs),
         problem=Problem(
             gpu_types=gpu_types,
             capacity=dict(capacity),

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from ballast_policies.accounting import cost
+
 from ballast_operator.steps.outcome import Situation, seconds_since
 from ballast_operator.views.status import JobStatus
 
@@ -12,6 +14,6 @@ def accrue(situation: Situation, status: JobStatus) -> JobStatus:
     if held is None or situation.price_per_hour <= 0:
         return status
     since = status.cost_at if status.cost_at is not None and status.cost_at > held.since else held.since
-    hours = max(0.0, seconds_since(situation, since)) / 3600
-    cost = status.cost + hours * len(held.slots) * situation.price_per_hour
-    return dataclasses.replace(status, cost=cost, cost_at=situation.now)
+    gpu_seconds = max(0.0, seconds_since(situation, since)) * len(held.slots)
+    total = status.cost + cost(gpu_seconds, situation.price_per_hour)
+    return dataclasses.replace(status, cost=total, cost_at=situation.now)

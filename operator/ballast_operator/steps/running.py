@@ -5,6 +5,7 @@ import datetime
 import math
 from typing import Any, TypeVar
 
+from ballast_policies.accounting import isolated_seconds
 from ballast_policies.contract import Directive, Report
 
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -90,7 +91,8 @@ def isolated(known: Isolated | None, report: Report, speed: float) -> Isolated |
     rate = _within(report.steps_per_second, 0.0, math.inf) or 0.0
     if step == before.step or rate * speed <= 0:
         return known
-    return Isolated(seconds=before.seconds + (step - before.step) / (rate * speed), step=step)
+    more = isolated_seconds(float(step - before.step), rate * speed)
+    return Isolated(seconds=before.seconds + more, step=step)
 
 
 def progress(situation: Situation, report: Report) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.growth import grow
+from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.values import (
-    Gang,
     Node,
     Placement,
     Round,
@@ -13,12 +14,13 @@ from ballast_policies.rounds.values import (
 
 __all__ = [
     "Account",
-    "Gang",
     "Node",
     "Placement",
     "Round",
+    "RoundMemory",
     "RoundSettings",
     "RoundState",
     "advance",
     "decide_round",
+    "grow",
 ]

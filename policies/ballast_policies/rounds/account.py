@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 HALF_LIFE_ROUNDS = 10.0
-"""After so many rounds of running, half of what a job was promised and received is forgotten, so that the
-account says what is owed now, and an old job's long past does not make it sluggish. Nothing is forgotten of
-a job that waits: else what is owed to a large gang would stop growing, and small jobs that keep coming, each
-with a larger share, would be more urgent for ever."""
+"""After this many rounds of running, half of what a job was promised and received is forgotten, so that the
+account states what is owed now and a long history does not delay the reaction to new shares. Nothing is
+forgotten while a job waits: otherwise what is owed to a large gang would stop growing, and a stream of small
+jobs, each with a larger share, would stay more urgent indefinitely."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One round: which gangs run where until the next (dissertation section 5.5).
 
 1. Gangs that must not be disturbed keep their nodes (too young to stop).
-2. The others are granted pools by priority; what no job with a share needs goes to whoever can use it.
+2. The others are granted pools by priority; what no job with a share needs goes to any job that can use it.
 3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
 4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
 5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first.
@@ -12,199 +12,135 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.allocation.problem import Allocation
-from ballast_policies.rounds.explanations import chosen_words, pinned_words, waiting_words
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
+from ballast_policies.rounds.explanations import explain_pinned, explain_placement, explain_waiting
 from ballast_policies.rounds.hysteresis import (
-    keep_free,
+    exempt_newest,
+    keeps_free,
     moves_left,
-    spared,
-    too_young,
+    reserved_columns,
     valid_placements,
+    within_min_run,
 )
 from ballast_policies.rounds.packing import assign_nodes
-from ballast_policies.rounds.priority import by_urgency, priorities
-from ballast_policies.rounds.selection import Claims, select
-from ballast_policies.rounds.values import (
-    Gang,
-    Node,
-    Placement,
-    Round,
-    RoundSettings,
-    RoundState,
-)
+from ballast_policies.rounds.selection import select
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 
 
 def decide_round(
     *,
     now: float,
-    allocation: Allocation,
-    gangs: Sequence[Gang],
+    shares: Mapping[str, Mapping[str, float]],
+    jobs: Sequence[Job],
     nodes: Sequence[Node],
     state: RoundState,
     settings: RoundSettings,
 ) -> Round:
-    """Decide the round that begins at ``now`` (seconds, on the clock of the state's times).
+    """Decide the round that begins at ``now``.
 
     A gang runs whole or not at all, on one pool; no node is given more GPUs than it has; a running
     gang whose lease is extended keeps exactly its nodes. The same input gives the same round.
+
+    Args:
+        now: seconds, on the clock of the state's times.
+        shares: job -> GPU type -> fraction of time (``Allocation.allocation``); missing: 0.
+        jobs: in order of arrival.
+        nodes: of the pools.
+        state: what was promised and received so far, and who runs where.
+        settings: of the rounds.
     """
-    board = _Board.of(now, allocation, gangs, nodes, state, settings)
-    pinned = too_young(now, board.valid, state, settings)
+    pools = Pools.of(nodes)
+    valid = valid_placements({job.name: job for job in jobs}, {node.name: node.gpus for node in nodes}, state)
+    question = _Question(
+        jobs={job.name: job for job in jobs},
+        names=tuple(job.name for job in jobs),
+        nodes=nodes,
+        pools=pools,
+        shares=shares,
+        valid=valid,
+        ordered=ordered_claims(jobs, pools, shares, now=now, valid=valid, state=state, settings=settings),
+    )
+    pinned = within_min_run(now, valid, state, settings)
     limit = moves_left(now, state, settings)
+    keep = keeps_free(now, state, settings)
     while True:
-        placements, kept_for = _grant(board, pinned, keep=settings.keep_free)
-        disturbed = {job: at for job, at in board.valid.items() if placements.get(job) != at}
+        placements, kept_for = _grant(question, pinned, keep=keep)
+        disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
         if limit is None or len(disturbed) <= limit:
             break
-        words = f"would be stopped or moved, but only {settings.max_moves_per_hour} an hour may be"
-        pinned = {**pinned, **spared(disturbed, state, limit, words)}
-    return _as_round(board, placements, pinned, kept_for, state)
+        reason = (
+            f"would be stopped or moved, but moves.maxMovesPerHour={settings.max_moves_per_hour} is reached"
+        )
+        pinned = {**pinned, **exempt_newest(disturbed, state, limit, reason)}
+    return _as_round(question, placements, pinned, kept_for, state)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Board:
-    """The question as arrays: gangs by rows, pools by columns, and all claims in order of urgency."""
+class _Question:
+    """What is decided on: jobs by index, pools by index, and all claims in order of urgency."""
 
-    gangs: Mapping[str, Gang]
+    jobs: Mapping[str, Job]
     names: tuple[str, ...]
     nodes: Sequence[Node]
-    pools: tuple[str, ...]
-    capacity: np.ndarray
-    claims: Claims
-    stays: np.ndarray
-    share: np.ndarray
-    fraction: Mapping[tuple[str, str], float]
+    pools: Pools
     shares: Mapping[str, Mapping[str, float]]
     valid: Mapping[str, Placement]
-
-    @classmethod
-    def of(
-        cls,
-        now: float,
-        allocation: Allocation,
-        gangs: Sequence[Gang],
-        nodes: Sequence[Node],
-        state: RoundState,
-        settings: RoundSettings,
-    ) -> "_Board":
-        by_name = {gang.job: gang for gang in gangs}
-        valid = valid_placements(by_name, {node.name: node.gpus for node in nodes}, state)
-        kinds = {node.pool: node.gpu_type for node in nodes}
-        # A pool whose largest node holds a gang whole is better than one where it must spread.
-        largest = {pool: max(node.gpus for node in nodes if node.pool == pool) for pool in kinds}
-        pools = tuple(sorted(kinds))
-        capacity = np.array([sum(n.gpus for n in nodes if n.pool == pool) for pool in pools], dtype=np.int64)
-        elapsed = max(
-            [settings.round_seconds]
-            + [sum(row.values()) for row in state.received.values()]
-            + [now - since for since in state.running_since.values()]
-        )
-        rows, fraction = [], {}
-        for m, gang in enumerate(gangs):
-            received = state.received.get(gang.job, {})
-            had = sum(received.values())
-            owed = (state.promised or {}).get(gang.job, {})
-            best = max(gang.throughput.values(), default=0.0)
-            for j, pool in enumerate(pools):
-                kind = kinds[pool]
-                rate = gang.throughput.get(kind, 0.0)
-                if rate <= 0:
-                    continue
-                fraction[gang.job, kind] = min(1.0, received.get(kind, 0.0) / elapsed)
-                share = allocation.allocation.get(gang.job, {}).get(kind, 0.0)
-                stays = gang.job in valid and valid[gang.job].pool == pool
-                rows.append(
-                    (
-                        m,
-                        j,
-                        gang.gpus,
-                        stays,
-                        share,
-                        share * elapsed if state.promised is None else owed.get(kind, 0.0),
-                        received.get(kind, 0.0),
-                        had,
-                        rate / best,
-                        largest[pool] < gang.gpus,
-                    )
-                )
-        table = np.array(rows, dtype=float).reshape(-1, 10)
-        row, column, size, staying, share_, promised, here, everywhere, speed, spread = table.T
-        priority = priorities(share_, promised, here, round_seconds=settings.round_seconds)
-        order = by_urgency(priority, -share_, everywhere, -speed, row, -staying, spread, column)
-        claims = Claims(
-            job=row.astype(np.int64),
-            partner=np.full(len(table), -1, dtype=np.int64),
-            column=column.astype(np.int64),
-            gpus=size.astype(np.int64),
-        )
-        return cls(
-            gangs=by_name,
-            names=tuple(gang.job for gang in gangs),
-            nodes=nodes,
-            pools=pools,
-            capacity=capacity,
-            claims=claims.take(order),
-            stays=staying[order] > 0,
-            share=share_[order],
-            fraction=fraction,
-            shares=allocation.allocation,
-            valid=valid,
-        )
+    ordered: OrderedClaims
 
 
 def _grant(
-    board: _Board, pinned: Mapping[str, str], *, keep: bool
+    question: _Question, pinned: Mapping[str, str], *, keep: bool
 ) -> tuple[dict[str, Placement], dict[str, str]]:
     """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
-    index = {name: m for m, name in enumerate(board.names)}
-    room = board.capacity.copy()
+    pools, valid, names = question.pools, question.valid, question.names
+    index = {name: m for m, name in enumerate(names)}
+    room = pools.capacity.copy()
     for job in pinned:
-        room[board.pools.index(board.valid[job].pool)] -= board.gangs[job].gpus
-    claims, position = board.claims, np.arange(len(board.claims))
+        room[pools.names.index(valid[job].pool)] -= question.jobs[job].gpus
+    claims, position = question.ordered.claims, np.arange(len(question.ordered.claims))
     open_ = ~np.isin(claims.job, [index[job] for job in pinned])
     granted = position[open_][select(claims.take(open_), room)]
     kept_for = {}
     if pinned and keep:
-        closed = keep_free(
-            claims, np.flatnonzero(~open_ | np.isin(position, granted)), select(claims, board.capacity)
+        closed = reserved_columns(
+            claims, np.flatnonzero(~open_ | np.isin(position, granted)), select(claims, pools.capacity)
         )
         ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
-        open_ &= board.stays | ahead
+        open_ &= question.ordered.stays | ahead
         granted = position[open_][select(claims.take(open_), room)]
-        kept_for = {board.pools[column]: board.names[claims.job[at]] for column, at in closed.items()}
-    wanted = [(job, board.valid[job].pool, board.gangs[job].gpus) for job in sorted(pinned)]
-    wanted += [
-        (board.names[claims.job[k]], board.pools[claims.column[k]], int(claims.gpus[k])) for k in granted
-    ]
-    return assign_nodes(wanted, board.nodes, board.valid), kept_for
+        kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
+    wanted = [(job, valid[job].pool, question.jobs[job].gpus) for job in sorted(pinned)]
+    wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
+    return assign_nodes(wanted, question.nodes, valid), kept_for
 
 
 def _as_round(
-    board: _Board,
+    question: _Question,
     placements: Mapping[str, Placement],
     pinned: Mapping[str, str],
     kept_for: Mapping[str, str],
     state: RoundState,
 ) -> Round:
-    free = {node.name: node.gpus for node in board.nodes}
+    free = {node.name: node.gpus for node in question.nodes}
     for placement in placements.values():
         for name in placement.nodes:
             free[name] -= 1
-    ran, names = state.running, board.names
+    ran, names = state.running, question.names
     extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
     reasons = {}
-    for job, gang in board.gangs.items():
-        at = placements.get(job)
+    for name, job in question.jobs.items():
+        at = placements.get(name)
         if at is None:
-            reasons[job] = waiting_words(gang, board.nodes, free, kept_for)
-        elif job in pinned:
-            reasons[job] = pinned_words(at, pinned[job])
+            reasons[name] = explain_waiting(job, question.nodes, free, kept_for)
+        elif name in pinned:
+            reasons[name] = explain_pinned(at, pinned[name])
         else:
-            reasons[job] = chosen_words(
+            reasons[name] = explain_placement(
                 at,
-                share=board.shares.get(job, {}).get(at.gpu_type, 0.0),
-                received_fraction=board.fraction[job, at.gpu_type],
-                extended=job in extended,
+                share=question.shares.get(name, {}).get(at.gpu_type, 0.0),
+                received_fraction=question.ordered.received_fraction[name, at.gpu_type],
+                extended=name in extended,
             )
     return Round(
         placements=dict(placements),

@@ -1,26 +1,28 @@
-"""Which running gangs a round must leave alone, and what it keeps free for a gang that waits for them."""
+"""Hysteresis: gangs that a round must not disturb, and GPUs kept free for gangs that wait for them."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.packing import has_room
 from ballast_policies.rounds.selection import Claims
-from ballast_policies.rounds.values import Gang, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.values import Placement, RoundSettings, RoundState
 
 HOUR = 3600.0
 
 
-def too_young(
+def within_min_run(
     now: float, valid: Mapping[str, Placement], state: RoundState, settings: RoundSettings
 ) -> dict[str, str]:
-    """Gangs that have not run ``min_run_seconds`` yet -> why they stay, in words; within a round: all."""
+    """Gangs that have not run ``min_run_seconds`` yet -> why they stay; within a round: all gangs."""
     if settings.within_round:
         return dict.fromkeys(valid, "holds them until the round ends")
     pinned = {}
     for job in valid:
         ran = now - state.running_since.get(job, now)
         if ran < settings.min_run_seconds:
-            pinned[job] = f"has run {ran:.0f} s of the {settings.min_run_seconds:.0f} s that it is left alone"
+            pinned[job] = f"has run {ran:.0f} s, less than moves.minRunSeconds={settings.min_run_seconds:.0f}"
     return pinned
 
 
@@ -28,24 +30,41 @@ def moves_left(now: float, state: RoundState, settings: RoundSettings) -> int | 
     """How many running gangs may still be stopped or moved in this hour; None: no limit."""
     if settings.max_moves_per_hour is None:
         return None
-    return max(0, settings.max_moves_per_hour - sum(1 for at in state.moves if now - at < HOUR))
+    return max(0, settings.max_moves_per_hour - len(recent_moves(state.moves, now)))
 
 
-def spared(disturbed: Mapping[str, Placement], state: RoundState, limit: int, words: str) -> dict[str, str]:
-    """All but ``limit`` of the disturbed gangs -> why they stay after all.
+def recent_moves(moves: tuple[float, ...], now: float) -> tuple[float, ...]:
+    """Those of ``moves`` (times, seconds) that happened within the hour before ``now``."""
+    return tuple(at for at in moves if now - at < HOUR)
 
-    Spared are those that have run the shortest: they have had the least use of their start.
+
+def keeps_free(now: float, state: RoundState, settings: RoundSettings) -> bool:
+    """Whether GPUs that come free are kept for a gang that waits for gangs that must not be disturbed.
+
+    Not needed within a round whose end may stop all of them: the gang gets its GPUs there.
+    """
+    left = moves_left(now, state, settings)
+    every_gang_may_be_stopped = settings.min_run_seconds <= 0 and (left is None or left >= len(state.running))
+    return not settings.within_round or not every_gang_may_be_stopped
+
+
+def exempt_newest(
+    disturbed: Mapping[str, Placement], state: RoundState, limit: int, reason: str
+) -> dict[str, str]:
+    """All but ``limit`` of the disturbed gangs -> why they keep their GPUs.
+
+    Exempt are those that have run the shortest time: stopping them would waste most of their start.
     """
     newest = sorted(disturbed, key=lambda job: (-state.running_since.get(job, 0.0), job))
-    return dict.fromkeys(newest[: len(disturbed) - limit], words)
+    return dict.fromkeys(newest[: len(disturbed) - limit], reason)
 
 
-def keep_free(claims: Claims, granted: np.ndarray, unhindered: np.ndarray) -> dict[int, int]:
+def reserved_columns(claims: Claims, granted: np.ndarray, unhindered: np.ndarray) -> dict[int, int]:
     """Columns in which nothing may start this round -> position of the claim that they are kept for.
 
-    A gang that would run now, if other gangs had not to be left alone, would wait for ever if every
+    A gang that would run now if the protected gangs could be stopped would wait indefinitely if every
     GPU that comes free were given to a smaller one. So the most urgent such claim of a column
-    keeps what is free there; gangs that run there may go on.
+    reserves what is free there; gangs that run there continue.
 
     Args:
         claims: in order of urgency.
@@ -61,24 +80,24 @@ def keep_free(claims: Claims, granted: np.ndarray, unhindered: np.ndarray) -> di
 
 
 def valid_placements(
-    gangs: Mapping[str, Gang], capacity: Mapping[str, int], state: RoundState
+    jobs: Mapping[str, Job], capacity: Mapping[str, int], state: RoundState
 ) -> dict[str, Placement]:
-    """Running gangs that could go on where they are: same size, usable type, nodes there and large enough.
+    """Running gangs that could continue where they are: same size, usable type, nodes large enough.
 
     Where a node has lost GPUs, the gangs that began first stay.
     """
     free = dict(capacity)
     valid = {}
-    for job in sorted(state.running, key=lambda job: (state.running_since.get(job, 0.0), job)):
-        placement, gang = state.running[job], gangs.get(job)
+    for name in sorted(state.running, key=lambda name: (state.running_since.get(name, 0.0), name)):
+        placement, job = state.running[name], jobs.get(name)
         if (
-            gang is None
-            or gang.gpus != len(placement.nodes)
-            or gang.throughput.get(placement.gpu_type, 0.0) <= 0
+            job is None
+            or job.gpus != len(placement.nodes)
+            or job.throughput.get(placement.gpu_type, 0.0) <= 0
         ):
             continue
-        if all(free.get(name, 0) >= placement.nodes.count(name) for name in set(placement.nodes)):
-            for name in placement.nodes:
-                free[name] -= 1
-            valid[job] = placement
+        if has_room(placement, free):
+            for node in placement.nodes:
+                free[node] -= 1
+            valid[name] = placement
     return valid

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ballast_policies.accounting import isolated_seconds
 from ballast_policies.simulator.accounts import positions
 from ballast_policies.simulator.ideal import run_ideally
 from ballast_policies.simulator.ledger import Ledger
@@ -247,7 +248,9 @@ class _Run:
         until: float,
     ) -> None:
         ledger = self.ledger
-        ledger.isolated_elapsed[rows] += steps / ledger.isolated_rate(rows, len(self._active))
+        ledger.isolated_elapsed[rows] += isolated_seconds(
+            steps, ledger.isolated_rate(rows, len(self._active))
+        )
         ledger.book(rows, columns, steps, seconds, now=self.now, part=part)
         together = seconds[: len(grant.job)].copy()
         paired = np.flatnonzero(grant.partner >= 0)

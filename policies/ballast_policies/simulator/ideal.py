@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.solving import Shares, Solver
 
@@ -36,15 +37,15 @@ def run_ideally(
     ledger.finish[active[done]] = until
     ledger.done[active[done]] = True
     isolated = ledger.isolated_rate(active, len(active))
-    ledger.isolated_elapsed[active] += steps / isolated
+    ledger.isolated_elapsed[active] += isolated_seconds(steps, isolated)
     for entry in range(len(shares.job)):
         pair = (
             [shares.job[entry]] if shares.partner[entry] < 0 else [shares.job[entry], shares.partner[entry]]
         )
         for row in pair:
             ledger.seconds_on[row] += shares.share[entry] * span
-            price = float(ledger.prices @ shares.share[entry]) * span / 3600.0
-            ledger.cost[row] += price * ledger.gpus[row] / len(pair)
+            price = float(ledger.prices @ shares.share[entry])
+            ledger.cost[row] += cost(float(ledger.gpus[row]) * span / len(pair), price)
     first_time = active[np.isnan(ledger.first_run[active]) & (rate[active] > 0)]
     ledger.first_run[first_time] = now
     return until, float(ledger.gpus[shares.job] @ shares.share.sum(axis=1)) * span

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ballast_policies.accounting import cost, equal_share
 from ballast_policies.simulator.settings import Cluster
 from ballast_policies.simulator.workload import TraceJob, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
@@ -120,8 +121,10 @@ class Ledger:
 
     def isolated_rate(self, rows: np.ndarray, present: int) -> np.ndarray:
         """Steps/s of ``rows`` if each of ``present`` jobs had its part of all GPUs (Gavel's X_isolated)."""
-        share = 1.0 / (present * self.gpus[rows])
-        rate: np.ndarray = self._equal[rows] * share / np.maximum(1.0, self.capacity.sum() * share)
+        share = equal_share(
+            self.gpus[rows].astype(float), jobs=present, total_gpus=float(self.capacity.sum())
+        )
+        rate: np.ndarray = self._equal[rows] * share
         return rate
 
     def book(
@@ -141,7 +144,7 @@ class Ledger:
         first = np.isnan(self.first_run[rows])
         self.first_run[rows[first]] = now
         self.seconds_on[rows, columns] += seconds
-        self.cost[rows] += self.prices[columns] * self.gpus[rows] * part * seconds / 3600.0
+        self.cost[rows] += cost(self.gpus[rows] * part * seconds, self.prices[columns])
         self.left[rows] -= steps
         finished: np.ndarray = self.left[rows] <= 0
         ended = rows[finished]

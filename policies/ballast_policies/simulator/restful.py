@@ -9,16 +9,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
-    Gang,
     Node,
     Placement,
     RoundSettings,
     RoundState,
     decide_round,
 )
-from ballast_policies.rounds.hysteresis import HOUR
+from ballast_policies.rounds.hysteresis import recent_moves
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds import Grant, Rounds
 from ballast_policies.simulator.settings import Settings
@@ -61,25 +60,13 @@ class RestfulRounds(Rounds):
                 for row, entry in zip(rows, entries.tolist(), strict=True)
             }
 
-        least, most = settings.min_run_seconds, settings.max_moves_per_hour
-        recent = tuple(at for at in self._moves if now - at < HOUR)
+        self._moves = recent_moves(self._moves, now)
         decided = decide_round(
             now=now,
-            allocation=Allocation(
-                policy=settings.policy,
-                objective=0.0,
-                allocation=by_type(self._shares.share),
-                pair_allocation={},
-                throughput={},
-                levels={},
-                status=self._shares.status,
-                gap=None,
-                solve_seconds=0.0,
-                solver="",
-            ),
-            gangs=[
-                Gang(
-                    job=name_of(row),
+            shares=by_type(self._shares.share),
+            jobs=[
+                Job(
+                    name=name_of(row),
                     gpus=int(ledger.gpus[row]),
                     throughput=dict(zip(types, ledger.rate[row].tolist(), strict=True)),
                 )
@@ -102,19 +89,16 @@ class RestfulRounds(Rounds):
                     for row, column in where.items()
                 },
                 running_since={name_of(row): since for row, (_, since) in self._began.items()},
-                moves=recent,
+                moves=self._moves,
             ),
             settings=RoundSettings(
                 round_seconds=settings.round_seconds,
-                min_run_seconds=least,
-                max_moves_per_hour=most,
+                min_run_seconds=settings.min_run_seconds,
+                max_moves_per_hour=settings.max_moves_per_hour,
                 within_round=within_round,
-                keep_free=not within_round
-                or least > 0
-                or (most is not None and len(recent) + len(where) > most),
             ),
         )
-        self._moves = (*recent, *([now] * (len(decided.moved) + len(decided.stopped))))
+        self._moves = (*self._moves, *([now] * (len(decided.moved) + len(decided.stopped))))
         found = {row_of(name): types.index(at.gpu_type) for name, at in decided.placements.items()}
         for row, column in found.items():
             if where.get(row) != column:

@@ -33,7 +33,6 @@ def snapshot(
     return Snapshot(
         nodes=(),
         members={},
-        gangs=(),
         problem=problem,
         running={},
         running_since={},

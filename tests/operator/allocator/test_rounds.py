@@ -6,7 +6,7 @@ from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.read import read_cluster_policy
 from ballast_policies.allocation.problem import Allocation, Job, Problem
-from ballast_policies.rounds import Gang, Node, Placement
+from ballast_policies.rounds import Node, Placement
 
 ROUND = 60
 BEGIN = 1000.0
@@ -29,15 +29,13 @@ def policy(**moves):
 
 def snapshot(sizes, *, running=(), launches=None, gpus=2):
     """Jobs by size on one node; ``running`` ones hold it."""
-    gangs = tuple(Gang(job=job, gpus=size, throughput={"v100": 1.0}) for job, size in sizes.items())
     return Snapshot(
         nodes=(Node(name="n", pool="a", gpu_type="v100", gpus=gpus),),
         members={"a": ("n",)},
-        gangs=gangs,
         problem=Problem(
             gpu_types=("v100",),
             capacity={"v100": gpus},
-            jobs=tuple(Job(name=g.job, gpus=g.gpus, throughput=g.throughput) for g in gangs),
+            jobs=tuple(Job(name=job, gpus=size, throughput={"v100": 1.0}) for job, size in sizes.items()),
         ),
         running={job: at(sizes[job]) for job in running},
         running_since=dict.fromkeys(running, BEGIN),

@@ -3,10 +3,9 @@
 from collections import Counter
 
 import pytest
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
     Account,
-    Gang,
     Node,
     RoundSettings,
     RoundState,
@@ -19,32 +18,21 @@ ROUND = 60.0
 
 
 def shares_of(**share):
-    return Allocation(
-        policy="test",
-        objective=0.0,
-        allocation={job: {"v100": x} for job, x in share.items()},
-        pair_allocation={},
-        throughput={},
-        levels={},
-        status="optimal",
-        gap=None,
-        solve_seconds=0.0,
-        solver="",
-    )
+    return {job: {"v100": x} for job, x in share.items()}
 
 
 def play(rounds):
     """A new allocation each round, a little different from the last; who ran how often."""
     nodes = [Node(name="n0", pool="a", gpu_type="v100", gpus=1)]
-    gangs = [Gang(job=job, gpus=1, throughput={"v100": 1.0}) for job in "abc"]
+    jobs = [Job(name=job, gpus=1, throughput={"v100": 1.0}) for job in "abc"]
     account, running, since, turns = Account(), {}, {}, Counter()
     for number in range(rounds):
         now, shift = ROUND * number, 0.01 * (number % 3)
-        allocation = shares_of(a=0.5 - shift, b=0.3 + shift, c=0.2)
+        shares = shares_of(a=0.5 - shift, b=0.3 + shift, c=0.2)
         decided = decide_round(
             now=now,
-            allocation=allocation,
-            gangs=gangs,
+            shares=shares,
+            jobs=jobs,
             nodes=nodes,
             state=RoundState(
                 received=account.received,
@@ -60,7 +48,7 @@ def play(rounds):
         on = {job: placement.gpu_type for job, placement in running.items()}
         account = advance(
             account,
-            shares=allocation.allocation,
+            shares=shares,
             running=on,
             seconds=ROUND,
             round_seconds=ROUND,

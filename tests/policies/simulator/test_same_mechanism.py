@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
     Account,
-    Gang,
     Node,
     RoundSettings,
     RoundState,
@@ -60,23 +59,12 @@ def test_the_simulator_grants_what_decide_round_places(policy, world):
     solver, rounds = Solver(ledger, chosen), Rounds(ledger, chosen)
     shares = solver.solve(active, 0.0)
     rounds.reset(shares)
-    allocation = Allocation(
-        policy="max-min-fairness",
-        objective=0.0,
-        allocation={
-            name_of(row): dict(zip(TYPES, shares.share[row].tolist(), strict=True)) for row in active.tolist()
-        },
-        pair_allocation={},
-        throughput={},
-        levels={},
-        status="optimal",
-        gap=None,
-        solve_seconds=0.0,
-        solver="",
-    )
-    gangs = [
-        Gang(
-            job=name_of(row),
+    by_type = {
+        name_of(row): dict(zip(TYPES, shares.share[row].tolist(), strict=True)) for row in active.tolist()
+    }
+    jobs = [
+        Job(
+            name=name_of(row),
             gpus=sizes[row],
             throughput=dict(zip(TYPES, ledger.rate[row].tolist(), strict=True)),
         )
@@ -93,8 +81,8 @@ def test_the_simulator_grants_what_decide_round_places(policy, world):
         grant = rounds.grant(active, grant, ledger.capacity)
         decided = decide_round(
             now=now,
-            allocation=allocation,
-            gangs=gangs,
+            shares=by_type,
+            jobs=jobs,
             nodes=nodes,
             state=RoundState(
                 received=account.received,
@@ -110,8 +98,6 @@ def test_the_simulator_grants_what_decide_round_places(policy, world):
         }
         assert {job: at.gpu_type for job, at in decided.placements.items()} == by_array
         rounds.pass_time(grant, np.full(len(grant.job), 360.0), 360.0)
-        account = advance(
-            account, shares=allocation.allocation, running=by_array, seconds=360.0, round_seconds=360.0
-        )
+        account = advance(account, shares=by_type, running=by_array, seconds=360.0, round_seconds=360.0)
         since = {job: since.get(job, now) for job in decided.placements}
         running = decided.placements

@@ -8,6 +8,7 @@ Objective: the least level, as in max-min fairness.
 
 import numpy as np
 
+from ballast_policies.accounting import equal_share
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.max_min_fairness import objective
@@ -17,9 +18,10 @@ __all__ = ["isolated_shares", "objective", "solve"]
 
 def isolated_shares(problem: Instance) -> np.ndarray:
     """X_isolated (n, k), before types that a job cannot use are taken out."""
-    n = max(1, len(problem.gpus))
-    X = problem.capacity[None, :] / (n * problem.gpus[:, None])
-    shares: np.ndarray = X / np.maximum(1.0, X.sum(axis=1, keepdims=True))
+    share = equal_share(
+        problem.gpus.astype(float), jobs=max(1, len(problem.gpus)), total_gpus=float(problem.capacity.sum())
+    )
+    shares: np.ndarray = problem.capacity[None, :] * share[:, None]
     return shares
 
 

@@ -1,0 +1,40 @@
+"""What running costs, and what the same progress would have taken on isolated equal shares.
+
+The operator books one job at a time, the simulator arrays of jobs: every function takes either.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+
+Number = TypeVar("Number", float, np.ndarray)
+
+SECONDS_PER_HOUR = 3600.0
+
+
+def cost(gpu_seconds: Number, price_per_gpu_hour: Number) -> Number:
+    """USD for ``gpu_seconds`` (GPUs x seconds) at ``price_per_gpu_hour`` (USD per GPU and hour)."""
+    return gpu_seconds * price_per_gpu_hour / SECONDS_PER_HOUR
+
+
+def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number:
+    """Seconds that ``steps`` would have taken at ``isolated_steps_per_second``, the job's equal share.
+
+    The t_isolated of Themis (NSDI'20, section 2), which finish-time fairness divides by.
+    """
+    return steps / isolated_steps_per_second
+
+
+def equal_share(gpus: Number, *, jobs: int, total_gpus: float) -> Number:
+    """C such that a job's isolated share of GPU type j is X_mj = c capacity_j (dissertation section 5.4.1).
+
+    Each of ``jobs`` jobs owns 1/jobs of every type; a gang of ``gpus`` GPUs can use its part for
+    capacity_j / (jobs gpus) of the time, scaled down where that adds up to more than all of the time.
+
+    Args:
+        gpus: size of the gang.
+        jobs: number of jobs that share the cluster, at least 1.
+        total_gpus: GPUs of all types.
+    """
+    fraction = 1.0 / (jobs * gpus)
+    return fraction / np.maximum(1.0, total_gpus * fraction)

@@ -1,0 +1,25 @@
+"""What running costs, and isolated equal shares."""
+
+import numpy as np
+import pytest
+from ballast_policies.accounting import cost, equal_share, isolated_seconds
+
+
+def test_four_gpus_for_half_an_hour_cost_two_gpu_hours():
+    """USD = GPUs x hours x price, for one job and for arrays of jobs."""
+    assert cost(4 * 1800.0, 2.48) == pytest.approx(2 * 2.48)
+    assert cost(np.array([3600.0, 7200.0]), np.array([1.0, 0.5])) == pytest.approx([1.0, 1.0])
+
+
+def test_isolated_seconds_are_steps_over_the_isolated_speed():
+    """Themis's t_isolated of the progress so far."""
+    assert isolated_seconds(100.0, 4.0) == 25.0
+
+
+def test_an_equal_share_is_the_dissertations_x_isolated():
+    """Section 5.4.1: capacity_j / (n gpus_m), scaled down to at most all of the time."""
+    capacity = np.array([8.0, 4.0])
+    assert capacity * equal_share(2.0, jobs=12, total_gpus=12.0) == pytest.approx(capacity / 24)
+    alone = capacity * equal_share(1.0, jobs=1, total_gpus=12.0)
+    assert alone.sum() == pytest.approx(1.0)
+    assert alone[0] / alone[1] == pytest.approx(2.0)
