@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from ballast_policies.contract import Directive, Plan, Stage
-from ballast_trainer.channel.channel_thread import Liaison
+from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.session import Session
-from ballast_trainer.loop.state import Overhead, Training
+from ballast_trainer.loop.state import Overhead, TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline import layout
@@ -256,7 +256,7 @@ def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
     plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     device = torch.device("cpu")
-    training = Training(
+    training = TrainingState(
         config=config,
         model=model,
         device=device,
@@ -270,11 +270,11 @@ def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
         stages=(),
     )
     training.stages = stages(job.bounds, training.placement(job.ranks))
-    liaison = Liaison(ScriptedChannel(plan, job.replans), plan) if rank == 0 else None
+    channel_thread = ChannelThread(ScriptedChannel(plan, job.replans), plan) if rank == 0 else None
     lines = Lines()
     session = Session(
         training,
-        liaison=liaison,
+        channel_thread=channel_thread,
         reporter=lines if rank == 0 else SilentReporter(),
         stop=StopSignal(),
         peer_timeout_seconds=60,

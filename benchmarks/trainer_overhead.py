@@ -66,7 +66,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract import Plan
-    from ballast_trainer.channel.channel_thread import Liaison
+    from ballast_trainer.channel.channel_thread import ChannelThread
     from ballast_trainer.channel.standalone import StandaloneChannel
     from ballast_trainer.config import TrainerConfig
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
@@ -75,7 +75,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.layers.layer_stack import LayerSet
     from ballast_trainer.loop.replanning import initial_stages
     from ballast_trainer.loop.session import Session
-    from ballast_trainer.loop.state import Training
+    from ballast_trainer.loop.state import TrainingState
     from ballast_trainer.models.registry import build_model
     from ballast_trainer.profiling.profile import Meter, Profile
     from ballast_trainer.reporting.console import SilentReporter
@@ -100,7 +100,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     world = join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
     speed = EmulatedSpeed(factor=setting.factor) if setting.factor else None
     clock = time.perf_counter if setting.sleeps else None
-    training = Training(
+    training = TrainingState(
         config=config,
         model=model,
         device=device,
@@ -113,9 +113,13 @@ def rank_main(rank, port, setting, dim, pairs, results):
         plan=plan,
         stages=initial_stages(None, tuple(range(count)), model.layer_count),
     )
-    liaison = Liaison(StandaloneChannel(plan), plan) if rank == 0 else None
+    channel_thread = ChannelThread(StandaloneChannel(plan), plan) if rank == 0 else None
     session = Session(
-        training, liaison=liaison, reporter=SilentReporter(), stop=StopSignal(), peer_timeout_seconds=60
+        training,
+        channel_thread=channel_thread,
+        reporter=SilentReporter(),
+        stop=StopSignal(),
+        peer_timeout_seconds=60,
     )
     session._launch()
 
@@ -167,7 +171,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     dist.barrier()
     if rank == 0:
         results.put({name: values[WARM_UP_PAIRS:] for name, values in seconds.items()})
-        liaison.close()
+        channel_thread.close()
 
 
 def measure(setting, dim, pairs):

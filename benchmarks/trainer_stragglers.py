@@ -40,11 +40,11 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
-from ballast_trainer.launch import Job, train
+from ballast_trainer.launch import ValidatedJob, train
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
+from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import handed_over, numbers_per_unit
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
@@ -94,7 +94,7 @@ class Segments:
 
     def watch(self):
         """Let the trainer's clocks and collectives tell; this process does nothing else."""
-        start_step, all_reduce, broadcast = ProductClock.start_step, Axis.all_reduce, Axis.broadcast
+        start_step, all_reduce, broadcast = GemmTimer.start_step, Axis.all_reduce, Axis.broadcast
 
         def starting(clock):
             start_step(clock)
@@ -114,7 +114,7 @@ class Segments:
 
             return counted
 
-        ProductClock.start_step = starting
+        GemmTimer.start_step = starting
         Axis.all_reduce, Axis.broadcast = before(all_reduce), before(broadcast)
 
     @staticmethod
@@ -142,7 +142,7 @@ class Size:
 
 
 def job_of(stragglers, steps, folder, size):
-    return Job.from_mapping(
+    return ValidatedJob.from_mapping(
         {
             "totalSteps": steps,
             "model": {

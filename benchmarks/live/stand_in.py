@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Report
-from ballast_trainer.channel.channel_thread import Liaison
+from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
 from ballast_trainer.process_exit import end
 
@@ -87,8 +87,8 @@ def lead(job: Job, total: int, told: list[int]) -> ExitReason:
     first = job.steps()
     began = time.monotonic()
     job.note("training", gpuType=gpu_type, steps=first)
-    liaison = Liaison(channel, plan)
-    liaison.send(ack=Ack(epoch=plan.epoch, step=int(first)), report=_report(plan, first, None, first))
+    channel_thread = ChannelThread(channel, plan)
+    channel_thread.send(ack=Ack(epoch=plan.epoch, step=int(first)), report=_report(plan, first, None, first))
     reported = began
     while True:
         now = time.monotonic()
@@ -96,20 +96,20 @@ def lead(job: Job, total: int, told: list[int]) -> ExitReason:
         if done >= total:
             job.save(done)
             job.note("finished", steps=done)
-            liaison.close(finished_step=total)
+            channel_thread.close(finished_step=total)
             return ExitReason.FINISHED
-        newest = liaison.plan()
+        newest = channel_thread.plan()
         if told or newest.directive is Directive.CHECKPOINT_AND_STOP:
             job.save(done)
             job.note("stopped", steps=done)
             report = _report(newest, done, rate, first)
-            liaison.send(
+            channel_thread.send(
                 ack=Ack(epoch=newest.epoch, step=int(done), checkpoint_step=int(done)), report=report
             )
-            liaison.close()
+            channel_thread.close()
             return ExitReason.STOPPED
         if now - reported >= REPORT_SECONDS:
-            liaison.report(_report(newest, done, rate, first))
+            channel_thread.report(_report(newest, done, rate, first))
             reported = now
         time.sleep(min(LOOK_SECONDS, (total - done) / rate))
 

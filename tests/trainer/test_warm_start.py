@@ -141,7 +141,7 @@ def holds_open(pid, path):
 HELD_SERVER = """
 import select, sys
 from ballast_trainer import warm_start
-server = warm_start.Server(sys.argv[1])
+server = warm_start.WarmStartServer(sys.argv[1])
 select.select([server._listener], [], [])
 print("asked", flush=True)
 sys.stdin.readline()

@@ -24,7 +24,13 @@ from ballast_policies.planning.schedules import (
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.pipeline.layout import check_schedule, flows, schedule_of, schedule_of_run, used_replicas
+from ballast_trainer.pipeline.layout import (
+    check_schedule,
+    is_asynchronous,
+    schedule_of,
+    schedule_of_run,
+    used_replicas,
+)
 
 FLOW_STEPS = 4
 """Steps of a schedule without a flush that are played; a step's time is what as many more add."""
@@ -222,7 +228,7 @@ def schedule_for(config: TrainerConfig, ranks: int, *, steps: int) -> Schedule:
     if positions == 1:
         return schedule_of("GPipe", ranks=1, microbatches=microbatches)
     counts = {"ranks": positions, "microbatches": microbatches}
-    if flows(pipeline.schedule):
+    if is_asynchronous(pipeline.schedule):
         return schedule_of_run(pipeline.schedule, steps=steps, replicas=pipeline.replicas, **counts)
     return schedule_of(
         pipeline.schedule, replicas=pipeline.replicas, stages_per_rank=pipeline.stages_per_rank, **counts
@@ -242,7 +248,7 @@ def _forecast(
     costs = _costs(partition, rows, bandwidth)
     trace = simulate(schedule, costs)
     step_seconds, played = trace.makespan, 1
-    if flows(config.pipeline.schedule) and schedule.ranks > 1:
+    if is_asynchronous(config.pipeline.schedule) and schedule.ranks > 1:
         longer = simulate(schedule_for(config, ranks, steps=2 * steps), costs)
         step_seconds, played = (longer.makespan - trace.makespan) / steps, steps
     busy = [seconds / played for seconds in trace.busy]

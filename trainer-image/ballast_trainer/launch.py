@@ -10,9 +10,9 @@ import torch
 from ballast_policies.contract import Plan
 
 from ballast_trainer.channel.base import Channel
-from ballast_trainer.channel.channel_thread import Liaison
+from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import TrainerConfig
-from ballast_trainer.distributed.heartbeat import Heartbeat
+from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
@@ -22,11 +22,11 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import check_precision
-from ballast_trainer.loop.rank_zero import Outcome
+from ballast_trainer.loop.rank_zero import SessionOutcome
 from ballast_trainer.loop.replanning import initial_stages, usable_stages
 from ballast_trainer.loop.reshape import announce_ready
 from ballast_trainer.loop.session import Session
-from ballast_trainer.loop.state import Training
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.executor.check import check_execution, with_schedule_defaults
@@ -49,14 +49,14 @@ TRACED_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ValidatedJob:
     """A configuration that has been checked against the model it names."""
 
     config: TrainerConfig
     model: Model
 
     @classmethod
-    def from_mapping(cls, value: Mapping[str, Any]) -> "Job":
+    def from_mapping(cls, value: Mapping[str, Any]) -> "ValidatedJob":
         """Read and check.
 
         Raises:
@@ -116,7 +116,7 @@ def choose_device(local_rank: int) -> torch.device:
 
 
 def train(
-    job: Job,
+    job: ValidatedJob,
     *,
     plan: Plan,
     pod: str,
@@ -129,7 +129,7 @@ def train(
     lost: Callable[[str], None] | None = None,
     trace: Path | None = None,
     trace_step: int = 10,
-) -> Outcome:
+) -> SessionOutcome:
     """Join the plan's ranks as ``pod`` and train to the end.
 
     Args:
@@ -193,7 +193,7 @@ def train(
         meter = RecordingMeter(
             model.layer_count, device, speed, first_step=trace_step - 1, steps=TRACED_STEPS
         )
-    training = Training(
+    training = TrainingState(
         config=config,
         model=model,
         device=device,
@@ -207,13 +207,13 @@ def train(
         stages=stages,
     )
     training.meter.first_microbatch = world.data.index * training.microbatches
-    liaison = Liaison(channel, plan) if rank == 0 else None
+    channel_thread = ChannelThread(channel, plan) if rank == 0 else None
     heartbeat = None
     if store is not None and lost is not None:
-        heartbeat = Heartbeat(store, pod=pod, hang_seconds=hang_seconds, lost=lost)
+        heartbeat = RankHeartbeat(store, pod=pod, hang_seconds=hang_seconds, lost=lost)
     session = Session(
         training,
-        liaison=liaison,
+        channel_thread=channel_thread,
         reporter=written or SilentReporter(),
         stop=stop,
         peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
@@ -227,7 +227,7 @@ def train(
     finally:
         if heartbeat is not None:
             heartbeat.close()
-        if liaison is not None:
-            liaison.close()
+        if channel_thread is not None:
+            channel_thread.close()
         if written is not None:
             written.close()

@@ -9,11 +9,11 @@ from ballast_policies.contract import Directive, Plan, Rank, Stage
 from ballast_trainer.config import PipelineConfig, TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
-from ballast_trainer.launch import Job, choose_device
+from ballast_trainer.launch import ValidatedJob, choose_device
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.layers.precision import check_precision
-from ballast_trainer.loop.state import Training
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.profile import Meter, Profile
 
@@ -33,7 +33,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     Raises:
         ConfigurationError: a field cannot work.
     """
-    job = Job.from_mapping(config)
+    job = ValidatedJob.from_mapping(config)
     torch.set_num_threads(1)
     training = _whole_model(job.config, job.model)
     for step in range(at_step + 1):
@@ -65,7 +65,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     return {"microbatchSize": pipeline.global_batch_size // pipeline.microbatches, "layers": rows}
 
 
-def _whole_model(config: TrainerConfig, model: Model) -> Training:
+def _whole_model(config: TrainerConfig, model: Model) -> TrainingState:
     """The job on this process alone; how it is to be cut and scheduled does not matter here."""
     pipeline = PipelineConfig(
         microbatches=config.pipeline.microbatches, global_batch_size=config.pipeline.global_batch_size
@@ -80,7 +80,7 @@ def _whole_model(config: TrainerConfig, model: Model) -> Training:
         return module
 
     ranks = (Rank(rank=0, pod="local", address="127.0.0.1", gpu_type="local"),)
-    training = Training(
+    training = TrainingState(
         config=dataclasses.replace(config, pipeline=pipeline),
         model=model,
         device=device,
@@ -97,7 +97,7 @@ def _whole_model(config: TrainerConfig, model: Model) -> Training:
     return training
 
 
-def _step(training: Training, step: int) -> None:
+def _step(training: TrainingState, step: int) -> None:
     config, meter = training.config, training.meter
     meter.start_step(step)
     assert training.pipeline is not None

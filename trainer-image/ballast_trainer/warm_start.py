@@ -74,7 +74,7 @@ def start_warm(environment: Mapping[str, str]) -> int | None:
     return 128 - code if code < 0 else code
 
 
-class Server:
+class WarmStartServer:
     """Forks a process per connection."""
 
     def __init__(self, path: str) -> None:
@@ -196,7 +196,7 @@ def _become(request: dict[str, object], streams: list[int], parent: int) -> None
 
 def main() -> None:
     """Listen on the socket named by the first argument, import torch, then serve."""
-    server = Server(sys.argv[1])
+    server = WarmStartServer(sys.argv[1])
     for module in ("ballast_trainer.preload", "ballast_trainer.cli.pod", "torch.distributed.checkpoint"):
         importlib.import_module(module)
     server.serve()

@@ -35,10 +35,10 @@ def test_the_kinds_of_change() -> None:
 
 def test_the_schedules() -> None:
     """Are those that the trainer runs."""
-    from ballast_trainer.pipeline.layout import FLOWING, FLUSHING
+    from ballast_trainer.pipeline.layout import ASYNCHRONOUS, SYNCHRONOUS
 
-    assert {schedule.value for schedule in Schedule if schedule.flushes} == set(FLUSHING)
-    assert {schedule.value for schedule in Schedule if not schedule.flushes} == set(FLOWING)
+    assert {schedule.value for schedule in Schedule if schedule.flushes} == set(SYNCHRONOUS)
+    assert {schedule.value for schedule in Schedule if not schedule.flushes} == set(ASYNCHRONOUS)
 
 
 def test_a_schedule_without_a_flush() -> None:

@@ -1,4 +1,4 @@
-"""Both channels carry the contract's bytes; the liaison retries and never blocks training."""
+"""Both channels carry the contract's bytes; the channel thread retries and never blocks training."""
 
 import http.server
 import json
@@ -7,7 +7,7 @@ import threading
 import pytest
 from ballast_policies.contract import Ack, Directive, Plan, Proposal, Rank, Report, Stage
 from ballast_trainer.channel.base import ChannelError
-from ballast_trainer.channel.channel_thread import Liaison
+from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
 from ballast_trainer.channel.standalone import StandaloneChannel
@@ -227,11 +227,11 @@ class UnreliableChannel:
 def test_the_liaison_sends_again_what_could_not_be_sent():
     """An acknowledgement survives two failed calls."""
     channel = UnreliableChannel(failures=2)
-    liaison = Liaison(channel, PLAN)
-    liaison.send(ack=ACK)
-    liaison.report(REPORT)
+    channel_thread = ChannelThread(channel, PLAN)
+    channel_thread.send(ack=ACK)
+    channel_thread.report(REPORT)
     eventually(lambda: channel.written.get("ack") == ACK, "the acknowledgement arrives")
-    liaison.close(finished_step=12)
+    channel_thread.close(finished_step=12)
     assert channel.written["report"] == REPORT
     assert channel.written["finished_step"] == 12
 
@@ -239,8 +239,8 @@ def test_the_liaison_sends_again_what_could_not_be_sent():
 def test_the_liaison_sees_a_new_plan():
     """Polled while training runs."""
     channel = UnreliableChannel(failures=0)
-    liaison = Liaison(channel, PLAN)
+    channel_thread = ChannelThread(channel, PLAN)
     ranks = (Rank(rank=0, pod="a-1-0", address="127.0.0.1", gpu_type="v100"),)
     channel.plan = Plan(job="a", epoch=2, launch=1, directive=Directive.SHRINK, ranks=ranks)
-    eventually(lambda: liaison.plan().epoch == 2, "the new plan is seen")
-    liaison.close()
+    eventually(lambda: channel_thread.plan().epoch == 2, "the new plan is seen")
+    channel_thread.close()

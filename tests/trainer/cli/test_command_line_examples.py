@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.dynamics.registry import DYNAMICS
-from ballast_trainer.launch import Job
-from ballast_trainer.pipeline.layout import FLOWING, FLUSHING
+from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.pipeline.layout import ASYNCHRONOUS, SYNCHRONOUS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples/trainer").rglob("*.yaml"))
@@ -28,7 +28,7 @@ def test_an_example_says_how_it_is_run_and_suits_its_ranks(example):
     command = rf"^# (?:.*: )?ballast-train run --config {path} --ranks (\d+)"
     ranks = re.search(command, example.read_text(), re.MULTILINE)
     assert ranks is not None, example.read_text()
-    Job.from_mapping(read_config(example, ())).check_ranks(int(ranks[1]))
+    ValidatedJob.from_mapping(read_config(example, ())).check_ranks(int(ranks[1]))
 
 
 def test_every_schedule_and_every_kind_of_change_has_an_example():
@@ -38,7 +38,7 @@ def test_every_schedule_and_every_kind_of_change_has_an_example():
     kinds = {change["kind"] for config in configs for change in config.get("dynamics", ())}
     assert kinds == set(DYNAMICS)
     # The variant of PipeDream is named in the example of PipeDream.
-    assert schedules == {*FLUSHING, *FLOWING} - {"PipeDreamVerticalSync"}
+    assert schedules == {*SYNCHRONOUS, *ASYNCHRONOUS} - {"PipeDreamVerticalSync"}
 
 
 @pytest.mark.processes

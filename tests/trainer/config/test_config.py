@@ -6,7 +6,7 @@ from ballast_trainer.config import TrainerConfig
 from ballast_trainer.environment import LaunchedRank, seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
-from ballast_trainer.launch import Job
+from ballast_trainer.launch import ValidatedJob
 
 PLAIN = {"totalSteps": 10, "model": {"name": "gpt"}}
 
@@ -73,7 +73,7 @@ def test_a_null_clip_norm_means_no_clipping():
 def test_a_wrong_field_is_named(change, field, words):
     """Every refusal names the field, the value and what is wrong with it."""
     with pytest.raises(ConfigurationError) as caught:
-        Job.from_mapping({**PLAIN, **change})
+        ValidatedJob.from_mapping({**PLAIN, **change})
     assert caught.value.field == field
     assert words in str(caught.value)
 

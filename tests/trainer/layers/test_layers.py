@@ -5,13 +5,13 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_trainer.config import DynamicConfig, TrainingConfig
 from ballast_trainer.data.corpus import text_batch
-from ballast_trainer.distributed.heartbeat import Heartbeat
+from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.seeding import mixed_key
-from ballast_trainer.loop.migrate import Move, plan_moves
+from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter, Profile, imbalance
@@ -122,7 +122,7 @@ def test_only_layers_that_change_ranks_move():
     """Moves by layer; a rank that keeps a layer sends nothing."""
     old = (Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=6))
     new = (Stage(rank=0, first_layer=0, end_layer=4), Stage(rank=1, first_layer=4, end_layer=6))
-    assert plan_moves(old, new) == (Move(layer=3, source=1, target=0),)
+    assert plan_moves(old, new) == (LayerMove(layer=3, source=1, target=0),)
     assert plan_moves(old, old) == ()
 
 
@@ -184,9 +184,9 @@ def test_a_rank_that_stops_counting_is_hung(monkeypatch):
     """Reported once, by name; a rank that beats is not."""
     monkeypatch.setattr("ballast_trainer.distributed.heartbeat.BEAT_SECONDS", 0.01)
     store, found = FakeStore(), []
-    alive = Heartbeat(store, pod="alive", hang_seconds=60, lost=found.append)
+    alive = RankHeartbeat(store, pod="alive", hang_seconds=60, lost=found.append)
     store["heartbeat/silent"] = b"4"
-    watcher = Heartbeat(store, pod="watcher", hang_seconds=0.2, lost=found.append)
+    watcher = RankHeartbeat(store, pod="watcher", hang_seconds=0.2, lost=found.append)
     watcher.watch(["alive", "silent", "watcher"])
     eventually(lambda: found, "the silent rank is noticed")
     assert len(found) == 1

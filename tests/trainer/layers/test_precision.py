@@ -9,7 +9,7 @@ from ballast_trainer.config import TrainerConfig, TrainingConfig
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.errors import ConfigurationError, TrainerError
-from ballast_trainer.launch import Job, train
+from ballast_trainer.launch import ValidatedJob, train
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.optimize import (
     drop_gradients,
@@ -263,7 +263,7 @@ def train_here(small_config):
         plan = local_plan(["job-1-0"])
         lines = Lines()
         train(
-            Job.from_mapping(config),
+            ValidatedJob.from_mapping(config),
             plan=plan,
             pod="job-1-0",
             store=None,

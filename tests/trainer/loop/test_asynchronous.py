@@ -12,7 +12,7 @@ from ballast_policies.planning import even_partition
 from ballast_policies.planning.schedules import pipedream, weight_versions
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.launch import Job
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer_stack import LayerSet, LayerStack
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.profiling.profile import Meter
@@ -40,7 +40,7 @@ def flowing(small_config):
 
 
 def layers_of(config):
-    job = Job.from_mapping(config)
+    job = ValidatedJob.from_mapping(config)
     return LayerSet(job.model, job.config.training, CPU, lambda index, module: module), job
 
 

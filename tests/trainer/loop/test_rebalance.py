@@ -20,7 +20,7 @@ from ballast_trainer.loop.replanning import (
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.loop.state import Training
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.profile import Meter, Profile
@@ -49,7 +49,7 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
     )
     model, device = build_model(config.model), torch.device("cpu")
     plan = local_plan(pods)
-    training = Training(
+    training = TrainingState(
         config=config,
         model=model,
         device=device,

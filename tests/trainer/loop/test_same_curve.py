@@ -9,7 +9,7 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.standalone import shrunk
-from ballast_trainer.pipeline.layout import FLUSHING, placement_of
+from ballast_trainer.pipeline.layout import SYNCHRONOUS, placement_of
 from ballast_trainer.testing import eventually, local_plan
 
 pytestmark = pytest.mark.processes
@@ -23,7 +23,7 @@ def assert_same_curve(losses, reference, total):
     assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
-@pytest.mark.parametrize("schedule", FLUSHING)
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("model", ["gpt", "recurrent"])
 def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_process_losses, schedule, model):
     """Every schedule and model family gives the losses of the unpartitioned model, dropout on."""
@@ -160,7 +160,7 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
 
 
 @pytest.mark.parametrize("left_out", ["mixtureOfDepths", "earlyExit"])
-@pytest.mark.parametrize("schedule", FLUSHING)
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_every_schedule_keeps_the_curve_while_all_kinds_of_change_go_on_under_random_replans(
     gang, small_config, single_process_losses, schedule, left_out, tmp_path
 ):

@@ -84,7 +84,17 @@ def half_square(output, target):
     return ((output - target) ** 2).mean() / 2
 
 
-def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=half_square, told_after=None):
+def run(
+    schedule,
+    modules_by_rank,
+    *,
+    steps,
+    batch,
+    boundary,
+    apply_gradients=None,
+    loss=half_square,
+    told_after=None,
+):
     """Carry the schedule out; returns (loss by step, what was counted by rank).
 
     After its step ``told_after`` every rank is told to end as soon as all of them can.
@@ -100,7 +110,7 @@ def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=h
         }
 
         def update(stage, *, step, microbatches):
-            learn(rank, stage, step=step, microbatches=microbatches)
+            apply_gradients(rank, stage, step=step, microbatches=microbatches)
 
         executor = Executor(
             stacks=stacks,
@@ -109,7 +119,7 @@ def run(schedule, modules_by_rank, *, steps, batch, boundary, learn=None, loss=h
             meter=meter,
             loss=loss,
             batch=batch,
-            learn=update,
+            apply_gradients=update,
             device=torch.device("cpu"),
         )
         try:
@@ -144,34 +154,34 @@ def shifts(schedule):
     """The quadratic's stages, one a rank, and the updates of plain gradient descent on them."""
     modules = [{rank: Shift(0.3 * (rank + 1))} for rank in range(schedule.ranks)]
 
-    def learn(rank, stage, *, step, microbatches):
+    def apply_gradients(rank, stage, *, step, microbatches):
         weight = modules[rank][stage].weight
         with torch.no_grad():
             weight -= RATE * weight.grad / microbatches
         weight.grad = None
 
-    return modules, learn
+    return modules, apply_gradients
 
 
 def trained_quadratic(schedule, steps, told_after=None):
     """Final weights of sum(w) -> 1 by stage, and what the ranks counted."""
-    modules, learn = shifts(schedule)
+    modules, apply_gradients = shifts(schedule)
     microbatches = schedule.microbatches // steps
     batch = (
         torch.zeros(microbatches, 1, dtype=torch.float64),
         torch.ones(microbatches, 1, dtype=torch.float64),
     )
-    boundary = Boundary(shape=(1, 1), dtype=torch.float64, learns=True)
-    _, counted = run(
+    boundary = Boundary(shape=(1, 1), dtype=torch.float64, requires_grad=True)
+    _, peak_usage = run(
         schedule,
         modules,
         steps=steps,
         batch=lambda step: batch,
         boundary=boundary,
-        learn=learn,
+        apply_gradients=apply_gradients,
         told_after=told_after,
     )
-    return [float(modules[rank][rank].weight.detach()) for rank in range(schedule.ranks)], counted
+    return [float(modules[rank][rank].weight.detach()) for rank in range(schedule.ranks)], peak_usage
 
 
 def recurrence(stages, updates, used):
@@ -187,26 +197,26 @@ def recurrence(stages, updates, used):
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_weight_stashing_on_a_quadratic_is_w_minus_v_grad_f_w1_t_minus_p_plus_1_to_wp_t(p):
     """W(t+1) = W(t) - v grad f(W_1(t-p+1), ..., W_p(t)) to 1e-12; stage s of p holds p - s + 1 versions."""
-    weights, counted = trained_quadratic(pipedream([1] * p, 24), 6)
+    weights, peak_usage = trained_quadratic(pipedream([1] * p, 24), 6)
     assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - (p - 1 - s))), abs=1e-12)
-    assert [c.versions[rank] for rank, c in enumerate(counted)] == [p - s for s in range(p)]
+    assert [c.versions[rank] for rank, c in enumerate(peak_usage)] == [p - s for s in range(p)]
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_vertical_sync_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_p_plus_1(p):
     """W(t+1) = W(t) - v grad f(W(t-p+1)) to 1e-12."""
-    weights, counted = trained_quadratic(pipedream([1] * p, 24, vertical_sync=True), 6)
+    weights, peak_usage = trained_quadratic(pipedream([1] * p, 24, vertical_sync=True), 6)
     assert weights == pytest.approx(recurrence(p, 24, lambda s, t: max(0, t - p + 1)), abs=1e-12)
-    assert [c.versions[rank] for rank, c in enumerate(counted)] == [p] * p
+    assert [c.versions[rank] for rank, c in enumerate(peak_usage)] == [p] * p
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (4, 4), (3, 5)])
 def test_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
     """W(t+1) = W(t) - v grad f(W(t-1)) to 1e-12, gradients of m microbatches; two versions at most."""
     steps = 6
-    weights, counted = trained_quadratic(double_buffered(p, steps * m, update_every=m), steps)
+    weights, peak_usage = trained_quadratic(double_buffered(p, steps * m, update_every=m), steps)
     assert weights == pytest.approx(recurrence(p, steps, lambda s, t: max(0, t - 1)), abs=1e-12)
-    assert max(max(c.versions.values()) for c in counted) == 2
+    assert max(max(c.versions.values()) for c in peak_usage) == 2
 
 
 @settings(deadline=None, max_examples=15)
@@ -219,9 +229,9 @@ def test_what_a_schedule_claims_is_what_is_counted(name, p, steps):
     """Microbatches in flight and versions held, by stage, equal those that planning found."""
     schedule = build_schedule(name, ranks=p, microbatches=steps * p)
     facts = validate(schedule)
-    _, counted = trained_quadratic(schedule, steps)
-    assert tuple(c.in_flight[rank] for rank, c in enumerate(counted)) == facts.stage_in_flight
-    assert tuple(c.versions[rank] for rank, c in enumerate(counted)) == facts.versions_held
+    _, peak_usage = trained_quadratic(schedule, steps)
+    assert tuple(c.in_flight[rank] for rank, c in enumerate(peak_usage)) == facts.stage_in_flight
+    assert tuple(c.versions[rank] for rank, c in enumerate(peak_usage)) == facts.versions_held
 
 
 @settings(deadline=None, max_examples=20)
@@ -293,7 +303,7 @@ def gradients_of(schedule, layer):
         for rank in range(schedule.ranks)
     ]
     each = 8 // schedule.microbatches
-    boundary = Boundary(shape=(each, 3, 4), dtype=torch.float64, learns=True)
+    boundary = Boundary(shape=(each, 3, 4), dtype=torch.float64, requires_grad=True)
     losses, _ = run(schedule, modules, steps=1, batch=curve_batch, boundary=boundary)
     summed = {}
     for held in modules:
@@ -375,14 +385,16 @@ def test_a_model_with_a_recurrent_layer_learns_by_the_versions_of_the_schedule(n
     )
     modules = [{rank: Curve(rank)} for rank in range(ranks)]
 
-    def learn(rank, stage, *, step, microbatches):
+    def apply_gradients(rank, stage, *, step, microbatches):
         with torch.no_grad():
             for parameter in modules[rank][stage].parameters():
                 parameter.sub_(RATE * parameter.grad / microbatches)
                 parameter.grad = None
 
-    boundary = Boundary(shape=(2, 3, 4), dtype=torch.float64, learns=True)
-    losses, _ = run(schedule, modules, steps=steps, batch=curve_batch, boundary=boundary, learn=learn)
+    boundary = Boundary(shape=(2, 3, 4), dtype=torch.float64, requires_grad=True)
+    losses, _ = run(
+        schedule, modules, steps=steps, batch=curve_batch, boundary=boundary, apply_gradients=apply_gradients
+    )
 
     histories = [[vector(Curve(stage))] for stage in range(ranks)]
     versions, wanted_losses, gathered = weight_versions(schedule), [], [0.0] * ranks

@@ -6,8 +6,8 @@ import pytest
 from ballast_policies.contract import Stage
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.launch import Job
-from ballast_trainer.loop.migrate import Move, plan_moves
+from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.loop.replanning import initial_stages
 from ballast_trainer.pipeline.layout import holders_of, placement_of
 from ballast_trainer.testing import eventually
@@ -90,12 +90,12 @@ def test_a_layer_comes_to_every_replica_that_does_not_have_it_yet():
     old, new = stages_at((0, 2, 6, 8)), stages_at((0, 4, 5, 8))
     assert holders_of(old, [1, 2, 1]) == ((0,), (1, 2), (3,))
     assert plan_moves(old, new, [1, 2, 1]) == (
-        Move(layer=2, source=1, target=0),
-        Move(layer=3, source=1, target=0),
-        Move(layer=5, source=1, target=3),
+        LayerMove(layer=2, source=1, target=0),
+        LayerMove(layer=3, source=1, target=0),
+        LayerMove(layer=5, source=1, target=3),
     )
     assert plan_moves(new, old, [1, 2, 1]) == tuple(
-        Move(layer=layer, source=source, target=target)
+        LayerMove(layer=layer, source=source, target=target)
         for layer, source in [(2, 0), (3, 0), (5, 3)]
         for target in (1, 2)
     )
@@ -129,7 +129,7 @@ def test_what_does_not_go_with_replicas_is_refused_in_words(replicated, change, 
     for key, value in change.items():
         config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
     with pytest.raises(ConfigurationError, match=reason) as refused:
-        Job.from_mapping(config)
+        ValidatedJob.from_mapping(config)
     assert refused.value.field == field
 
 
@@ -139,7 +139,7 @@ def test_what_does_not_go_with_replicas_is_refused_in_words(replicated, change, 
 )
 def test_replicas_that_do_not_fit_the_ranks_are_refused(replicated, replicas, ranks, reason):
     """Too few or too many ranks, and microbatches that cannot be shared."""
-    job = Job.from_mapping(replicated(replicas))
+    job = ValidatedJob.from_mapping(replicated(replicas))
     with pytest.raises(ConfigurationError, match=reason):
         job.check_ranks(ranks)
 
@@ -156,7 +156,7 @@ def test_what_does_not_go_without_a_flush_is_refused_in_words(small_config, trai
     config = small_config(training=training)
     config["pipeline"]["schedule"] = "PipeDream"
     with pytest.raises(ConfigurationError, match=reason) as refused:
-        Job.from_mapping(config)
+        ValidatedJob.from_mapping(config)
     assert refused.value.field == field
 
 
@@ -165,4 +165,4 @@ def test_2bw_with_fewer_microbatches_than_ranks_is_refused(small_config):
     config = small_config()
     config["pipeline"]["schedule"] = "PipeDream2BW"
     with pytest.raises(ConfigurationError, match="more than two versions would be needed"):
-        Job.from_mapping(config).check_ranks(5)
+        ValidatedJob.from_mapping(config).check_ranks(5)

@@ -9,7 +9,7 @@ from ballast_policies.contract import Report
 from ballast_trainer.dynamics.sparse_linear import PrunableLinear
 from ballast_trainer.layer_profiler import layer_rows
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.profiling.activations import KeptTensors
+from ballast_trainer.profiling.activations import SavedTensors
 from ballast_trainer.profiling.profile import Meter, Profile
 from torch import nn
 
@@ -103,7 +103,7 @@ def test_a_storage_counts_once_and_weights_do_not():
     """Of a batch the microbatch's part, a ReLU's output for the first layer that keeps it, no weight."""
     part = torch.zeros(6, 4).chunk(3)[0]
     first, second = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 3)
-    kept = KeptTensors(part)
+    kept = SavedTensors(part)
     with kept.saving(0):
         hidden = first(part)
     with kept.saving(1):
@@ -123,7 +123,7 @@ def test_a_sparse_layer_keeps_its_input_alone():
     linear.prune(mask)
     assert linear.values is not None
     source = torch.zeros(5, 16)
-    kept = KeptTensors(source)
+    kept = SavedTensors(source)
     with kept.saving(0):
         linear(source).sum()
     assert kept.count([linear]) == {0: 5 * 16 * 4}
@@ -148,7 +148,7 @@ def test_counting_keeps_nothing_alive():
     """Once the forward's result and the counter are gone, so is the graph: an output that its own node
     keeps makes no cycle.
     """
-    kept = KeptTensors(torch.zeros(2, 4))
+    kept = SavedTensors(torch.zeros(2, 4))
     with kept.saving(0):
         inner = Doubled.apply(torch.ones(2, 4, requires_grad=True))
         result = inner.sigmoid()

@@ -9,7 +9,7 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.distributed.mesh import Mesh, Place
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.launch import Job
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.testing import eventually
@@ -49,7 +49,7 @@ def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_lo
 
 def whole_model(config, folder=None):
     """All parameters by layer and name: of a checkpoint, its parts put together, or as they start."""
-    job = Job.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
+    job = ValidatedJob.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
     world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
     count = job.model.layer_count
     layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
@@ -140,7 +140,7 @@ def test_world_ranks_are_laid_out_pipeline_then_data_then_tensor(tensor, data, p
 
 def test_ranks_that_do_not_fill_the_mesh_are_refused(small_config):
     """Three ranks for tensor 2 name the field and what to start."""
-    job = Job.from_mapping(with_heads({**small_config(), "parallelism": {"tensor": 2}}))
+    job = ValidatedJob.from_mapping(with_heads({**small_config(), "parallelism": {"tensor": 2}}))
     with pytest.raises(ConfigurationError, match=r"parallelism.*no multiple.*start 2, 4"):
         job.check_ranks(3)
 
@@ -164,7 +164,7 @@ def test_ranks_that_do_not_fill_the_mesh_are_refused(small_config):
 def test_what_a_mesh_cannot_do_is_refused_in_words(small_config, change, words):
     """Before any rank starts, with the field and what to change."""
     with pytest.raises(ConfigurationError, match=words):
-        Job.from_mapping({**with_heads(small_config()), **change})
+        ValidatedJob.from_mapping({**with_heads(small_config()), **change})
 
 
 @pytest.mark.processes

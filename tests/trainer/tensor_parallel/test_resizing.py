@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
-from ballast_trainer.tensor_parallel.product import IMPUTATIONS, Lineage, product
+from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
+from ballast_trainer.tensor_parallel.product import IMPUTATIONS, ColumnSelection, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -21,14 +21,14 @@ def tensors(seed=0):
     return value, weight, bias, torch.randn(3, 5, ROWS, generator=generator)
 
 
-def lineage(kept, imputation="zero"):
-    return Lineage(
+def selection(kept, imputation="zero"):
+    return ColumnSelection(
         layer="block", matrix="up", columns=COLUMNS, kept=torch.tensor(kept), imputation=imputation
     )
 
 
 def clock(running=False):
-    made = ProductClock(torch.device("cpu"))
+    made = GemmTimer(torch.device("cpu"))
     made.running = running
     return made
 
@@ -42,7 +42,7 @@ def test_nothing_left_out_is_bit_identical(running):
     """Gamma = 0: output and all gradients are those of ``functional.linear``, also while timed."""
     value, weight, bias, gradient = tensors()
     plain = functional.linear(value, weight, bias)
-    ours = product(value, weight, bias, lineage=None, clock=clock(running))
+    ours = product(value, weight, bias, selection=None, clock=clock(running))
     assert torch.equal(ours, plain)
     expected = gradients((value, weight, bias), plain, gradient)
     found = gradients((value, weight, bias), ours, gradient)
@@ -60,7 +60,7 @@ def test_a_resized_product_is_the_masked_dense_one(kept, seed):
     mask = torch.zeros(COLUMNS, dtype=torch.float64)
     mask[kept] = 1.0
     masked = functional.linear(value * mask, weight * mask, bias)
-    ours = product(value, weight, bias, lineage=lineage(kept), clock=clock())
+    ours = product(value, weight, bias, selection=selection(kept), clock=clock())
     torch.testing.assert_close(ours, masked, atol=1e-12, rtol=1e-12)
     expected = gradients((value, weight, bias), masked, gradient)
     found = gradients((value, weight, bias), ours, gradient)
@@ -79,8 +79,8 @@ def test_arithmetic_falls_by_gamma(ratio):
     for name, kept in (("whole", None), ("resized", range(round(COLUMNS * (1 - ratio))))):
         value, weight, bias, gradient = tensors()
         with FlopCounterMode(display=False) as counter:
-            made = lineage(list(kept)) if kept is not None else None
-            product(value, weight, bias, lineage=made, clock=clock(True)).backward(gradient)
+            made = selection(list(kept)) if kept is not None else None
+            product(value, weight, bias, selection=made, clock=clock(True)).backward(gradient)
         counts[name] = counter.get_total_flops()
     assert counts["resized"] == pytest.approx((1 - ratio) * counts["whole"], rel=1e-9)
 
@@ -89,7 +89,7 @@ def test_imputation_by_the_average():
     """A column left out gets the mean of the gradients that were computed in its row."""
     value, weight, bias, gradient = tensors()
     kept = [0, 3, 7]
-    ours = product(value, weight, bias, lineage=lineage(kept, "average"), clock=clock())
+    ours = product(value, weight, bias, selection=selection(kept, "average"), clock=clock())
     of_input, of_weight = gradients((value, weight), ours, gradient)
     for found in (of_input, of_weight):
         mean = found[..., kept].mean(-1)
@@ -100,10 +100,10 @@ def test_imputation_by_the_average():
 def test_imputation_by_the_same_as_last_time():
     """A column left out gets the gradient it had when it was last computed."""
     value, weight, bias, gradient = tensors()
-    made = lineage(list(range(COLUMNS)), "same")
-    whole = gradients((value, weight), product(value, weight, bias, lineage=made, clock=clock()), gradient)
+    made = selection(list(range(COLUMNS)), "same")
+    whole = gradients((value, weight), product(value, weight, bias, selection=made, clock=clock()), gradient)
     made.kept = torch.tensor([1, 2])
-    again = product(value, weight, bias, lineage=made, clock=clock())
+    again = product(value, weight, bias, selection=made, clock=clock())
     found = gradients((value, weight), again, 2 * gradient)
     for before, after in zip(whole, found, strict=True):
         torch.testing.assert_close(after[..., [1, 2]], 2 * before[..., [1, 2]])
@@ -114,6 +114,6 @@ def test_the_imputations_are_the_three_of_the_paper():
     """Zero, Average and Same; before there is anything to repeat, Same imputes zero."""
     assert set(IMPUTATIONS) == {"zero", "average", "same"}
     value, weight, bias, gradient = tensors()
-    ours = product(value, weight, bias, lineage=lineage([4], "same"), clock=clock())
+    ours = product(value, weight, bias, selection=selection([4], "same"), clock=clock())
     (of_weight,) = gradients((weight,), ours, gradient)
     assert np.count_nonzero(of_weight.abs().sum(0).numpy()) == 1

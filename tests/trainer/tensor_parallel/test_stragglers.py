@@ -11,11 +11,11 @@ from ballast_trainer.config import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
-from ballast_trainer.launch import Job
+from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.models.gpt import Block
-from ballast_trainer.tensor_parallel.balance import Balance
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
 
 SLOW_RANK, SLOW = 1, 8.0
 
@@ -166,15 +166,15 @@ def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():
     axis = TwoRanks(ranks=(0, 1))
     block = split_layer(Block(32, 8, 0.0), axis)
     layer = SimpleNamespace(index=0, module=block)
-    balance = Balance(StragglersConfig(policy="resize"), torch.device("cpu"), None, seed=0)
+    mitigation = StragglerMitigation(StragglersConfig(policy="resize"), torch.device("cpu"), None, seed=0)
     wanted, late = [], []
     for step, seconds in enumerate([1.0] * 3 + [1.02] * 4 + [1.07] * 4 + [1.3] * 3 + [1.3] * 4):
         exchange = bool(wanted) and wanted[-1]
-        balance.begin_step(step, [layer], axis, microbatches=1, exchange=exchange)
+        mitigation.begin_step(step, [layer], axis, microbatches=1, exchange=exchange)
         block(torch.randn(2, 4, 32, requires_grad=True)).sum().backward()
-        balance.finish_step(seconds, microbatches=1)
-        wanted.append(balance.wants_exchange)
-        late.append(None if balance.decision is None else balance.decision.stragglers)
+        mitigation.finish_step(seconds, microbatches=1)
+        wanted.append(mitigation.wants_exchange)
+        late.append(None if mitigation.decision is None else mitigation.decision.stragglers)
     assert len(exchanges) == 2
     assert wanted.index(True) == 2, "the first decision comes after three measured steps"
     assert exchanges[0][0] == 1.0
@@ -211,4 +211,4 @@ def test_an_emulated_straggler_is_slow_in_its_products_alone():
 def test_what_does_not_go_together_is_refused_in_words(small_config, change, words):
     """Before any rank starts."""
     with pytest.raises(ConfigurationError, match=words):
-        Job.from_mapping({**small_config(), **change})
+        ValidatedJob.from_mapping({**small_config(), **change})

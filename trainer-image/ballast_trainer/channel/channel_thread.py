@@ -21,7 +21,7 @@ RENEW_SECONDS = 1.0
 """How often the newest report is written at most, and the lease renewed at least."""
 
 
-class Liaison:
+class ChannelThread:
     """Runs a channel in a daemon thread."""
 
     def __init__(self, channel: Channel, plan: Plan) -> None:

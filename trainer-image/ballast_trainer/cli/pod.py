@@ -87,7 +87,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     plan, value = wait_for_plan(channel, pod, stop)
     preload.join()
     from ballast_trainer.distributed.process_group import reach_store, serve_store
-    from ballast_trainer.launch import Job, train
+    from ballast_trainer.launch import ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter
 
     value = dict(value)
@@ -98,7 +98,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
         }
     if os.environ.get(METRICS_PORT_ENV):
         value["metrics"] = {**(value.get("metrics") or {}), "port": _port(os.environ[METRICS_PORT_ENV])}
-    job = Job.from_mapping(value)
+    job = ValidatedJob.from_mapping(value)
     rank = plan.rank_of(pod)
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))

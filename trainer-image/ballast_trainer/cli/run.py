@@ -63,7 +63,7 @@ def _run(
     from ballast_trainer.channel.base import Channel, ChannelError
     from ballast_trainer.channel.directory import DirectoryChannel
     from ballast_trainer.channel.standalone import StandaloneChannel
-    from ballast_trainer.launch import Job, train
+    from ballast_trainer.launch import ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 
     stop = StopSignal()
@@ -71,7 +71,7 @@ def _run(
     if single_process:
         # The whole model in one process is what a mesh of ranks is compared with.
         config = {key: value for key, value in config.items() if key != "parallelism"}
-    job = Job.from_mapping(config)
+    job = ValidatedJob.from_mapping(config)
     launched = LaunchedRank() if single_process else LaunchedRank.from_environment(os.environ)
     rank, ranks = launched.rank, launched.ranks
     if ranks > 1:

@@ -20,7 +20,7 @@ BEAT_SECONDS = 1.0
 """How often a rank counts up."""
 
 
-class Heartbeat:
+class RankHeartbeat:
     """Beats for this pod and watches the others until it is closed."""
 
     def __init__(

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
-from ballast_trainer.loop.state import Training
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import next_drain
-from ballast_trainer.pipeline.executor.executor import Counted
-from ballast_trainer.pipeline.executor.pipelines import FlowingPipeline
+from ballast_trainer.pipeline.executor.executor import PeakUsage
+from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline
 
 Agreed = TypeVar("Agreed")
 
@@ -54,12 +54,12 @@ class _Sum:
         return values
 
 
-class Flow(Generic[Agreed]):
+class AsynchronousRuns(Generic[Agreed]):
     """Runs of steps between two drains."""
 
     def __init__(
         self,
-        training: Training,
+        training: TrainingState,
         *,
         figures: Callable[[float | None], list[float]],
         agree: Callable[[list[float], StepDone], Agreed],
@@ -89,7 +89,9 @@ class Flow(Generic[Agreed]):
         training, pipeline = self._training, self._pipeline
         first = training.step
         steps = next_drain(training.config, first) - first
-        executor = pipeline.begin(first, steps, batch=training.batch_of, learn=self._learn)
+        executor = pipeline.begin(
+            first, steps, batch=training.batch_of, apply_gradients=self._apply_gradients
+        )
         lead = pipeline.lead(steps)
         agreed: list[Agreed] = []
         sums: deque[_Sum] = deque()
@@ -110,15 +112,15 @@ class Flow(Generic[Agreed]):
                     executor.end_after(step + lead)
         while sums:
             agreed.append(self._settle(sums.popleft()))
-        counted = executor.finish()
-        pipeline.check(counted, steps)
-        self._say(counted)
+        peak_usage = executor.finish()
+        pipeline.check(peak_usage, steps)
+        self._print_drain(peak_usage)
         return agreed
 
     @property
-    def _pipeline(self) -> FlowingPipeline:
+    def _pipeline(self) -> AsynchronousPipeline:
         pipeline = self._training.pipeline
-        assert isinstance(pipeline, FlowingPipeline)
+        assert isinstance(pipeline, AsynchronousPipeline)
         return pipeline
 
     def _begin_sum(self, loss: float | None, done: StepDone) -> _Sum:
@@ -130,7 +132,7 @@ class Flow(Generic[Agreed]):
     def _settle(self, summed: _Sum) -> Agreed:
         return self._agree(summed.wait(), summed.done)
 
-    def _learn(self, stage: int, *, step: int, microbatches: int) -> None:
+    def _apply_gradients(self, stage: int, *, step: int, microbatches: int) -> None:
         training, meter = self._training, self._training.meter
         self._pipeline.sum_over_replicas(stage)
         gradients = [p.grad for p in training.layers.parameters() if p.grad is not None]
@@ -154,10 +156,10 @@ class Flow(Generic[Agreed]):
         for dynamic in training.dynamics:
             dynamic.after_optimizer(training.layers)
 
-    def _say(self, counted: Counted) -> None:
+    def _print_drain(self, peak_usage: PeakUsage) -> None:
         in_flight: dict[int, int] = {}
         versions: dict[int, int] = {}
-        for part in self._training.world.gather(counted):
+        for part in self._training.world.gather(peak_usage):
             in_flight.update(part.in_flight)
             versions.update(part.versions)
         self._event(

@@ -5,8 +5,8 @@ import dataclasses
 from ballast_policies.planning import Partition, predict_step_seconds
 from ballast_policies.planning.schedules import split_bubble, stage_costs
 
-from ballast_trainer.loop.state import Training
-from ballast_trainer.pipeline.layout import flows, schedule_of
+from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.pipeline.layout import is_asynchronous, schedule_of
 from ballast_trainer.profiling.profile import LayerCosts
 
 
@@ -24,7 +24,7 @@ class IdleSeconds:
     imbalance: float
 
 
-def idle_seconds(training: Training, costs: LayerCosts) -> IdleSeconds:
+def idle_seconds(training: TrainingState, costs: LayerCosts) -> IdleSeconds:
     """The idle time that the schedule and the partition in force explain.
 
     Schedules with a flush are simulated; without one the closed form of a run between two drains stands.
@@ -33,7 +33,7 @@ def idle_seconds(training: Training, costs: LayerCosts) -> IdleSeconds:
     if positions == 1:
         return IdleSeconds(schedule=0.0, imbalance=0.0)
     busy = sum(costs.forward + costs.backward) / positions
-    if flows(pipeline.schedule):
+    if is_asynchronous(pipeline.schedule):
         loads, microbatches = training.rank_loads(costs), training.microbatches_per_drain
         mean = sum(loads) / positions
         even = predict_step_seconds([mean] * positions, microbatches)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from ballast_policies.planning.schedules import Schedule, ScheduleFacts, validate
 
-from ballast_trainer.loop.state import Training
-from ballast_trainer.pipeline.layout import flows, schedule_of, schedule_of_run
+from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.pipeline.layout import is_asynchronous, schedule_of, schedule_of_run
 
 
 def stage_bytes(
-    training: Training, held: Sequence[int], weights: Sequence[int], *, ranks: int, by_rank: bool = False
+    training: TrainingState, held: Sequence[int], weights: Sequence[int], *, ranks: int, by_rank: bool = False
 ) -> list[list[float]]:
     """Bytes of each layer on each stage of a pipeline of ``ranks`` positions, shape (stages, L).
 
@@ -51,7 +51,7 @@ def stage_bytes(
     ]
 
 
-def _facts_of(training: Training, ranks: int) -> tuple[Schedule, ScheduleFacts]:
+def _facts_of(training: TrainingState, ranks: int) -> tuple[Schedule, ScheduleFacts]:
     pipeline = training.config.pipeline
     return _facts(
         pipeline.schedule, ranks, training.microbatches, tuple(pipeline.replicas), pipeline.stages_per_rank
@@ -62,7 +62,7 @@ def _facts_of(training: Training, ranks: int) -> tuple[Schedule, ScheduleFacts]:
 def _facts(
     name: str, ranks: int, microbatches: int, replicas: tuple[int, ...], stages_per_rank: int | None
 ) -> tuple[Schedule, ScheduleFacts]:
-    if flows(name):
+    if is_asynchronous(name):
         # Long enough that the pipeline fills and every version there is in a longer run is held.
         steps = 2 + math.ceil(2 * ranks / microbatches)
         schedule = schedule_of_run(

@@ -19,7 +19,7 @@ from ballast_trainer.pipeline.layout import holders_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class LayerMove:
     """Layer ``layer`` goes from rank ``source`` to rank ``target``."""
 
     layer: int
@@ -36,7 +36,7 @@ class Migration:
         byte_count: bytes sent, over all ranks.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[LayerMove, ...]
     byte_count: int
 
 
@@ -53,11 +53,13 @@ def owners(stages: Sequence[Stage], replicas: Sequence[int] = ()) -> dict[int, t
     }
 
 
-def plan_moves(old: Sequence[Stage], new: Sequence[Stage], replicas: Sequence[int] = ()) -> tuple[Move, ...]:
+def plan_moves(
+    old: Sequence[Stage], new: Sequence[Stage], replicas: Sequence[int] = ()
+) -> tuple[LayerMove, ...]:
     """The layers that come to ranks, by layer; both partitions count ranks in the same numbering."""
     before, after = owners(old, replicas), owners(new, replicas)
     return tuple(
-        Move(layer=layer, source=before[layer][0], target=target)
+        LayerMove(layer=layer, source=before[layer][0], target=target)
         for layer in sorted(after)
         for target in after[layer]
         if target not in before[layer]
@@ -65,7 +67,7 @@ def plan_moves(old: Sequence[Stage], new: Sequence[Stage], replicas: Sequence[in
 
 
 def migrate(
-    world: World, layers: LayerSet, moves: Sequence[Move], *, keeps: Collection[int] = ()
+    world: World, layers: LayerSet, moves: Sequence[LayerMove], *, keeps: Collection[int] = ()
 ) -> Migration:
     """Carry out the moves; collective over the world.
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
 
-from ballast_trainer.distributed.heartbeat import Heartbeat
+from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import stages_as_json
-from ballast_trainer.loop.rank_zero import Outcome, Voice
+from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.replanning import (
     initial_stages,
     layer_sizes,
@@ -23,22 +23,22 @@ from ballast_trainer.loop.replanning import (
     usable_stages,
 )
 from ballast_trainer.loop.reshape import grow, move_layers, newcomers_ready, shrink
-from ballast_trainer.loop.state import StopWatch, Training
+from ballast_trainer.loop.state import Stopwatch, TrainingState
 from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.link_times import link_seconds
 
 logger = logging.getLogger(__name__)
 
 
-class Reactions:
+class PlanFollower:
     """Changes of shape, decided by the plan or by rank 0."""
 
     def __init__(
         self,
-        training: Training,
-        voice: Voice,
+        training: TrainingState,
+        rank_zero: RankZeroReporter,
         *,
-        heartbeat: Heartbeat | None,
+        heartbeat: RankHeartbeat | None,
         save: Callable[[], str],
         peer_timeout_seconds: float,
     ) -> None:
@@ -46,13 +46,13 @@ class Reactions:
 
         Args:
             training: the job.
-            voice: says what happens.
+            rank_zero: prints events and sends messages to the operator.
             heartbeat: watches the other ranks.
             save: writes a checkpoint, and says in words whether there is one.
             peer_timeout_seconds: how long to wait for other ranks.
         """
         self._training = training
-        self._voice = voice
+        self._rank_zero = rank_zero
         self._heartbeat = heartbeat
         self._save = save
         self._timeout = peer_timeout_seconds
@@ -66,9 +66,9 @@ class Reactions:
 
     def newest_epoch(self) -> int:
         """The newest plan's epoch, on rank 0; a plan that grows counts once its new ranks are there."""
-        if self._voice.liaison is None:
+        if self._rank_zero.channel_thread is None:
             return 0
-        plan, world = self._voice.liaison.plan(), self._training.world
+        plan, world = self._rank_zero.channel_thread.plan(), self._training.world
         if plan.directive is Directive.GROW and not newcomers_ready(world, plan):
             return self._training.plan.epoch
         return plan.epoch
@@ -77,19 +77,19 @@ class Reactions:
         """Whether the plan of ``epoch`` has yet to be followed."""
         return epoch > max(self._training.plan.epoch, self._refused_epoch)
 
-    def follow_plan(self, epoch: int) -> Outcome | None:
+    def follow_plan(self, epoch: int) -> SessionOutcome | None:
         """Do what the plan of ``epoch`` wants, if it is new; the outcome where this rank's part ends."""
-        training, liaison = self._training, self._voice.liaison
+        training, channel_thread = self._training, self._rank_zero.channel_thread
         if not self.is_news(epoch):
             return None
-        plan: Plan = training.world.from_rank_0(liaison.plan() if liaison is not None else None)
+        plan: Plan = training.world.from_rank_0(channel_thread.plan() if channel_thread is not None else None)
         self._proposal = None
         old, new = set(training.world.pods), {rank.pod for rank in plan.ranks}
         stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != training.plan.launch
         if stop or not (new <= old or new > old):
             saved = self._save()
-            self._voice.acknowledge_stop(plan.epoch)
-            return self._voice.ended(ExitReason.STOPPED, f"plan {plan.epoch} says stop; {saved}")
+            self._rank_zero.acknowledge_stop(plan.epoch)
+            return self._rank_zero.ended(ExitReason.STOPPED, f"plan {plan.epoch} says stop; {saved}")
         if self._heartbeat is not None:
             # Ranks come and go until the new world stands.
             self._heartbeat.watch(())
@@ -113,20 +113,20 @@ class Reactions:
         pause_ms = None
         if asked is not None and asked != training.stages:
             reshaped = move_layers(training, asked)
-            self._voice.migrated(reshaped)
+            self._rank_zero.migrated(reshaped)
             pause_ms = reshaped.pause_ms
         training.plan = plan
         training.world = dataclasses.replace(training.world, epoch=plan.epoch)
-        self._voice.acknowledge(pause_ms=pause_ms)
+        self._rank_zero.acknowledge(pause_ms=pause_ms)
 
-    def _other_ranks(self, plan: Plan, old: set[str], new: set[str]) -> Outcome | None:
+    def _other_ranks(self, plan: Plan, old: set[str], new: set[str]) -> SessionOutcome | None:
         training = self._training
         placement = training.placement(len(plan.ranks))
         stages: tuple[Stage, ...] = training.world.from_rank_0(
             usable_stages(plan.stages, placement, training.model.layer_count)
             or initial_stages(training.profile.costs(), placement, training.model.layer_count)
         )
-        before, costs = training.world.size, self._voice.progress.costs
+        before, costs = training.world.size, self._rank_zero.progress.costs
         predicted = None
         if costs is not None:
             predicted = [predicted_step_seconds(training, costs, of) for of in (training.stages, stages)]
@@ -134,10 +134,10 @@ class Reactions:
         change = shrink if new < old else grow
         reshaped = change(training, plan, stages, self._timeout)
         if reshaped.released:
-            return self._voice.ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
-        self._voice.progress.reshaped()
-        self._voice.migrated(reshaped)
-        self._voice.event(
+            return self._rank_zero.ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
+        self._rank_zero.progress.reshaped()
+        self._rank_zero.migrated(reshaped)
+        self._rank_zero.event(
             "repack" if new < old else "grow",
             epoch=plan.epoch,
             ranks_before=before,
@@ -148,22 +148,22 @@ class Reactions:
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
         )
-        self._voice.acknowledge(pause_ms=reshaped.pause_ms)
+        self._rank_zero.acknowledge(pause_ms=reshaped.pause_ms)
         return None
 
     def rebalance(self) -> None:
         """Move layers between the ranks, if rank 0 finds that it pays."""
-        training, progress = self._training, self._voice.progress
+        training, progress = self._training, self._rank_zero.progress
         if training.world.positions == 1:
             return
         self._print_measured()
-        watch = StopWatch()
+        watch = Stopwatch()
         sizes = layer_sizes(training)
         links = None
         if training.config.rebalance.balancer == "network":
             links = link_seconds(training.world, training.meter.message_bytes)
         decided = None
-        if self._voice.liaison is not None:
+        if self._rank_zero.channel_thread is not None:
             decided = rebalance_decision(
                 training, sizes, move_seconds=progress.move_seconds, link_seconds=links
             )
@@ -183,8 +183,8 @@ class Reactions:
             return
         training.overhead.moving += reshaped.pause_ms / 1000
         progress.rebalanced(before, reshaped.pause_ms)
-        self._voice.migrated(reshaped)
-        self._voice.event(
+        self._rank_zero.migrated(reshaped)
+        self._rank_zero.event(
             "rebalance",
             imbalance_before=before,
             imbalance_after=progress.imbalance(),
@@ -195,7 +195,7 @@ class Reactions:
             stages=stages_as_json(stages),
             **({} if links is None else {"link_seconds": links}),
         )
-        self._voice.report(now=True)
+        self._rank_zero.report(now=True)
         training.profile.forget()
 
     def _print_measured(self) -> None:
@@ -209,15 +209,15 @@ class Reactions:
             for layer, value in dynamic.measured(training.layers).items():
                 mine[layer] = share * value
             found = {layer: value for layer, value in enumerate(training.world.sum(mine)) if value}
-            self._voice.event(dynamic.measures, layers=found)
+            self._rank_zero.event(dynamic.measures, layers=found)
 
     def propose_repack(self) -> None:
         """Offer ranks, if rank 0 finds that fewer keep the job's speed."""
         sizes = layer_sizes(self._training)
-        if self._voice.liaison is None:
+        if self._rank_zero.channel_thread is None:
             return
-        reference = self._voice.progress.reference_step_seconds
+        reference = self._rank_zero.progress.reference_step_seconds
         proposal = repack_proposal(self._training, sizes, reference_step_seconds=reference)
         if proposal is not None:
-            self._voice.propose(proposal, again=self._proposal is not None)
+            self._rank_zero.propose(proposal, again=self._proposal is not None)
             self._proposal = proposal

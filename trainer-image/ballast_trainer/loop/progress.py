@@ -8,7 +8,7 @@ from ballast_policies.contract import Report, Stage
 
 from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
 from ballast_trainer.loop.replanning import best_step_seconds
-from ballast_trainer.loop.state import Training
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.profiling.profile import LayerCosts, imbalance
 
 _MEASURED_STEPS = 3
@@ -22,10 +22,10 @@ def stages_as_json(stages: tuple[Stage, ...]) -> list[dict[str, int]]:
     return [{"rank": s.rank, "firstLayer": s.first_layer, "endLayer": s.end_layer} for s in stages]
 
 
-class Progress:
+class ProgressTracker:
     """Figures of the running job; the same on every rank, reported by rank 0."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._done: deque[tuple[float, int]] = deque(maxlen=16)
         self._step_seconds: deque[float] = deque(maxlen=8)

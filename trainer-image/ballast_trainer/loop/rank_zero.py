@@ -5,15 +5,15 @@ from typing import Any
 
 from ballast_policies.contract import Ack, ExitReason, Proposal
 
-from ballast_trainer.channel.channel_thread import Liaison
-from ballast_trainer.loop.progress import Progress
-from ballast_trainer.loop.reshape import Reshaped
-from ballast_trainer.loop.state import Training
+from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.reshape import ReshapeResult
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.reporting.console import Reporter
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SessionOutcome:
     """How a rank's part ended, and after how many steps of the job."""
 
     reason: ExitReason
@@ -22,20 +22,20 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
-    """Every rank has one; only rank 0's reaches anybody.
+class RankZeroReporter:
+    """Prints events and sends messages to the operator; does nothing on ranks other than 0.
 
     Attributes:
         training: the job.
         progress: its figures.
         reporter: prints; silent on other ranks.
-        liaison: the thread on the channel; None on other ranks.
+        channel_thread: sends messages to the operator; None on other ranks.
     """
 
-    training: Training
-    progress: Progress
+    training: TrainingState
+    progress: ProgressTracker
     reporter: Reporter
-    liaison: Liaison | None
+    channel_thread: ChannelThread | None
 
     def event(self, name: str, **fields: Any) -> None:
         """Print an event of the step that is done."""
@@ -43,29 +43,31 @@ class Voice:
 
     def report(self, *, now: bool = False) -> None:
         """Hand the report to the channel; ``now`` does not wait for the next second."""
-        if self.liaison is not None:
+        if self.channel_thread is not None:
             report = self.progress.report()
             if now:
-                self.liaison.send(report=report)
+                self.channel_thread.send(report=report)
             else:
-                self.liaison.report(report)
+                self.channel_thread.report(report)
 
     def acknowledge(self, *, pause_ms: float | None) -> None:
         """Say that all ranks train under the plan in force."""
-        if self.liaison is not None:
+        if self.channel_thread is not None:
             ack = Ack(epoch=self.training.plan.epoch, step=self.training.step, pause_ms=pause_ms)
-            self.liaison.send(ack=ack, report=self.progress.report())
+            self.channel_thread.send(ack=ack, report=self.progress.report())
 
     def acknowledge_stop(self, epoch: int) -> None:
         """Say that the state is saved, as the plan of ``epoch`` wants."""
-        if self.liaison is not None:
+        if self.channel_thread is not None:
             step = self.training.step
-            self.liaison.send(ack=Ack(epoch=epoch, step=step, checkpoint_step=self.progress.checkpoint_step))
+            self.channel_thread.send(
+                ack=Ack(epoch=epoch, step=step, checkpoint_step=self.progress.checkpoint_step)
+            )
 
     def propose(self, proposal: Proposal, *, again: bool) -> None:
         """Offer ranks; printed once, sent with fresh figures as long as it stands."""
-        if self.liaison is not None:
-            self.liaison.send(proposal=proposal)
+        if self.channel_thread is not None:
+            self.channel_thread.send(proposal=proposal)
         if not again:
             self.event(
                 "proposal",
@@ -76,7 +78,7 @@ class Voice:
                 reason=proposal.reason,
             )
 
-    def migrated(self, reshaped: Reshaped) -> None:
+    def migrated(self, reshaped: ReshapeResult) -> None:
         """Print what moved."""
         self.event(
             "migrate",
@@ -85,7 +87,7 @@ class Voice:
             pause_ms=reshaped.pause_ms,
         )
 
-    def ended(self, reason: ExitReason, message: str) -> Outcome:
+    def ended(self, reason: ExitReason, message: str) -> SessionOutcome:
         """Print the end, and return it."""
         self.event("ended", reason=str(reason))
-        return Outcome(reason=reason, step=self.training.step, message=message)
+        return SessionOutcome(reason=reason, step=self.training.step, message=message)

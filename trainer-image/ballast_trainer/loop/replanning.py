@@ -18,7 +18,7 @@ from ballast_policies.planning import (
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.memory import stage_bytes
-from ballast_trainer.loop.state import Training
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.layout import holders_of, stages_over
 from ballast_trainer.profiling.profile import LayerCosts
 
@@ -51,7 +51,7 @@ def initial_stages(
     return stages_over(exact_partition(costs.total, len(placement)), placement)
 
 
-def best_step_seconds(training: Training, costs: LayerCosts) -> float:
+def best_step_seconds(training: TrainingState, costs: LayerCosts) -> float:
     """Predicted seconds per step under the best partition over the same ranks.
 
     What a repack must keep up with: not the partition that happens to be in force, which a
@@ -61,7 +61,7 @@ def best_step_seconds(training: Training, costs: LayerCosts) -> float:
     return predict_step_seconds(loads, training.microbatches_per_drain)
 
 
-def predicted_step_seconds(training: Training, costs: LayerCosts, stages: Sequence[Stage]) -> float:
+def predicted_step_seconds(training: TrainingState, costs: LayerCosts, stages: Sequence[Stage]) -> float:
     """Predicted seconds per step under ``stages``, by the load of each rank that holds any."""
     loads = [0.0] * (1 + max(stage.rank for stage in stages))
     for stage, holders in zip(
@@ -86,7 +86,7 @@ class LayerSizes:
     weight_bytes: tuple[int, ...]
 
 
-def layer_sizes(training: Training) -> LayerSizes:
+def layer_sizes(training: TrainingState) -> LayerSizes:
     """The sizes of all layers as they are now; collective."""
     count = training.model.layer_count
     mine = [0.0] * (3 * count)
@@ -105,7 +105,7 @@ def layer_sizes(training: Training) -> LayerSizes:
 
 
 def rebalance_decision(
-    training: Training,
+    training: TrainingState,
     sizes: LayerSizes,
     *,
     move_seconds: float | None,
@@ -153,14 +153,14 @@ def rebalance_decision(
         return None
 
 
-def _stage_speeds(training: Training) -> list[float] | None:
+def _stage_speeds(training: TrainingState) -> list[float] | None:
     """A stage with replicas gets through a step's microbatches so many times as fast."""
     replicas = [float(len(holders)) for holders in training.holders]
     return replicas if max(replicas) > 1 else None
 
 
 def repack_proposal(
-    training: Training, sizes: LayerSizes, *, reference_step_seconds: float | None
+    training: TrainingState, sizes: LayerSizes, *, reference_step_seconds: float | None
 ) -> Proposal | None:
     """An offer of ranks, where fewer keep the job's speed and hold its layers; None where they do not.
 

@@ -13,13 +13,13 @@ from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.distributed.process_group import World, join
 from ballast_trainer.loop.migrate import Migration, MigrationFailed, migrate, plan_moves
-from ballast_trainer.loop.state import StopWatch, Training
+from ballast_trainer.loop.state import Stopwatch, TrainingState
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reshaped:
+class ReshapeResult:
     """What a change of shape did.
 
     Attributes:
@@ -60,13 +60,13 @@ def _new_positions(world: World, plan: Plan) -> dict[int, int]:
     return found
 
 
-def move_layers(training: Training, stages: tuple[Stage, ...]) -> Reshaped:
+def move_layers(training: TrainingState, stages: tuple[Stage, ...]) -> ReshapeResult:
     """Rebalance: the same ranks, another partition.
 
     Raises:
         MigrationFailed: nothing has changed.
     """
-    watch = StopWatch()
+    watch = Stopwatch()
     moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
     held = training.held_layers(stages)
     migration = migrate(training.world, training.layers, moves, keeps=held)
@@ -74,10 +74,12 @@ def move_layers(training: Training, stages: tuple[Stage, ...]) -> Reshaped:
     training.layers.drop(set(training.layers.indices()).difference(held))
     training.conform()
     training.rebuild()
-    return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
-def shrink(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float) -> Reshaped:
+def shrink(
+    training: TrainingState, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float
+) -> ReshapeResult:
     """Repack: layers move to the ranks that stay, the others are released.
 
     Args:
@@ -90,7 +92,7 @@ def shrink(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_se
         MigrationFailed: nothing has changed.
         PeerLost: a rank that stays does not come.
     """
-    watch = StopWatch()
+    watch = Stopwatch()
     old_position = {new: old for old, new in _new_positions(training.world, plan).items()}
     moves = plan_moves(training.stages, _renumbered(stages, old_position))
     migration = migrate(training.world, training.layers, moves)
@@ -98,14 +100,16 @@ def shrink(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_se
     store = training.world.store
     training.world.leave()
     if rank is None:
-        return Reshaped(migration=migration, pause_ms=watch.milliseconds(), released=True)
+        return ReshapeResult(migration=migration, pause_ms=watch.milliseconds(), released=True)
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.conform()
     training.rebuild()
-    return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
-def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float) -> Reshaped:
+def grow(
+    training: TrainingState, plan: Plan, stages: tuple[Stage, ...], timeout_seconds: float
+) -> ReshapeResult:
     """New ranks join and take over layers; the same call on old ranks and new ones.
 
     Raises:
@@ -113,7 +117,7 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
             new rank, which has no part in the job then.
         PeerLost: a rank does not come.
     """
-    watch = StopWatch()
+    watch = Stopwatch()
     positions = _new_positions(training.world, plan)
     store, rank = training.world.store, plan.rank_of(training.world.pods[training.world.rank])
     if rank is None or len(positions) < training.world.positions:
@@ -135,7 +139,7 @@ def grow(training: Training, plan: Plan, stages: tuple[Stage, ...], timeout_seco
         raise
     training.conform()
     training.rebuild()
-    return Reshaped(migration=migration, pause_ms=watch.milliseconds())
+    return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
 def _ready_key(plan: Plan, pod: str) -> str:
@@ -153,7 +157,7 @@ def newcomers_ready(world: World, plan: Plan) -> bool:
     return not missing or (world.store is not None and bool(world.store.check(missing)))
 
 
-def enter_grown(training: Training, world: World) -> None:
+def enter_grown(training: TrainingState, world: World) -> None:
     """A new rank's side of :func:`grow`: learn step and partition from rank 0, receive layers."""
     training.step, loss_scale, old_stages, training.stages = world.from_rank_0(None)
     training.loss_scale.restore(loss_scale)
@@ -163,7 +167,7 @@ def enter_grown(training: Training, world: World) -> None:
 
 
 def _enter(
-    training: Training,
+    training: TrainingState,
     plan: Plan,
     stages: tuple[Stage, ...],
     store: object,

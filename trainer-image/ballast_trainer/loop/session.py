@@ -10,20 +10,20 @@ import time
 
 from ballast_policies.contract import ExitReason
 
-from ballast_trainer.channel.channel_thread import Liaison
-from ballast_trainer.distributed.heartbeat import Heartbeat
+from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
-from ballast_trainer.loop.asynchronous_step import Flow, StepDone
+from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.loop.gradients import average_over_replicas, squared_norm_once
-from ballast_trainer.loop.plan_following import Reactions
-from ballast_trainer.loop.progress import Progress
-from ballast_trainer.loop.rank_zero import Outcome, Voice
+from ballast_trainer.loop.plan_following import PlanFollower
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.reshape import enter_grown
-from ballast_trainer.loop.state import StopWatch, Training
-from ballast_trainer.pipeline.layout import flows
+from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.reporting.console import Reporter
 
 
@@ -45,35 +45,37 @@ class Session:
 
     def __init__(
         self,
-        training: Training,
+        training: TrainingState,
         *,
-        liaison: Liaison | None,
+        channel_thread: ChannelThread | None,
         reporter: Reporter,
         stop: StopSignal,
         peer_timeout_seconds: float,
-        heartbeat: Heartbeat | None = None,
+        heartbeat: RankHeartbeat | None = None,
     ) -> None:
         self._training = training
         self._stop = stop
         self._heartbeat = heartbeat
-        self._progress = Progress(training)
-        self._voice = Voice(training=training, progress=self._progress, reporter=reporter, liaison=liaison)
-        self._reactions = Reactions(
+        self._progress = ProgressTracker(training)
+        self._rank_zero = RankZeroReporter(
+            training=training, progress=self._progress, reporter=reporter, channel_thread=channel_thread
+        )
+        self._plan_follower = PlanFollower(
             training,
-            self._voice,
+            self._rank_zero,
             heartbeat=heartbeat,
             save=self._save,
             peer_timeout_seconds=peer_timeout_seconds,
         )
         config = training.config
-        self._flow = None
-        if flows(config.pipeline.schedule):
-            self._flow = Flow(
+        self._asynchronous = None
+        if is_asynchronous(config.pipeline.schedule):
+            self._asynchronous = AsynchronousRuns(
                 training,
                 figures=self._figures,
                 agree=self._agree_late,
-                must_drain=lambda agreed: agreed.stop or self._reactions.is_news(agreed.epoch),
-                event=self._voice.event,
+                must_drain=lambda agreed: agreed.stop or self._plan_follower.is_news(agreed.epoch),
+                event=self._rank_zero.event,
             )
         self._checkpoints = None
         if config.checkpoint.path is not None:
@@ -85,7 +87,7 @@ class Session:
                 optimizer=config.training.optimizer,
             )
 
-    def run(self, *, joining: bool = False) -> Outcome:
+    def run(self, *, joining: bool = False) -> SessionOutcome:
         """Train; ``joining`` for a rank that enters a running job.
 
         Raises:
@@ -97,7 +99,7 @@ class Session:
                 enter_grown(self._training, self._training.world)
             else:
                 self._launch()
-            self._reactions.watch_peers()
+            self._plan_follower.watch_peers()
             outcome = self._loop()
             if self._heartbeat is not None:
                 self._heartbeat.close()
@@ -120,38 +122,38 @@ class Session:
         training.conform()
         training.rebuild()
         self._progress.gather_bytes()
-        self._voice.event(
+        self._rank_zero.event(
             "launch",
             epoch=training.plan.epoch,
             ranks=training.world.size,
             resumed_from_step=self._progress.resumed_from_step,
             emulated=training.speed.factor if training.speed is not None else None,
         )
-        self._voice.acknowledge(pause_ms=None)
+        self._rank_zero.acknowledge(pause_ms=None)
 
-    def _loop(self) -> Outcome:
+    def _loop(self) -> SessionOutcome:
         training = self._training
         total = training.config.total_steps
         while training.step < total:
             agreed = self._advance()
             if agreed.stop:
-                return self._voice.ended(ExitReason.STOPPED, f"told to stop; {self._save()}")
-            outcome = self._reactions.follow_plan(agreed.epoch)
+                return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._save()}")
+            outcome = self._plan_follower.follow_plan(agreed.epoch)
             if outcome is not None:
                 return outcome
             if training.step < total:
                 self._between_steps()
         self._save()
-        if self._voice.liaison is not None:
-            self._voice.liaison.close(finished_step=training.step)
-        return self._voice.ended(ExitReason.FINISHED, f"all {total} steps are done")
+        if self._rank_zero.channel_thread is not None:
+            self._rank_zero.channel_thread.close(finished_step=training.step)
+        return self._rank_zero.ended(ExitReason.FINISHED, f"all {total} steps are done")
 
     def _advance(self) -> _Agreed:
         """Train a step; of a schedule without a flush, all steps until the pipeline is drained."""
-        if self._flow is None:
+        if self._asynchronous is None:
             return self._train_step()
         self._apply_changes()
-        agreed = self._flow.until_drained()
+        agreed = self._asynchronous.until_drained()
         stop, epoch = any(one.stop for one in agreed), max(one.epoch for one in agreed)
         return dataclasses.replace(agreed[-1], stop=stop, epoch=epoch)
 
@@ -174,7 +176,7 @@ class Session:
         measured = training.profile.wants(training.step)
         training.meter.start_step(training.step, by_layer=measured)
         assert training.pipeline is not None
-        training.balance.begin_step(
+        training.straggler_mitigation.begin_step(
             training.step,
             training.layers,
             training.world.tensor,
@@ -182,14 +184,16 @@ class Session:
             exchange=training.exchange_due,
         )
         loss = training.pipeline.run(training.batch())
-        training.balance.finish_step(training.meter.busy_seconds(), microbatches=training.microbatches)
+        training.straggler_mitigation.finish_step(
+            training.meter.busy_seconds(), microbatches=training.microbatches
+        )
         average_over_replicas(training.world, training.layers)
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
         training.exchange_due = agreed.exchange
-        if training.balance.changed:
-            self._voice.event("workload", **training.balance.as_json())
+        if training.straggler_mitigation.changed:
+            self._rank_zero.event("workload", **training.straggler_mitigation.as_json())
         loss_scale = training.loss_scale.value
         if training.loss_scale.step_is_sound(agreed.squared_norm, step=training.step):
             optimizer_step(
@@ -215,8 +219,8 @@ class Session:
             # The optimizer's seconds among them are the last step's where it runs after the sum.
             training.profile.add(agreed.seconds, agreed.activation_bytes)
         fields = self._progress.step_done(agreed.loss, done.seconds)
-        self._voice.reporter.step(**fields)
-        self._voice.report()
+        self._rank_zero.reporter.step(**fields)
+        self._rank_zero.report()
 
     def _agree(self, loss: float | None) -> _Agreed:
         return self._agreed(self._training.world.sum(self._figures(loss)))
@@ -224,7 +228,7 @@ class Session:
     def _figures(self, loss: float | None) -> list[float]:
         """What this rank adds to the sum."""
         training = self._training
-        newest = self._reactions.newest_epoch()
+        newest = self._plan_follower.newest_epoch()
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
         share = 1 / training.world.mesh.column
         layers = training.world.tensor.largest(
@@ -236,7 +240,7 @@ class Session:
             float(newest),
             share * loss if loss is not None else 0.0,
             squared_norm_once(training.world, training.layers) / training.copies,
-            float(training.balance.wants_exchange),
+            float(training.straggler_mitigation.wants_exchange),
             *(share * second for second in seconds),
             # Copies of a layer keep as much each, and share the seconds.
             *(share / training.copies * count for count in kept),
@@ -264,9 +268,9 @@ class Session:
     def _between_steps(self) -> None:
         training, config = self._training, self._training.config
         if config.rebalance.enabled and training.step % config.rebalance.every_steps == 0:
-            self._reactions.rebalance()
+            self._plan_follower.rebalance()
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
-            self._reactions.propose_repack()
+            self._plan_follower.propose_repack()
         if training.step % config.checkpoint.every_steps == 0:
             self._save()
 
@@ -275,10 +279,10 @@ class Session:
         if self._checkpoints is None:
             return "no checkpoint.path, nothing is saved"
         if self._progress.checkpoint_step != training.step:
-            watch = StopWatch()
+            watch = Stopwatch()
             self._checkpoints.save(
                 training.world, training.layers, training.step, loss_scale=training.loss_scale.state
             )
             self._progress.checkpoint_step = training.step
-            self._voice.event("checkpoint", pause_ms=watch.milliseconds())
+            self._rank_zero.event("checkpoint", pause_ms=watch.milliseconds())
         return "the state is saved"

@@ -17,7 +17,7 @@ from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.layout import holders_of, placement_of
 from ballast_trainer.pipeline.stages import Pipeline, build_pipeline
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
-from ballast_trainer.tensor_parallel.balance import Balance
+from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Overhead:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Training:
+class TrainingState:
     """The running job on this rank.
 
     Attributes:
@@ -61,14 +61,14 @@ class Training:
     step: int = 0
     pipeline: Pipeline | None = None
     loss_scale: LossScale = dataclasses.field(init=False)
-    balance: Balance = dataclasses.field(init=False)
+    straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     exchange_due: bool = False
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
         self.meter.always_busy = self.config.parallelism.tensor > 1
         self.loss_scale = LossScale(self.config.training.precision)
-        self.balance = Balance(
+        self.straggler_mitigation = StragglerMitigation(
             self.config.parallelism.stragglers, self.device, self.speed, seed=self.config.training.seed
         )
 
@@ -167,7 +167,7 @@ class Training:
         return loads
 
 
-class StopWatch:
+class Stopwatch:
     """Milliseconds since it was made."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from ballast_trainer.errors import ConfigurationError
 CHUNKS = 2
 """Stages a rank, where the schedule leaves that free and the configuration does not say."""
 
-FLUSHING = (
+SYNCHRONOUS = (
     "1F1B",
     "GPipe",
     "LoopedBFS",
@@ -28,15 +28,15 @@ FLUSHING = (
     "InterleavedZeroBubble",
     "ZeroBubbleV",
 )
-"""Schedules that this runtime carries out: some of those in planning that keep the weights in a step."""
+"""Schedules with a flush that the trainer runs: every microbatch of a step uses the same weights."""
 
-FLOWING = ("PipeDream", "PipeDreamVerticalSync", "PipeDream2BW")
-"""Schedules without a flush: steps flow into one another, and a stage learns while others compute."""
+ASYNCHRONOUS = ("PipeDream", "PipeDreamVerticalSync", "PipeDream2BW")
+"""Schedules without a flush: a stage updates its weights while other stages still compute."""
 
 
-def flows(name: str) -> bool:
+def is_asynchronous(name: str) -> bool:
     """Whether the schedule has no flush."""
-    return name in FLOWING
+    return name in ASYNCHRONOUS
 
 
 def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
@@ -45,13 +45,13 @@ def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
     Raises:
         ConfigurationError: the name is unknown, or the schedule has another number of stages a rank.
     """
-    if name not in FLUSHING and name not in FLOWING:
-        raise ConfigurationError.unknown("pipeline.schedule", name, FLUSHING + FLOWING)
+    if name not in SYNCHRONOUS and name not in ASYNCHRONOUS:
+        raise ConfigurationError.unknown("pipeline.schedule", name, SYNCHRONOUS + ASYNCHRONOUS)
     if stages_per_rank is not None and name not in TAKES_CHUNKS and stages_per_rank != stages_of(name, 1):
         raise ConfigurationError(
             "pipeline.stagesPerRank",
             f"{stages_per_rank}: {name} has {stages_of(name, 1)} a rank. To fix: leave it out, or take a "
-            f"schedule of {', '.join(sorted(TAKES_CHUNKS.intersection(FLUSHING)))}",
+            f"schedule of {', '.join(sorted(TAKES_CHUNKS.intersection(SYNCHRONOUS)))}",
         )
 
 
@@ -68,7 +68,7 @@ def schedule_of(
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
-    if flows(name):
+    if is_asynchronous(name):
         return schedule_of_run(name, ranks=ranks, microbatches=microbatches, steps=1, replicas=replicas)
     try:
         return build_schedule(

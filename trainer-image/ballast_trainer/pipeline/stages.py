@@ -16,8 +16,8 @@ from ballast_policies.planning.schedules import Schedule
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer_stack import Layer, LayerSet, LayerStack
 from ballast_trainer.models.protocol import Batch
-from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline, FlowingPipeline
-from ballast_trainer.pipeline.layout import flows, holders_of, schedule_of, schedule_of_run
+from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
+from ballast_trainer.pipeline.layout import holders_of, is_asynchronous, schedule_of, schedule_of_run
 from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 
@@ -215,7 +215,7 @@ def build_pipeline(
     """
     metered = _MeteredLoss(loss, meter, stages[-1].end_layer - 1)
     holders = holders_of(stages, replicas, world_size)
-    if flows(schedule) or any(len(ranks) > 1 for ranks in holders):
+    if is_asynchronous(schedule) or any(len(ranks) > 1 for ranks in holders):
         stacks = {
             number: _stack(layers, stage, meter, seed, device)
             for number, stage in enumerate(stages)
@@ -225,12 +225,12 @@ def build_pipeline(
         def one_step(name: str) -> Schedule:
             return schedule_of(name, ranks=world_size, microbatches=microbatches, replicas=replicas)
 
-        if not flows(schedule):
+        if not is_asynchronous(schedule):
             return ExecutedPipeline(
                 one_step(schedule), rank=rank, stacks=stacks, meter=meter, loss=metered, device=device
             )
         counts = {"ranks": world_size, "microbatches": microbatches}
-        return FlowingPipeline(
+        return AsynchronousPipeline(
             one_step("1F1B"),
             lambda steps: schedule_of_run(schedule, **counts, steps=steps, replicas=replicas),
             rank=rank,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 
-class KeptTensors:
+class SavedTensors:
     """What the layers of one stage keep of the microbatch that runs.
 
     Nothing is counted while layers run, only noted: a note takes about a microsecond.  What is noted is

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.profiling.activations import KeptTensors
+from ballast_trainer.profiling.activations import SavedTensors
 
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
@@ -78,7 +78,7 @@ class Meter:
         self._layer: int | None = None
         self.optimizer = [0.0] * layer_count
         self.output_bytes = [0] * layer_count
-        self.kept: KeptTensors | None = None
+        self.kept: SavedTensors | None = None
         self.start_step(0)
 
     def start_step(self, step: int, *, by_layer: bool = True) -> None:
@@ -93,12 +93,12 @@ class Meter:
         self.activation_bytes = [0.0] * self.layer_count
         self._counted: set[int] = set()
 
-    def start_count(self, first_layer: int, source: torch.Tensor) -> KeptTensors | None:
+    def start_count(self, first_layer: int, source: torch.Tensor) -> SavedTensors | None:
         """A stage's forward begins; what is to note all that it keeps, once in a step measured by layer."""
         self.kept = None
         if self.by_layer and self.microbatch is not None and first_layer not in self._counted:
             self._counted.add(first_layer)
-            self.kept = KeptTensors(source)
+            self.kept = SavedTensors(source)
         return self.kept
 
     def add_kept(self, modules: Sequence[nn.Module] = ()) -> None:

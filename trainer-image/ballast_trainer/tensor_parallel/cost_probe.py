@@ -14,7 +14,7 @@ from ballast_policies.planning.tensor_parallel import LinearCost, MoveCosts, fit
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.tensor_parallel.migration import numbers_per_unit
 from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair
-from ballast_trainer.tensor_parallel.product import Lineage
+from ballast_trainer.tensor_parallel.product import ColumnSelection
 
 _FRACTIONS = (0.25, 0.75)
 _REPEATS = 3
@@ -35,11 +35,11 @@ def _resize(pair: ParallelPair, fraction: float) -> None:
         weight = linear.weight.detach()
         columns = weight.shape[1]
         kept = torch.arange(max(1, round(columns * (1 - fraction))), device=weight.device)
-        lineage = Lineage(layer="", matrix="", columns=columns, kept=kept)
+        selection = ColumnSelection(layer="", matrix="", columns=columns, kept=kept)
         value = weight.new_zeros(pair.rows, columns)
         for matrix, name in ((value, "input"), (weight, "weight")):
-            lineage.select(matrix)
-            lineage.restore(lineage.select(matrix), name)
+            selection.select(matrix)
+            selection.restore(selection.select(matrix), name)
 
 
 def measure_costs(

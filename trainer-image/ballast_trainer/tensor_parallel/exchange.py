@@ -12,7 +12,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 
 
-class Rider(Protocol):
+class Piggyback(Protocol):
     """Numbers that travel on the backward's all-reduce."""
 
     def load(self) -> torch.Tensor | None:
@@ -22,24 +22,24 @@ class Rider(Protocol):
         """The sum over the ranks."""
 
 
-class _Spread(torch.autograd.Function):
+class _CopyToGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: Axis, rider: Rider | None) -> torch.Tensor:
-        ctx.axis, ctx.rider = axis, rider
+    def forward(ctx: Any, value: torch.Tensor, axis: Axis, piggyback: Piggyback | None) -> torch.Tensor:
+        ctx.axis, ctx.piggyback = axis, piggyback
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        extra = ctx.rider.load() if ctx.rider is not None else None
+        extra = ctx.piggyback.load() if ctx.piggyback is not None else None
         if extra is None:
             return ctx.axis.all_reduce(gradient.contiguous().clone()), None, None
         both = torch.cat([gradient.reshape(-1).to(extra.dtype), extra])
         ctx.axis.all_reduce(both)
-        ctx.rider.unload(both[gradient.numel() :])
+        ctx.piggyback.unload(both[gradient.numel() :])
         return both[: gradient.numel()].view_as(gradient).to(gradient.dtype), None, None
 
 
-class _Collect(torch.autograd.Function):
+class _ReduceFromGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, axis: Axis) -> torch.Tensor:
         return axis.all_reduce(partial.contiguous().clone())
@@ -96,20 +96,20 @@ def gather(chunk: torch.Tensor, axis: Axis) -> torch.Tensor:
     return value
 
 
-def spread(value: torch.Tensor, axis: Axis, rider: Rider | None = None) -> torch.Tensor:
+def copy_to_group(value: torch.Tensor, axis: Axis, piggyback: Piggyback | None = None) -> torch.Tensor:
     """The input of a pair, whole on every rank; its gradient is the sum over the ranks (f)."""
     if axis.size == 1:
         return value
-    if rider is not None and torch.is_grad_enabled() and not value.requires_grad:
+    if piggyback is not None and torch.is_grad_enabled() and not value.requires_grad:
         # Above frozen layers nobody asks for the input's gradient, and nothing would travel back.
         value = value.detach().requires_grad_()
-    out: torch.Tensor = _Spread.apply(value, axis, rider)
+    out: torch.Tensor = _CopyToGroup.apply(value, axis, piggyback)
     return out
 
 
-def collect(partial: torch.Tensor, axis: Axis) -> torch.Tensor:
+def reduce_from_group(partial: torch.Tensor, axis: Axis) -> torch.Tensor:
     """The output of a pair: the sum over the ranks (g)."""
     if axis.size == 1:
         return partial
-    out: torch.Tensor = _Collect.apply(partial, axis)
+    out: torch.Tensor = _ReduceFromGroup.apply(partial, axis)
     return out

@@ -9,7 +9,7 @@ import torch
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 
 
-class ProductClock:
+class GemmTimer:
     """Adds up the seconds of products, forward and backward.
 
     Attributes:

@@ -84,7 +84,7 @@ class _Part:
     units: Units | None
 
 
-class MigrationRider:
+class GradientReturn:
     """Brings the gradients of a pair's units home with the last backward all-reduce of a step.
 
     Attributes:
@@ -146,7 +146,7 @@ def begin_migration(
         microbatches: of the step, on each replica.
     """
     for pair in (pair for pairs in layers for pair in pairs):
-        pair.handed_over, pair.helped, pair.rider = 0, (), None
+        pair.handed_over, pair.helped, pair.piggyback = 0, (), None
     late = [rank for rank, fraction in enumerate(fractions) if fraction > 0]
     if not late:
         return
@@ -173,7 +173,7 @@ def begin_migration(
             parts[pair].append(_Part(source=source, count=count, mine=mine, units=units))
     for pair, found in parts.items():
         if found and pair.inner.weight.requires_grad:
-            pair.rider = MigrationRider(pair, found, microbatches)
+            pair.piggyback = GradientReturn(pair, found, microbatches)
 
 
 def _broadcast_units(
@@ -201,10 +201,10 @@ def _broadcast_units(
 def finish_migration(layers: Sequence[Sequence[ParallelPair]], *, microbatches: int) -> None:
     """After a step's backward: add the gradients that helpers computed; the mean over the microbatches."""
     for pair in (pair for pairs in layers for pair in pairs):
-        rider = pair.rider
-        if isinstance(rider, MigrationRider) and rider.returned is not None:
-            _add_gradients(pair, unpack(pair, rider.returned / microbatches, 0))
-            rider.returned = None
+        piggyback = pair.piggyback
+        if isinstance(piggyback, GradientReturn) and piggyback.returned is not None:
+            _add_gradients(pair, unpack(pair, piggyback.returned / microbatches, 0))
+            piggyback.returned = None
 
 
 def _add_gradients(pair: ParallelPair, units: Units) -> None:

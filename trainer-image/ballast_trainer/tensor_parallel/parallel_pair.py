@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.tensor_parallel.exchange import Rider, collect, spread
-from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
+from ballast_trainer.tensor_parallel.exchange import Piggyback, copy_to_group, reduce_from_group
+from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.linear import ColumnLinear, RowLinear, add_bias
-from ballast_trainer.tensor_parallel.product import Lineage, product
+from ballast_trainer.tensor_parallel.product import ColumnSelection, product
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class ParallelPair(nn.Module):
         blocks: parts of the inner layer's rows that each have all units: 3 for query, key and value.
         handed_over: how many of its last units others compute, this step.
         helped: units of other ranks that this rank computes, this step.
-        rider: carries the gradients of units handed over, on the backward all-reduce.
-        lineages: contraction columns left out this step, by ``inner`` and ``outer``.
+        piggyback: carries the gradients of units handed over, on the backward all-reduce.
+        selections: contraction columns computed this step, by ``inner`` and ``outer``.
         clock: times the products.
         rows: positions of the last microbatch, over all of its sequences.
     """
@@ -64,9 +64,9 @@ class ParallelPair(nn.Module):
         self.blocks = blocks
         self.handed_over = 0
         self.helped: tuple[Units, ...] = ()
-        self.rider: Rider | None = None
-        self.lineages: dict[str, Lineage] = {}
-        self.clock = ProductClock(torch.device("cpu"))
+        self.piggyback: Piggyback | None = None
+        self.selections: dict[str, ColumnSelection] = {}
+        self.clock = GemmTimer(torch.device("cpu"))
         self.rows = 1
 
     @property
@@ -92,24 +92,24 @@ class ParallelPair(nn.Module):
         raise NotImplementedError
 
     def _partial(
-        self, value: torch.Tensor, units: Units, drawn: Any, lineages: dict[str, Lineage]
+        self, value: torch.Tensor, units: Units, drawn: Any, selections: dict[str, ColumnSelection]
     ) -> torch.Tensor:
         between = product(
-            value, units.inner, units.inner_bias, lineage=lineages.get("inner"), clock=self.clock
+            value, units.inner, units.inner_bias, selection=selections.get("inner"), clock=self.clock
         )
         mixed = self.mix(between, units, drawn)
-        return product(mixed, units.outer, None, lineage=lineages.get("outer"), clock=self.clock)
+        return product(mixed, units.outer, None, selection=selections.get("outer"), clock=self.clock)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D], whole on every rank."""
-        value = spread(value, self.axis, self.rider)
+        value = copy_to_group(value, self.axis, self.piggyback)
         self.rows = value.numel() // value.shape[-1]
         drawn = self.draw(value)
         own = self.units_at(0, self.units - self.handed_over)
-        partial = self._partial(value, own, drawn, self.lineages)
+        partial = self._partial(value, own, drawn, self.selections)
         for units in self.helped:
             partial = partial + self._partial(value, units, drawn, {})
-        return add_bias(collect(partial, self.axis), self.outer)
+        return add_bias(reduce_from_group(partial, self.axis), self.outer)
 
 
 def pairs(modules: Sequence[nn.Module]) -> list[ParallelPair]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
+from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 
 IMPUTATIONS = ("zero", "average", "same")
 """What stands for a gradient that was not computed: zero, the mean of those that were in the same row,
@@ -22,7 +22,7 @@ or the last one that was (the most memory)."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Lineage:
+class ColumnSelection:
     """Which columns of a layer's matrix are computed, kept from the forward to the backward.
 
     Attributes:
@@ -71,30 +71,30 @@ class _Product(torch.autograd.Function):
         value: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        lineage: Lineage | None,
-        clock: ProductClock,
+        selection: ColumnSelection | None,
+        clock: GemmTimer,
     ) -> torch.Tensor:
         ctx.save_for_backward(value, weight)
-        ctx.lineage, ctx.clock, ctx.has_bias = lineage, clock, bias is not None
+        ctx.selection, ctx.clock, ctx.has_bias = selection, clock, bias is not None
         kind = value.device.type
         ctx.autocast = torch.autocast(
             kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)
         )
-        if lineage is not None:
-            value, weight = lineage.select(value), lineage.select(weight)
+        if selection is not None:
+            value, weight = selection.select(value), selection.select(weight)
         with clock.product():
             return functional.linear(value, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         value, weight = ctx.saved_tensors
-        lineage: Lineage | None = ctx.lineage
+        selection: ColumnSelection | None = ctx.selection
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_input = of_weight = of_bias = None
         rows = gradient.reshape(-1, gradient.shape[-1])
-        if lineage is not None:
-            value = lineage.select(value) if needs_weight else value
-            weight = lineage.select(weight) if needs_input else weight
+        if selection is not None:
+            value = selection.select(value) if needs_weight else value
+            weight = selection.select(weight) if needs_input else weight
         with ctx.autocast, ctx.clock.product():
             if needs_input:
                 of_input = gradient.matmul(weight)
@@ -102,9 +102,9 @@ class _Product(torch.autograd.Function):
                 of_weight = rows.t().mm(value.reshape(-1, value.shape[-1]))
             if ctx.has_bias and needs_bias:
                 of_bias = rows.sum(0)
-        if lineage is not None:
-            of_input = None if of_input is None else lineage.restore(of_input, "input")
-            of_weight = None if of_weight is None else lineage.restore(of_weight, "weight")
+        if selection is not None:
+            of_input = None if of_input is None else selection.restore(of_input, "input")
+            of_weight = None if of_weight is None else selection.restore(of_weight, "weight")
         return of_input, of_weight, of_bias, None, None
 
 
@@ -113,14 +113,14 @@ def product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    lineage: Lineage | None,
-    clock: ProductClock,
+    selection: ColumnSelection | None,
+    clock: GemmTimer,
 ) -> torch.Tensor:
-    """``value`` [..., L] times ``weight`` [out, L] transposed, plus ``bias``; smaller with a lineage.
+    """``value`` [..., L] times ``weight`` [out, L] transposed, plus ``bias``; only the selected columns.
 
     Without one the result and the gradients are those of ``functional.linear``, bit for bit.
     """
-    if lineage is None and not clock.running:
+    if selection is None and not clock.running:
         return functional.linear(value, weight, bias)
-    out: torch.Tensor = _Product.apply(value, weight, bias, lineage, clock)
+    out: torch.Tensor = _Product.apply(value, weight, bias, selection, clock)
     return out

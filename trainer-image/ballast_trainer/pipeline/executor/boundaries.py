@@ -17,12 +17,12 @@ class Boundary:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    learns: bool
+    requires_grad: bool
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Boundary":
         """Of an activation."""
-        return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, learns=tensor.requires_grad)
+        return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, requires_grad=tensor.requires_grad)
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Room to receive it in."""
@@ -56,7 +56,7 @@ def agree_on_boundaries(
             if stage > 0:
                 before = boundaries[-1]
                 value = torch.zeros(before.shape, dtype=before.dtype, device=device)
-                value.requires_grad_(before.learns)
+                value.requires_grad_(before.requires_grad)
             found = Boundary.of(stacks[stage](value))
         boundaries.append(share(stage, found))
     return tuple(boundaries)

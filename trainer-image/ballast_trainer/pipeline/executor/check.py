@@ -8,7 +8,7 @@ from ballast_policies.planning.schedules import REPLICATED
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.pipeline.layout import flows, used_replicas
+from ballast_trainer.pipeline.layout import is_asynchronous, used_replicas
 
 
 def with_schedule_defaults(config: TrainerConfig, given: Mapping[str, Any]) -> TrainerConfig:
@@ -19,7 +19,7 @@ def with_schedule_defaults(config: TrainerConfig, given: Mapping[str, Any]) -> T
         given: what it was read from.
     """
     asked = "clipNorm" in (given.get("training") or {})
-    if asked or not flows(config.pipeline.schedule):
+    if asked or not is_asynchronous(config.pipeline.schedule):
         return config
     return dataclasses.replace(config, training=dataclasses.replace(config.training, clip_norm=None))
 
@@ -31,7 +31,7 @@ def check_execution(config: TrainerConfig) -> None:
         ConfigurationError: naming the field, the reason and what to change.
     """
     schedule = config.pipeline.schedule
-    if flows(schedule):
+    if is_asynchronous(schedule):
         _check_flow(config, f"{schedule} lets stages learn on their own, without a flush")
     if used_replicas(config.pipeline.replicas):
         _check_replicas(config)

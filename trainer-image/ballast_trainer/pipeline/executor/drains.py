@@ -2,7 +2,7 @@
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.pipeline.layout import flows
+from ballast_trainer.pipeline.layout import is_asynchronous
 
 LONGEST_RUN = 128
 """Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""
@@ -26,4 +26,4 @@ def next_drain(config: TrainerConfig, step: int) -> int:
 
 def steps_between_drains(config: TrainerConfig) -> int:
     """How many steps share one filling and draining of the pipeline; 1 with a flush."""
-    return next_drain(config, 0) if flows(config.pipeline.schedule) else 1
+    return next_drain(config, 0) if is_asynchronous(config.pipeline.schedule) else 1

@@ -24,15 +24,15 @@ from ballast_trainer.profiling.profile import Meter
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Learn(Protocol):
+class ApplyGradients(Protocol):
     """Changes a stage's parameters by the gradients gathered in them, and clears these."""
 
     def __call__(self, stage: int, *, step: int, microbatches: int) -> None:
-        """Learn from the sum of the gradients of ``microbatches``, over all replicas, in ``step``."""
+        """Update the weights from the gradients of ``microbatches``, summed over all replicas."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Counted:
+class PeakUsage:
     """What was counted in a run, by stage of this rank.
 
     Attributes:
@@ -64,7 +64,7 @@ class Executor:
         meter: Meter,
         loss: Loss,
         batch: Callable[[int], Batch],
-        learn: Learn,
+        apply_gradients: ApplyGradients,
         device: torch.device,
     ) -> None:
         """Prepare.
@@ -76,12 +76,12 @@ class Executor:
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch; on the rank of the last stage.
             batch: inputs and targets of a step.
-            learn: for schedules with updates of their own.
+            apply_gradients: for schedules with updates of their own.
             device: where this rank computes.
         """
         self._stacks, self._boundaries = dict(stacks), boundaries
         self._transport, self._meter, self._loss = transport, meter, loss
-        self._batch, self._learn, self._device = batch, learn, device
+        self._batch, self._apply_gradients, self._device = batch, apply_gradients, device
 
     def begin(self, order: RankOrder, first_step: int) -> None:
         """Start a run of ``order.steps`` steps, the first of which is ``first_step``."""
@@ -150,13 +150,13 @@ class Executor:
             return None
         return float(torch.stack(losses).sum()) / self._order.microbatches
 
-    def finish(self) -> Counted:
+    def finish(self) -> PeakUsage:
         """End the run: all that was sent is taken, and the pipeline is empty."""
         self._links.finish()
         if self._kept:
             raise ScheduleError(f"the run ended with {sorted(self._kept)} (stage, microbatch) in flight")
         versions = {stage: held.most_held for stage, held in self._versions.items()}
-        return Counted(
+        return PeakUsage(
             in_flight=self._most_in_flight,
             versions={stage: versions.get(stage, 1) for stage in self._stacks},
         )
@@ -175,8 +175,8 @@ class Executor:
             self._backward_weights(action)
         elif action.kind is Kind.UPDATE:
             covered = self._order.covered_by_update(stage)
-            learn, step = self._learn, self._meter.step
-            self._versions[stage].update(lambda: learn(stage, step=step, microbatches=covered))
+            apply_gradients, step = self._apply_gradients, self._meter.step
+            self._versions[stage].update(lambda: apply_gradients(stage, step=step, microbatches=covered))
         if action.kind in LAST_OF_MICROBATCH:
             self._in_flight[stage] -= 1
 
@@ -268,7 +268,7 @@ class Executor:
             return self._local.pop(action)
         tensor = self._links.receive(message)
         assert tensor is not None, "activations always travel"
-        return tensor.requires_grad_(self._boundaries[message.boundary].learns)
+        return tensor.requires_grad_(self._boundaries[message.boundary].requires_grad)
 
     def _gradient(self, action: Action) -> torch.Tensor | None:
         """What the stage after yields; None where nothing below it learns."""

@@ -118,7 +118,7 @@ class Links:
             self._next = next(self._coming, None)
 
     def _travels(self, message: Message) -> bool:
-        return not message.backward or self._boundaries[message.boundary].learns
+        return not message.backward or self._boundaries[message.boundary].requires_grad
 
     def _tag(self, message: Message) -> int:
         stages = self._order.schedule.stages

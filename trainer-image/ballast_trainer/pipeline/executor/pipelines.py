@@ -10,7 +10,7 @@ from ballast_policies.planning.schedules import Schedule, ScheduleError, Schedul
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.models.protocol import Batch
 from ballast_trainer.pipeline.executor.boundaries import Boundary, agree_on_boundaries
-from ballast_trainer.pipeline.executor.executor import Counted, Executor, Learn, Loss
+from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, Loss, PeakUsage
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
@@ -89,7 +89,7 @@ class ExecutedPipeline:
             torch._foreach_div_(gradients, float(self._flush.microbatches))
         return loss
 
-    def _executor(self, batch: Callable[[int], Batch], learn: Learn) -> Executor:
+    def _executor(self, batch: Callable[[int], Batch], apply_gradients: ApplyGradients) -> Executor:
         return Executor(
             stacks=self._stacks,
             boundaries=self._boundaries,
@@ -97,12 +97,12 @@ class ExecutedPipeline:
             meter=self._meter,
             loss=self._loss,
             batch=batch,
-            learn=learn,
+            apply_gradients=apply_gradients,
             device=self._device,
         )
 
 
-class FlowingPipeline(ExecutedPipeline):
+class AsynchronousPipeline(ExecutedPipeline):
     """A schedule without a flush: steps flow into one another until a run ends.
 
     :meth:`run` computes one step as with a flush, which is what a profile measures.
@@ -134,14 +134,16 @@ class FlowingPipeline(ExecutedPipeline):
         self._schedule_of_run, self._rank = schedule_of_run, rank
         self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
 
-    def begin(self, first_step: int, steps: int, *, batch: Callable[[int], Batch], learn: Learn) -> Executor:
+    def begin(
+        self, first_step: int, steps: int, *, batch: Callable[[int], Batch], apply_gradients: ApplyGradients
+    ) -> Executor:
         """Start a run of ``steps`` steps; the caller advances it to its end and finishes it.
 
         Args:
             first_step: the first of them, 0-based.
             steps: how many.
             batch: inputs and targets of a step.
-            learn: called for each update, with the sum of this rank's gradients in the parameters.
+            apply_gradients: called for each update, with the sum of this rank's gradients in the parameters.
 
         Raises:
             ConfigurationError: the counts do not suit the schedule.
@@ -149,11 +151,11 @@ class FlowingPipeline(ExecutedPipeline):
         if steps not in self._orders:
             order = RankOrder(self._schedule_of_run(steps), self._rank, steps)
             self._orders[steps] = order, validate(order.schedule)
-        executor = self._executor(batch, learn)
+        executor = self._executor(batch, apply_gradients)
         executor.begin(self._orders[steps][0], first_step)
         return executor
 
-    def check(self, counted: Counted, steps: int) -> None:
+    def check(self, peak_usage: PeakUsage, steps: int) -> None:
         """Hold what was counted in a run of ``steps`` against what its schedule says.
 
         Raises:
@@ -161,8 +163,8 @@ class FlowingPipeline(ExecutedPipeline):
         """
         facts = self._orders[steps][1]
         for name, found, planned in (
-            ("microbatches in flight", counted.in_flight, facts.stage_in_flight),
-            ("versions of its weights", counted.versions, facts.versions_held),
+            ("microbatches in flight", peak_usage.in_flight, facts.stage_in_flight),
+            ("versions of its weights", peak_usage.versions, facts.versions_held),
         ):
             for stage, count in found.items():
                 if count > planned[stage]:

@@ -67,15 +67,15 @@ class WeightVersions:
         self._uses.subtract(uses)
         self._let_go()
 
-    def update(self, learn: Callable[[], None]) -> None:
-        """Make the next version: ``learn`` changes the parameters by the gradients gathered in them."""
+    def update(self, apply_gradients: Callable[[], None]) -> None:
+        """Make the next version: ``apply_gradients`` updates the parameters from their gradients."""
         if self._uses[self.newest] > 0:
             for _, _, live in self._places:
                 if live.requires_grad:
                     live.data = live.data.clone()
         else:
             del self._held[self.newest]
-        learn()
+        apply_gradients()
         self.newest += 1
         self._held[self.newest] = self._alias()
         self.most_held = max(self.most_held, len(self._held))

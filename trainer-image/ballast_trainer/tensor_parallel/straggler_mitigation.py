@@ -28,11 +28,11 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import Layer
 from ballast_trainer.layers.seeding import mixed_key
 from ballast_trainer.tensor_parallel.cost_probe import measure_costs
-from ballast_trainer.tensor_parallel.gemm_timer import ProductClock
+from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.parallel_pair import ParallelPair, pairs
-from ballast_trainer.tensor_parallel.product import Lineage
+from ballast_trainer.tensor_parallel.product import ColumnSelection
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Held:
     importance: dict[tuple[int, str], ColumnImportance]
 
 
-class Balance:
+class StragglerMitigation:
     """Measures this rank, and sets its layers to what its tensor group has decided.
 
     Attributes:
@@ -68,7 +68,7 @@ class Balance:
         self._device = device
         self._slowdown = speed.factor if speed is not None else 1.0
         self._seed = seed
-        self._clock = ProductClock(device, speed)
+        self._clock = GemmTimer(device, speed)
         self._clock.running = speed is not None or self.active
         self._measured: deque[tuple[float, float]] = deque(maxlen=MEASURED_STEPS)
         self._baseline: float | None = None
@@ -192,7 +192,7 @@ class Balance:
         ratio = pruned / (1 - migrated)
         for layer in held:
             for number, pair in enumerate(layer.pairs):
-                pair.lineages = {}
+                pair.selections = {}
                 for name in ("inner", "outer"):
                     importance = layer.importance[number, name]
                     if ratio <= 0:
@@ -202,7 +202,7 @@ class Balance:
                     if name == "outer":
                         columns = columns // pair.units * (pair.units - pair.handed_over)
                     kept = importance.choose(ratio, columns)
-                    pair.lineages[name] = Lineage(
+                    pair.selections[name] = ColumnSelection(
                         layer=f"layer {layer.index} pair {number}",
                         matrix=name,
                         columns=columns,
