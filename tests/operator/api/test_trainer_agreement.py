@@ -13,7 +13,7 @@ from ballast_operator.views.convert import read_spec
 from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.launch import Job
+from ballast_trainer.launch import ValidatedJob
 
 from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
 
@@ -45,7 +45,7 @@ def test_a_schedule_without_a_flush() -> None:
     """Does not clip, here and there; asking for it is refused here, as the trainer would."""
     flowing = changed(JOB, "spec.pipeline.schedule", "PipeDream2BW")
     flowing = changed(flowing, "spec.model", {"name": "gpt"})
-    config = Job.from_mapping(read_training_job(flowing).trainer_config()).config
+    config = ValidatedJob.from_mapping(read_training_job(flowing).trainer_config()).config
     assert config.training.clip_norm is None
     with pytest.raises(ValueError, match="no stage knows the norm over all"):
         read_training_job(changed(flowing, "spec.training", {"clipNorm": 1.0}))
