@@ -250,7 +250,7 @@ def stages(bounds: Any, placement: Any) -> tuple[Stage, ...]:
 
 def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
     torch.set_num_threads(1)
-    layout.CHUNKS = job.chunks
+    layout.DEFAULT_STAGES_PER_RANK = job.chunks
     config = job.config
     model = sleeping_model(job.loads.shape[1]) if job.model is None else build_model(config.model)
     plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)

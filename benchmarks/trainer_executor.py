@@ -32,12 +32,13 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.planning import even_partition
+    from ballast_policies.planning.stages import stages_over
     from ballast_trainer.config import TrainingConfig
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.layers.layer_stack import LayerSet
     from ballast_trainer.pipeline import stages as builders
     from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
-    from ballast_trainer.pipeline.layout import placement_of, schedule_of, stages_over
+    from ballast_trainer.pipeline.layout import placement_of, schedule_of
     from ballast_trainer.profiling.profile import Meter
     from ballast_trainer.testing import local_plan
     from trainer_calibrated import sleeping_model

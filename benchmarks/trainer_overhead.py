@@ -66,6 +66,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract import Plan
+    from ballast_policies.planning.stages import first_stages
     from ballast_trainer.channel.channel_thread import ChannelThread
     from ballast_trainer.channel.standalone import StandaloneChannel
     from ballast_trainer.config import TrainerConfig
@@ -73,7 +74,6 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.gpu_emulation import EmulatedSpeed
     from ballast_trainer.layers.layer_stack import LayerSet
-    from ballast_trainer.loop.replanning import initial_stages
     from ballast_trainer.loop.session import Session
     from ballast_trainer.loop.state import TrainingState
     from ballast_trainer.models.registry import build_model
@@ -111,7 +111,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
         profile=Profile(model.layer_count),
         world=world,
         plan=plan,
-        stages=initial_stages(None, tuple(range(count)), model.layer_count),
+        stages=first_stages(model.layer_count, tuple(range(count))),
     )
     channel_thread = ChannelThread(StandaloneChannel(plan), plan) if rank == 0 else None
     session = Session(

@@ -20,8 +20,8 @@ import numpy as np
 import trainer_calibrated
 from ballast_policies.planning import fitted_action_seconds
 from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.stages import DEFAULT_STAGES_PER_RANK
 from ballast_policies.planning.step_time import simulated_step_seconds
-from ballast_trainer.pipeline.layout import CHUNKS
 
 RANKS, LAYERS = 4, 16
 FOUR = ((0, 4, 8, 12, 16), (0, 3, 9, 11, 16), (0, 6, 9, 13, 16), (0, 1, 6, 10, 16))
@@ -50,7 +50,7 @@ def predicted(plan, costs, profiled_microbatches, action_seconds):
         scale * split.loads(costs.backward),
         microbatches,
         schedule=schedule,
-        chunks=CHUNKS,
+        chunks=DEFAULT_STAGES_PER_RANK,
         action_seconds=action_seconds,
         fixed_seconds=float(split.loads(costs.optimizer).max()),
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ballast_policies.contract import plan_config_map_name
+from ballast_policies.contract import GPU_RESOURCE, plan_config_map_name
 
 from ballast_operator.desired.plan import plan_object
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
@@ -35,7 +35,7 @@ class PoolTerms:
     """What a job's pass has to know of a pool: the price of a GPU hour, and the resource pods ask for."""
 
     price_per_hour: float = 0.0
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: str = GPU_RESOURCE
 
 
 class Reconciler:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from ballast_policies.contract import Plan
+from ballast_policies.planning.stages import first_stages, usable_stages
 
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
@@ -23,7 +24,6 @@ from ballast_trainer.gpu_emulation import emulated_speed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.rank_zero import SessionOutcome
-from ballast_trainer.loop.replanning import initial_stages, usable_stages
 from ballast_trainer.loop.reshape import announce_ready
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
@@ -185,8 +185,8 @@ def train(
         return split_layer(module, world.tensor)
 
     placement = job.placement(ranks)
-    stages = usable_stages(plan.stages, placement, model.layer_count) or initial_stages(
-        None, placement, model.layer_count, config.pipeline.replicas
+    stages = usable_stages(plan.stages, placement, model.layer_count) or first_stages(
+        model.layer_count, placement, config.pipeline.replicas
     )
     meter = Meter(model.layer_count, device, speed)
     if trace is not None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from ballast_policies.allocation.problem import ENTITY_POLICIES
 from ballast_policies.allocation.registry import POLICY_NAMES
+from ballast_policies.contract import GPU_RESOURCE
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
@@ -139,7 +140,7 @@ class NodePool(ApiModel):
             max_length=253,
             pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*$",
         ),
-    ] = "nvidia.com/gpu"
+    ] = GPU_RESOURCE
     """Resource that its nodes offer and pods ask for."""
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     """How sure its nodes are to stay. For people: lost nodes are dealt with alike in both."""

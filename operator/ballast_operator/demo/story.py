@@ -8,9 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.contract import REPORT_ANNOTATION, ContractError, Report
+from ballast_policies.contract import GPU_RESOURCE, REPORT_ANNOTATION, ContractError, Report
 
-GPU_RESOURCE = "nvidia.com/gpu"
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ballast_policies.contract import Directive
+from ballast_policies.contract import GPU_RESOURCE, Directive
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.settings import JobSettings
@@ -29,7 +29,7 @@ def decide(
     now: Time,
     settings: JobSettings,
     price_per_hour: float = 0.0,
-    gpu_resource: str = "nvidia.com/gpu",
+    gpu_resource: str = GPU_RESOURCE,
 ) -> Outcome:
     """What to do about a job now.
 

@@ -8,7 +8,6 @@ from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.steps.failure import failed
-from ballast_operator.steps.initial_stages import initial_stages
 from ballast_operator.steps.outcome import Apply, CreatePod, Outcome, Situation, WritePlan, say, seconds_since
 from ballast_operator.steps.stopping import end
 from ballast_operator.views.status import Cause, Held
@@ -45,7 +44,7 @@ def start_gang(situation: Situation) -> Outcome:
             Rank(rank=rank, pod=pod.name, address=pod.address, gpu_type=held.gpu_type)
             for rank, pod in enumerate(ready)
         ),
-        stages=initial_stages(situation.spec, len(ready)),
+        stages=situation.spec.first_stages(len(ready)),
         reason=f"launch {held.launch} on pool {held.pool}",
     )
     status = say(

@@ -6,7 +6,7 @@ leaves the gang alone. From then on they are part of it.
 
 import dataclasses
 
-from ballast_policies.contract import Directive, Plan, Rank, pod_name
+from ballast_policies.contract import Plan, Rank, pod_name
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import pod_object
@@ -106,21 +106,11 @@ def carry_on_growth(situation: Situation) -> Outcome:
             if name not in newcomers
         )
         return Outcome(status=view.status, actions=makes, again_seconds=left)
-    ranks = (
-        *plan.ranks,
-        *(
-            Rank(rank=len(plan.ranks) + i, pod=pod.name, address=pod.address, gpu_type=held.gpu_type)
-            for i, pod in enumerate(ready)
-        ),
+    new = tuple(
+        Rank(rank=len(plan.ranks) + i, pod=pod.name, address=pod.address, gpu_type=held.gpu_type)
+        for i, pod in enumerate(ready)
     )
-    grown = Plan(
-        job=plan.job,
-        epoch=plan.epoch + 1,
-        launch=plan.launch,
-        directive=Directive.GROW,
-        ranks=ranks,
-        reason=f"no other job can use {len(ready)} GPUs of pool {held.pool}",
-    )
+    grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {held.pool}")
     return Outcome(
         status=view.status, actions=(WritePlan(grown),), again_seconds=situation.settings.start_seconds
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ballast_policies.contract import Plan
+from ballast_policies.contract import GPU_RESOURCE, Plan
 
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
@@ -92,7 +92,7 @@ class Situation:
     now: Time
     settings: JobSettings
     price_per_hour: float = 0.0
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: str = GPU_RESOURCE
 
 
 def set_condition(

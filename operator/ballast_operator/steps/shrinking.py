@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ballast_policies.contract import Directive, Plan, Proposal, Rank
+from ballast_policies.contract import Plan, Proposal
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.steps.acknowledgement import awaited
@@ -73,7 +73,7 @@ def answer(situation: Situation, proposal: Proposal) -> Outcome:
         )
         return Outcome(status=status)
     try:
-        shrunk = shrink_plan(plan, proposal)
+        shrunk = plan.shrink(proposal)
     except ValueError as error:
         message = f"proposal of step {proposal.step} refused: {error}"
         status = say(
@@ -84,27 +84,6 @@ def answer(situation: Situation, proposal: Proposal) -> Outcome:
     status = say(situation, view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message)
     return Outcome(
         status=status, actions=(WritePlan(shrunk),), again_seconds=situation.settings.shrink_seconds
-    )
-
-
-def shrink_plan(plan: Plan, proposal: Proposal) -> Plan:
-    """The next epoch: the kept pods in their new order, everything else as it was.
-
-    Raises:
-        ValueError: the proposal's stages leave gaps.
-    """
-    ranks = {rank.pod: rank for rank in plan.ranks}
-    return Plan(
-        job=plan.job,
-        epoch=plan.epoch + 1,
-        launch=plan.launch,
-        directive=Directive.SHRINK,
-        ranks=tuple(
-            Rank(rank=new, pod=pod, address=ranks[pod].address, gpu_type=ranks[pod].gpu_type)
-            for new, pod in enumerate(proposal.kept_pods)
-        ),
-        stages=proposal.stages,
-        reason=proposal.reason,
     )
 
 

@@ -98,10 +98,7 @@ def _save_first(situation: Situation, ending: Ending) -> Outcome | None:
         return None
     if plan.directive is Directive.CHECKPOINT_AND_STOP:
         return Outcome(status=view.status, again_seconds=left)
-    stop = dataclasses.replace(
-        plan, epoch=plan.epoch + 1, directive=Directive.CHECKPOINT_AND_STOP, reason=ending.message
-    )
-    return Outcome(status=view.status, actions=(WritePlan(stop),), again_seconds=left)
+    return Outcome(status=view.status, actions=(WritePlan(plan.stop(ending.message)),), again_seconds=left)
 
 
 def _finish(situation: Situation, held: Held, ending: Ending) -> Outcome:

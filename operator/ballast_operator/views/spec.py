@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import IN_ROUNDS, rounds_of
+from ballast_policies.planning.stages import first_stages, stage_placement
 
 from ballast_operator.views.clock import Time
 
@@ -62,6 +64,16 @@ class JobSpec:
             return self.max_stages
         # A rank alone has the whole model as one stage.
         return min(self.max_stages, max(1, self.layers // self.stages_per_rank))
+
+    def first_stages(self, ranks: int) -> tuple[Stage, ...]:
+        """The stages of a launch; empty leaves them to the trainer.
+
+        That is where the number of layers is not known, or is below the number of stages.
+        """
+        placement = stage_placement(self.schedule, ranks=ranks, stages_per_rank=self.stages_per_rank)
+        if self.layers is None or self.layers < len(placement):
+            return ()
+        return first_stages(self.layers, placement)
 
     def suits(self, ranks: int) -> bool:
         """Whether the schedule exists for so many ranks: some take their microbatches in equal rounds."""

@@ -36,6 +36,9 @@ EMULATED_SLOWDOWN_ENV = "BALLAST_EMULATED_SLOWDOWN"
 """In a pod's environment: JSON {model family or "default": factor >= 1}. Written by the process node,
 read by the trainer, which pads its layers' compute time by the factor. Missing: nothing is emulated."""
 
+GPU_RESOURCE = "nvidia.com/gpu"
+"""The extended resource that nodes offer and pods ask for, where a node pool names no other."""
+
 RENDEZVOUS_PORT = 29400
 """TCP port on rank 0's pod address where ranks meet."""
 

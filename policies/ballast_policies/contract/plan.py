@@ -1,4 +1,4 @@
-"""The plan: what the operator wants a job's ranks to be and to do.
+"""The plan: what the operator wants a job's ranks to be and to do, and how one plan follows another.
 
 A plan has an epoch; a larger epoch replaces a smaller one.  ``stages`` assigns layers to stages
 and stages to ranks; an empty ``stages`` leaves the partition to the trainer, which knows its
@@ -8,17 +8,22 @@ layers' cost.  While it runs, the trainer may move layers between the plan's ran
 
 import dataclasses
 import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ballast_policies.contract.wire import Wire
+
+if TYPE_CHECKING:
+    from ballast_policies.contract.messages import Proposal
 
 
 class Directive(enum.StrEnum):
     """What the ranks are to do on reaching the plan's epoch."""
 
     RUN = "run"
-    """Train with these ranks (a launch, or going on after one)."""
+    """Train with these ranks: a launch."""
     CHECKPOINT_AND_STOP = "checkpointAndStop"
-    """Save the state and exit with ``ExitCode.STOPPED``; the job goes on later, maybe elsewhere."""
+    """Save the state and exit with ``ExitCode.STOPPED``; the job continues later, maybe elsewhere."""
     SHRINK = "shrink"
     """The plan's ranks are a subset of the last epoch's: move layers onto them, the others leave."""
     GROW = "grow"
@@ -69,7 +74,7 @@ class Plan(Wire):
         directive: what to do on reaching the epoch.
         ranks: by rank, without gaps.
         stages: by layer, without gaps; empty leaves the partition to the trainer.
-        reason: why the plan is as it is, in words, for logs.
+        reason: why the plan is as it is, for logs.
 
     Raises:
         ValueError: ranks or stages have gaps, or a stage names a rank that is not in the plan.
@@ -104,3 +109,54 @@ class Plan(Wire):
     def rank_of(self, pod: str) -> int | None:
         """The rank that ``pod`` has in this plan, or None where it is not part of it."""
         return next((r.rank for r in self.ranks if r.pod == pod), None)
+
+    def shrink(self, proposal: "Proposal") -> "Plan":
+        """The next epoch, on the proposal's kept pods, in its order and with its stages.
+
+        Raises:
+            ValueError: the proposal was made in another epoch or names a pod that is not in the plan, or its
+                stages have gaps.
+        """
+        if proposal.epoch != self.epoch:
+            raise ValueError(f"the proposal is of epoch {proposal.epoch}, the plan of epoch {self.epoch}")
+        by_pod = {rank.pod: rank for rank in self.ranks}
+        unknown = sorted({*proposal.kept_pods, *proposal.released_pods} - set(by_pod))
+        if unknown:
+            raise ValueError(f"the proposal names {unknown}, the plan's pods are {sorted(by_pod)}")
+        return dataclasses.replace(
+            self,
+            epoch=self.epoch + 1,
+            directive=Directive.SHRINK,
+            ranks=tuple(
+                dataclasses.replace(by_pod[pod], rank=rank) for rank, pod in enumerate(proposal.kept_pods)
+            ),
+            stages=proposal.stages,
+            reason=proposal.reason,
+        )
+
+    def grow(self, new: Sequence[Rank], reason: str) -> "Plan":
+        """The next epoch, with ``new`` behind the ranks of this one; the trainer chooses the stages.
+
+        Args:
+            new: the ranks that join, numbered on from this plan's.
+            reason: why, for logs.
+
+        Raises:
+            ValueError: there are none, or their numbers or pods do not follow this plan's.
+        """
+        if not new:
+            raise ValueError("a growth needs at least one new rank")
+        return dataclasses.replace(
+            self,
+            epoch=self.epoch + 1,
+            directive=Directive.GROW,
+            ranks=(*self.ranks, *new),
+            stages=(),
+            reason=reason,
+        )
+
+    def stop(self, reason: str) -> "Plan":
+        """The next epoch: the same ranks save a checkpoint and exit."""
+        return dataclasses.replace(
+            self, epoch=self.epoch + 1, directive=Directive.CHECKPOINT_AND_STOP, reason=reason
+        )

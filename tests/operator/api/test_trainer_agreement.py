@@ -8,8 +8,6 @@ import yaml
 from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
 from ballast_operator.api.training_job import TRAINER_FIELDS
 from ballast_operator.api.training_recipe import DynamicKind, Schedule
-from ballast_operator.steps.initial_stages import initial_stages
-from ballast_operator.views.convert import read_spec
 from ballast_policies.allocation.registry import POLICY_NAMES
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
@@ -116,29 +114,6 @@ def test_stages_a_rank_are_refused_here_where_the_trainer_refuses_them(
         assert not _taken(item)
     else:
         assert _taken(item)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("count", [None, 1, 2, 3])
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_the_stages_of_a_first_plan(schedule: Schedule, count: int | None, ranks: int) -> None:
-    """Are those that the trainer takes over: as many, and each on the rank where the schedule has it."""
-    from ballast_trainer.loop.replanning import usable_stages
-    from ballast_trainer.pipeline.layout import placement_of
-
-    if count is not None and schedule.fixed_stages_per_rank not in (None, count):
-        return
-    item = changed(JOB, "spec.pipeline", {"maxStages": 4, "microbatches": 12, "globalBatchSize": 12})
-    item = changed(changed(item, "spec.pipeline.schedule", schedule.value), "spec.model.layers", 13)
-    if count is not None:
-        item = changed(item, "spec.pipeline.stagesPerRank", count)
-    spec, problem = read_spec(item)
-    assert spec is not None, problem
-    placement = placement_of(schedule.value, ranks=ranks, microbatches=12, stages_per_rank=count)
-    stages = initial_stages(spec, ranks)
-    assert usable_stages(stages, placement, 13) == stages
-    sizes = [stage.end_layer - stage.first_layer for stage in stages]
-    assert max(sizes) - min(sizes) <= 1
 
 
 def _taken(item: dict[str, Any]) -> bool:

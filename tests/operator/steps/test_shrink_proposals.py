@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.outcome import Situation
-from ballast_operator.steps.shrinking import refusal, shrink_plan
-from ballast_policies.contract import Directive, Proposal, Stage
+from ballast_operator.steps.shrinking import refusal
+from ballast_policies.contract import Proposal, Stage
 
 from tests.operator.views.builders import NOW, a_plan, a_spec, a_view
 
@@ -58,16 +58,3 @@ def test_a_proposal_is_checked_against_the_spec_and_the_plan(spec, changes, want
     """The refusal has the numbers; an empty one accepts."""
     said = refusal(situation(**spec), dataclasses.replace(GOOD, **changes))
     assert want_words in said if want_words else said == ""
-
-
-def test_the_shrunk_plan_keeps_pods_and_addresses_and_renumbers_the_ranks():
-    """Kept pods in the proposal's order; epoch one more; the directive says shrink."""
-    plan = a_plan(PODS)
-    kept = dataclasses.replace(GOOD, kept_pods=(PODS[0], PODS[3]), released_pods=(PODS[1], PODS[2]))
-    shrunk = shrink_plan(plan, kept)
-    assert (shrunk.epoch, shrunk.launch, shrunk.directive) == (2, 1, Directive.SHRINK)
-    assert [(rank.rank, rank.pod, rank.address) for rank in shrunk.ranks] == [
-        (0, PODS[0], plan.ranks[0].address),
-        (1, PODS[3], plan.ranks[3].address),
-    ]
-    assert shrunk.stages == GOOD.stages

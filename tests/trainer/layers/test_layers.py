@@ -14,7 +14,7 @@ from ballast_trainer.layers.seeding import mixed_key
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.stages import build_pipeline
-from ballast_trainer.profiling.profile import Meter, Profile, imbalance
+from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.testing import eventually
 
 CPU = torch.device("cpu")
@@ -156,12 +156,6 @@ def test_the_profile_is_the_median_of_the_last_steps():
     assert profile.costs().total == (3.5,)
     profile.forget()
     assert profile.costs() is None
-
-
-def test_imbalance_is_largest_over_mean_less_one():
-    """0 where even."""
-    assert imbalance([2.0, 2.0]) == 0.0
-    assert imbalance([3.0, 1.0]) == 0.5
 
 
 class FakeStore(dict):

@@ -3,12 +3,12 @@
 import pytest
 import torch.distributed as dist
 from ballast_policies.planning import Partition
+from ballast_policies.planning.stages import stages_over
 from ballast_trainer.config import ModelConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.packing import pack
 from ballast_trainer.loop.migrate import migrate, plan_moves
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.link_times import TRIALS, link_seconds
 
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ballast_policies.planning import Partition, simulated_step_seconds
+from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
@@ -16,13 +17,11 @@ from ballast_trainer.loop.memory import stage_bytes
 from ballast_trainer.loop.replanning import (
     LayerSizes,
     layer_sizes,
-    partition_of,
     rebalance_decision,
     repack_proposal,
 )
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.testing import local_plan
 

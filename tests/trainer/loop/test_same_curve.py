@@ -8,7 +8,6 @@ import random
 import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.channel.standalone import shrunk
 from ballast_trainer.pipeline.layout import SYNCHRONOUS, placement_of
 from ballast_trainer.testing import eventually, local_plan
 
@@ -70,7 +69,7 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     eventually(lambda: running.events("rebalance"), "layers are rebalanced", running.errors)
     eventually(lambda: proposed(tmp_path) is not None, "a repack is proposed", running.errors)
     proposal = proposed(tmp_path)
-    channel.publish(shrunk(channel.read_plan(), proposal))
+    channel.publish(channel.read_plan().shrink(proposal))
     codes = running.exit_codes()
     assert set(codes.values()) == {0}, running.errors()
     (repacked,) = running.events("repack")

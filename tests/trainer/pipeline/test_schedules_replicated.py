@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 from ballast_policies.contract import Stage
+from ballast_policies.planning.stages import first_stages
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
-from ballast_trainer.loop.replanning import initial_stages
 from ballast_trainer.pipeline.layout import holders_of, placement_of
 from ballast_trainer.testing import eventually
 
@@ -105,7 +105,7 @@ def test_a_stage_with_replicas_starts_with_as_many_more_layers():
     """2-1 over nine layers: six and three."""
     placement = placement_of("1F1B", ranks=3, microbatches=4, replicas=[2, 1])
     assert placement == (0, 2)
-    assert [stage.end_layer for stage in initial_stages(None, placement, 9, [2, 1])] == [6, 9]
+    assert [stage.end_layer for stage in first_stages(9, placement, [2, 1])] == [6, 9]
 
 
 @pytest.mark.parametrize(

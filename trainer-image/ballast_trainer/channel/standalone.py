@@ -1,10 +1,9 @@
 """The channel of a run without an operator: repacks are granted at once, inside the process."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.contract import Ack, Directive, Plan, Proposal, Report
+from ballast_policies.contract import Ack, Plan, Proposal, Report
 
 
 class StandaloneChannel:
@@ -31,18 +30,4 @@ class StandaloneChannel:
     ) -> None:
         """Answer a proposal with the plan it asks for."""
         if proposal is not None and proposal.epoch == self._plan.epoch:
-            self._plan = shrunk(self._plan, proposal)
-
-
-def shrunk(plan: Plan, proposal: Proposal) -> Plan:
-    """The plan that grants a proposal: its kept pods, in its order, with its stages."""
-    by_pod = {rank.pod: rank for rank in plan.ranks}
-    kept = [dataclasses.replace(by_pod[pod], rank=rank) for rank, pod in enumerate(proposal.kept_pods)]
-    return dataclasses.replace(
-        plan,
-        epoch=plan.epoch + 1,
-        directive=Directive.SHRINK,
-        ranks=tuple(kept),
-        stages=proposal.stages,
-        reason=proposal.reason,
-    )
+            self._plan = self._plan.shrink(proposal)

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from ballast_policies.planning import Partition, predict_step_seconds
+from ballast_policies.planning import predict_step_seconds
 from ballast_policies.planning.schedules import split_bubble, stage_costs
+from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.layout import is_asynchronous, schedule_of
@@ -48,7 +49,7 @@ def idle_seconds(training: TrainingState, costs: LayerCosts) -> IdleSeconds:
     split = split_bubble(
         schedule,
         stage_costs(
-            Partition(bounds=(0, *(stage.end_layer for stage in training.stages))),
+            partition_of(training.stages),
             forward_seconds=costs.forward,
             backward_seconds=costs.backward,
             microbatches=training.microbatches,

@@ -9,22 +9,21 @@ from collections.abc import Callable
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
+from ballast_policies.planning.stages import stages_over, usable_stages
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import stages_as_json
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.replanning import (
-    initial_stages,
+    best_stages,
     layer_sizes,
     predicted_step_seconds,
     rebalance_decision,
     repack_proposal,
-    usable_stages,
 )
 from ballast_trainer.loop.reshape import grow, move_layers, newcomers_ready, shrink
 from ballast_trainer.loop.state import Stopwatch, TrainingState
-from ballast_trainer.pipeline.layout import stages_over
 from ballast_trainer.profiling.link_times import link_seconds
 
 logger = logging.getLogger(__name__)
@@ -124,7 +123,7 @@ class PlanFollower:
         placement = training.placement(len(plan.ranks))
         stages: tuple[Stage, ...] = training.world.from_rank_0(
             usable_stages(plan.stages, placement, training.model.layer_count)
-            or initial_stages(training.profile.costs(), placement, training.model.layer_count)
+            or best_stages(training.profile.costs(), placement, training.model.layer_count)
         )
         before, costs = training.world.size, self._rank_zero.progress.costs
         predicted = None

@@ -5,11 +5,12 @@ from collections import deque
 from typing import Any
 
 from ballast_policies.contract import Report, Stage
+from ballast_policies.planning import imbalance
 
 from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
 from ballast_trainer.loop.replanning import best_step_seconds
 from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.profiling.profile import LayerCosts, imbalance
+from ballast_trainer.profiling.profile import LayerCosts
 
 _MEASURED_STEPS = 3
 """Steps measured before a figure of them counts."""

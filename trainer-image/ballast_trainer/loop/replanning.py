@@ -6,48 +6,30 @@ from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
 from ballast_policies.planning import (
-    Partition,
     PlanningError,
     RebalanceDecision,
     decide_rebalance,
-    even_partition,
     exact_partition,
     predict_step_seconds,
     repack,
 )
+from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.loop.memory import stage_bytes
 from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.pipeline.layout import holders_of, stages_over
+from ballast_trainer.pipeline.layout import holders_of
 from ballast_trainer.profiling.profile import LayerCosts
 
 logger = logging.getLogger(__name__)
 
 
-def partition_of(stages: Sequence[Stage]) -> Partition:
-    """The partition that stages are made from."""
-    return Partition(bounds=(0, *(stage.end_layer for stage in stages)))
-
-
-def usable_stages(
-    stages: Sequence[Stage], placement: tuple[int, ...], layer_count: int
-) -> tuple[Stage, ...] | None:
-    """A plan's stages where they fit the model and the schedule's placement, else None."""
-    if not stages or stages[-1].end_layer != layer_count:
-        return None
-    return tuple(stages) if tuple(stage.rank for stage in stages) == placement else None
-
-
-def initial_stages(
+def best_stages(
     costs: LayerCosts | None, placement: tuple[int, ...], layer_count: int, replicas: Sequence[int] = ()
 ) -> tuple[Stage, ...]:
-    """The best partition by measured costs, or the same number of layers on each rank before any."""
-    if costs is None and len(replicas) == len(placement):
-        alike = [1.0] * layer_count
-        return stages_over(exact_partition(alike, len(placement), speeds=replicas), placement)
+    """The best partition by measured costs; the first stages of a job before anything is measured."""
     if costs is None:
-        return stages_over(even_partition(layer_count, len(placement)), placement)
+        return first_stages(layer_count, placement, replicas)
     return stages_over(exact_partition(costs.total, len(placement)), placement)
 
 
@@ -215,7 +197,7 @@ def repack_proposal(
     if len(placement) == decision.partition.ranks:
         stages = stages_over(decision.partition, placement)
     else:
-        stages = initial_stages(costs, placement, training.model.layer_count)
+        stages = best_stages(costs, placement, training.model.layer_count)
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from math import gcd
 
 from ballast_policies.contract import Stage
-from ballast_policies.planning import Partition
 from ballast_policies.planning.schedules import (
     TAKES_CHUNKS,
     Schedule,
@@ -13,11 +12,9 @@ from ballast_policies.planning.schedules import (
     double_buffered,
     stages_of,
 )
+from ballast_policies.planning.stages import DEFAULT_STAGES_PER_RANK
 
 from ballast_trainer.errors import ConfigurationError
-
-CHUNKS = 2
-"""Stages a rank, where the schedule leaves that free and the configuration does not say."""
 
 SYNCHRONOUS = (
     "1F1B",
@@ -75,7 +72,7 @@ def schedule_of(
             name,
             ranks=ranks,
             microbatches=microbatches,
-            chunks=stages_per_rank or CHUNKS,
+            chunks=stages_per_rank or DEFAULT_STAGES_PER_RANK,
             replicas=used_replicas(replicas, ranks),
         )
     except ScheduleError as error:
@@ -152,12 +149,4 @@ def holders_of(
         return tuple((stage.rank,) for stage in stages)
     return tuple(
         tuple(range(stage.rank, stage.rank + count)) for stage, count in zip(stages, replicas, strict=True)
-    )
-
-
-def stages_over(partition: Partition, placement: tuple[int, ...]) -> tuple[Stage, ...]:
-    """The stages of a partition, each on its rank."""
-    return tuple(
-        Stage(rank=rank, first_layer=partition.bounds[index], end_layer=partition.bounds[index + 1])
-        for index, rank in enumerate(placement)
     )

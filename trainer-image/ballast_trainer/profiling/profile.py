@@ -246,9 +246,3 @@ class Profile:
             backward=tuple(medians[n : 2 * n]),
             optimizer=tuple(medians[2 * n :]),
         )
-
-
-def imbalance(loads: Sequence[float]) -> float:
-    """Largest load / mean load - 1 (0 for balanced ranks)."""
-    mean = sum(loads) / len(loads)
-    return max(loads) / mean - 1 if mean > 0 else 0.0

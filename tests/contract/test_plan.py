@@ -1,0 +1,84 @@
+"""One plan follows another: shrink, grow and stop, as the operator and the trainer both compute them."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.contract import Directive, Plan, Proposal, Rank, Stage
+
+PODS = ("job-1-0", "job-1-1", "job-1-2", "job-1-3")
+PLAN = Plan(
+    job="job",
+    epoch=3,
+    launch=1,
+    directive=Directive.RUN,
+    ranks=tuple(Rank(rank=i, pod=p, address=f"10.0.0.{i}", gpu_type="v100") for i, p in enumerate(PODS)),
+    stages=tuple(Stage(rank=i, first_layer=2 * i, end_layer=2 * i + 2) for i in range(4)),
+    reason="launch 1",
+)
+PROPOSAL = Proposal(
+    epoch=3,
+    step=40,
+    kept_pods=(PODS[0], PODS[3]),
+    released_pods=(PODS[1], PODS[2]),
+    stages=(Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=8)),
+    step_seconds_before=1.0,
+    step_seconds_after=1.05,
+    reason="2 ranks are enough",
+)
+
+
+def test_shrink_keeps_pods_and_addresses_and_renumbers_the_ranks():
+    """Kept pods in the proposal's order, the proposal's stages and reason, one epoch more."""
+    shrunk = PLAN.shrink(PROPOSAL)
+    assert (shrunk.job, shrunk.epoch, shrunk.launch, shrunk.directive) == ("job", 4, 1, Directive.SHRINK)
+    assert [(rank.rank, rank.pod, rank.address) for rank in shrunk.ranks] == [
+        (0, PODS[0], "10.0.0.0"),
+        (1, PODS[3], "10.0.0.3"),
+    ]
+    assert (shrunk.stages, shrunk.reason) == (PROPOSAL.stages, PROPOSAL.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"epoch": 2}, "of epoch 2, the plan of epoch 3"),
+        ({"released_pods": ("other-1-0",)}, r"names \['other-1-0'\]"),
+        ({"stages": (Stage(rank=2, first_layer=0, end_layer=8),)}, "the plan has 2 ranks"),
+    ],
+)
+def test_a_proposal_that_does_not_fit_the_plan_is_refused(changes, reason):
+    """An old proposal, an unknown pod and a stage on a released rank never become a plan."""
+    with pytest.raises(ValueError, match=reason):
+        PLAN.shrink(dataclasses.replace(PROPOSAL, **changes))
+
+
+def test_grow_adds_ranks_and_leaves_the_stages_to_the_trainer():
+    """The trainer knows what its layers cost now."""
+    new = Rank(rank=4, pod="job-1-4", address="10.0.0.4", gpu_type="v100")
+    grown = PLAN.grow([new], "idle GPUs")
+    assert grown.ranks == (*PLAN.ranks, new)
+    assert (grown.epoch, grown.directive, grown.stages) == (4, Directive.GROW, ())
+    assert grown.reason == "idle GPUs"
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        (),
+        (Rank(rank=5, pod="job-1-5", address="", gpu_type="v100"),),
+        (Rank(rank=4, pod=PODS[1], address="", gpu_type="v100"),),
+    ],
+    ids=["none", "a gap in the numbers", "a pod that is in the plan"],
+)
+def test_ranks_that_do_not_follow_the_plan_cannot_join(new):
+    """Ranks stay 0 to n - 1, each with a pod of its own."""
+    with pytest.raises(ValueError, match=r"at least one|0\.\.n-1|same pod"):
+        PLAN.grow(new, "")
+
+
+def test_stop_keeps_the_ranks():
+    """All ranks of the plan save and exit."""
+    stopped = PLAN.stop("preempted")
+    assert stopped == dataclasses.replace(
+        PLAN, epoch=4, directive=Directive.CHECKPOINT_AND_STOP, reason="preempted"
+    )
