@@ -5,6 +5,7 @@ Lead first, then list, then watch and work: a follower holds a connection and no
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -20,19 +21,21 @@ from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.solver import Solver
+from ballast_operator.errors import Forbidden, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, connect
-from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key, Kind, Object, key_of
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
 from ballast_operator.kube.leadership import Leadership
 from ballast_operator.kube.queue import KeyQueue
-from ballast_operator.kube.streams import keep_in_step, resync, watch_registry, watch_settings
+from ballast_operator.kube.streams import first_sync, keep_in_step, watch_registry, watch_settings
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.reconciler import PassRunner, Reconciler
 from ballast_operator.settings import Settings
 from ballast_operator.views.convert import state_of
 from ballast_operator.views.nodes import NodeView, is_ours, read_node
+from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +65,15 @@ class Operator:
         self._options = options
         self._settings = settings
         self._metrics = Metrics()
+        self._waits = Waits()
+        for reason in WaitReason:
+            waited = functools.partial(self._waits.seconds, reason)
+            self._metrics.waiting_seconds.labels(reason).set_function(waited)
         self._caches = Caches()
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._nodes: dict[str, NodeView] = {}
         self._policies: dict[str, tuple[str, int]] = {}
         self._writes: deque[float] = deque(maxlen=100_000)
-        self._leadership: Leadership | None = None
         self._allocator: Allocator | None = None
         self._stop = asyncio.Event()
 
@@ -102,20 +108,25 @@ class Operator:
                 namespace=self._options.lease_namespace,
                 identity=identity,
                 settings=self._settings.leader,
+                waits=self._waits,
             )
-            self._leadership = leadership
             cluster.fence = leadership.check
             cluster.on_write = self._wrote
+            cluster.on_answer = own.on_answer = self._answered
+            self._answered("get", LEASE, Unavailable("no request has been answered yet"))
             runner, port = await serve(
                 host=self._options.health_host,
                 port=self._options.health_port,
                 metrics=self._metrics,
                 problems=self._problems,
+                waits=self._waits,
             )
-            logger.info("serving /healthz and /metrics on port %d", port)
+            logger.info("serving /healthz, /readyz and /metrics on port %d", port)
+            logging_waits = asyncio.create_task(self._waits.run())
             try:
                 await self._lead(cluster, leadership, solver)
             finally:
+                logging_waits.cancel()
                 await leadership.release()
                 await runner.cleanup()
 
@@ -123,6 +134,17 @@ class Operator:
         if not await self._unless_stopped(leadership.acquire()):
             return
         self._metrics.leader.set(1)
+        holding = asyncio.create_task(leadership.hold())
+        self._caches.listeners.append(self._changed)
+        try:
+            synced = first_sync(self._caches, cluster, self._options.namespace, self._waits)
+            if await self._unless_stopped(synced, holding):
+                await self._work(cluster, holding, solver)
+        finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+
+    async def _work(self, cluster: Cluster, holding: asyncio.Task[None], solver: Solver) -> None:
         observer = Observer(self._caches)
         reconciler = Reconciler(
             cluster,
@@ -139,18 +161,17 @@ class Operator:
             settings=self._settings.solver,
             metrics=self._metrics,
             enqueue=self._queue.add,
+            waits=self._waits,
         )
         run_pass = PassRunner(reconciler, metrics=self._metrics, again=self._queue.add)
-        self._caches.listeners.append(self._changed)
-        await resync(self._caches, cluster, self._options.namespace)
         self._allocate()
         parts: list[Coroutine[Any, Any, None]] = [
-            leadership.hold(),
             self._allocator.run(),
             keep_in_step(
                 self._caches,
                 cluster,
                 self._options.namespace,
+                self._waits,
                 every_seconds=self._settings.api.resync_seconds,
             ),
             self._gauges(observer),
@@ -162,7 +183,7 @@ class Operator:
         tasks.append(asyncio.create_task(self._watch(cluster)))
         stopped = asyncio.create_task(self._stop.wait())
         try:
-            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*tasks, holding, stopped], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
                 task.result()
         finally:
@@ -184,18 +205,22 @@ class Operator:
         self._take_signals()  # kopf has just taken them
         await kopf.run_tasks(tasks, ignored=older)
 
-    async def _unless_stopped(self, wait: Coroutine[Any, Any, None]) -> bool:
+    async def _unless_stopped(self, wait: Coroutine[Any, Any, None], *others: asyncio.Task[None]) -> bool:
+        """Await ``wait``; returns whether it ended before a stop was asked, raises what ``others`` raise."""
         task = asyncio.create_task(wait)
         stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, stopped, *others], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if not task.done():
+        ended = task.done()
+        if not ended:
             task.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
-            return False
-        await asyncio.gather(stopped, return_exceptions=True)
-        task.result()
-        return True
+        await asyncio.gather(stopped, *([] if ended else [task]), return_exceptions=True)
+        for other in others:
+            if other.done():
+                other.result()
+        if ended:
+            task.result()
+        return ended
 
     def _changed(self, kind: Kind, item: Object) -> None:
         """Who has to look at a change; nothing is decided here."""
@@ -250,6 +275,27 @@ class Operator:
     def _wrote(self, verb: str, kind: Kind) -> None:
         self._metrics.api_writes.labels(verb, kind.kind).inc()
         self._writes.append(time.monotonic())
+
+    def _answered(self, verb: str, kind: Kind, error: OperatorError | None) -> None:
+        """Keep the record of an API server that does not answer, and of missing rights."""
+        subject = f"{verb} {kind.plural}"
+        if isinstance(error, Unavailable):
+            self._waits.begin(
+                WaitReason.API_SERVER,
+                f"the API server does not answer: {error}",
+                to_fix="see that it runs, and that the address and the credentials are right",
+            )
+            return
+        self._waits.end(WaitReason.API_SERVER)
+        if isinstance(error, Forbidden):
+            self._waits.begin(
+                WaitReason.PERMISSION,
+                str(error),
+                to_fix="grant the operator's account the rules of the Helm chart's ClusterRole",
+                subject=subject,
+            )
+        else:
+            self._waits.end(WaitReason.PERMISSION, subject)
 
     def _problems(self) -> list[str]:
         return stale_streams(

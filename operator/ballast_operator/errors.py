@@ -5,6 +5,7 @@
     ├── NotFound         the object is gone (HTTP 404)
     ├── Conflict         the object exists already or has changed since it was read (HTTP 409, 412)
     ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
+    │   └── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
 
 ``Conflict`` and ``NotFound`` are ordinary: a pass that meets them is requeued quietly, for the caches
@@ -30,6 +31,10 @@ class Conflict(OperatorError):  # noqa: N818
 
 class Rejected(OperatorError):  # noqa: N818
     """The API server refused the request for its content or for missing rights."""
+
+
+class Forbidden(Rejected):
+    """The operator's account lacks the right. Quotas and admission, also HTTP 403, are ``Rejected``."""
 
 
 class Unavailable(OperatorError):  # noqa: N818

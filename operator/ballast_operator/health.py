@@ -1,10 +1,9 @@
-"""``/healthz`` and ``/metrics`` over HTTP.
+"""``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
 
-``/healthz`` does not only say that the process lives: it fails where a watch stream has been behind the
-API server for too long (a zombie stream), or where this replica leads but cannot renew.
+``/healthz`` (liveness) fails where a restart may help: a watch stream has been behind the API server for too
+long. ``/readyz`` fails where this replica cannot do its work. Both list what the operator waits for.
 """
 
-import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -12,10 +11,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from ballast_operator.kube.caches import Caches
 from ballast_operator.metrics import Metrics
+from ballast_operator.waits import Waits
 
 
 def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[str]:
-    """Kinds whose watch has been behind for longer than ``stale_seconds``, in words."""
+    """One line for each kind whose watch has been behind for longer than ``stale_seconds``."""
     return [
         f"the watch of {kind.plural} has been behind for {now - since:.0f} s"
         for kind, since in caches.lagging_since.items()
@@ -24,17 +24,24 @@ def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[s
 
 
 async def serve(
-    *, host: str, port: int, metrics: Metrics, problems: Callable[[], list[str]]
+    *, host: str, port: int, metrics: Metrics, problems: Callable[[], list[str]], waits: Waits
 ) -> tuple[web.AppRunner, int]:
-    """Serve both pages; returns the runner (to clean up) and the port (chosen free where ``port`` is 0).
+    """Serve the pages; returns the runner (to clean up) and the port (chosen free where ``port`` is 0).
 
     Raises:
         OSError: the port is taken.
     """
 
+    def page(found: list[str], *, ok: bool) -> web.Response:
+        return web.Response(status=200 if ok else 503, text="\n".join([*(["ok"] if ok else []), *found]))
+
     async def healthz(_request: web.Request) -> web.Response:
         found = problems()
-        return web.Response(status=503 if found else 200, text="\n".join(found) or "ok")
+        return page(found + waits.lines(), ok=not found)
+
+    async def readyz(_request: web.Request) -> web.Response:
+        found = problems()
+        return page(found + waits.lines(), ok=not found and waits.ready)
 
     async def show_metrics(_request: web.Request) -> web.Response:
         return web.Response(
@@ -43,14 +50,10 @@ async def serve(
 
     application = web.Application()
     application.router.add_get("/healthz", healthz)
+    application.router.add_get("/readyz", readyz)
     application.router.add_get("/metrics", show_metrics)
     runner = web.AppRunner(application, access_log=None, handle_signals=False)
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()
     return runner, int(runner.addresses[0][1])
-
-
-def monotonic() -> float:
-    """The clock of stream ages."""
-    return time.monotonic()

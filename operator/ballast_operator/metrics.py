@@ -63,3 +63,9 @@ class Metrics:
             ["kind"],
             registry=r,
         )
+        self.waiting_seconds = Gauge(
+            "ballast_operator_waiting_seconds",
+            "How long the operator has waited, by what it waits for; 0: it does not.",
+            ["reason"],
+            registry=r,
+        )

@@ -9,14 +9,14 @@ from typing import Any
 from ballast_policies.contract import GPU_RESOURCE, plan_config_map_name
 
 from ballast_operator.desired.plan import plan_object
-from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.events import Recorder, flips
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Key
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.decide import decide, refused
+from ballast_operator.steps.decide import decide, lacks_right, refused
 from ballast_operator.steps.outcome import Action, Apply, CreatePod, DeleteJob, DeletePod, Outcome, WritePlan
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.convert import write_status
@@ -94,6 +94,8 @@ class Reconciler:
             try:
                 for action in outcome.actions:
                     await self._carry_out(view, action)
+            except Forbidden as error:
+                outcome = lacks_right(view, str(error), now=self._clock())
             except Rejected as error:
                 outcome = refused(view, str(error), now=self._clock(), settings=self._settings)
             # 4. Report.

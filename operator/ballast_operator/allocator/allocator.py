@@ -31,6 +31,7 @@ from ballast_operator.settings import SolverSettings
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.views.wish import Verb, Wish
+from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Allocator:
         settings: SolverSettings,
         metrics: Metrics,
         enqueue: Callable[[Key], None],
+        waits: Waits | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
@@ -60,6 +62,7 @@ class Allocator:
         self._settings = settings
         self._metrics = metrics
         self._enqueue = enqueue
+        self._waits = waits if waits is not None else Waits()
         self._clock = clock
         self._poked = asyncio.Event()
         self._recorder = Recorder(cluster)
@@ -122,6 +125,7 @@ class Allocator:
                 continue
             problem = await self._decide_for(item, policy, jobs)
             in_force = item
+        self._record_wait(problem)
         if problem:
             self._next_round = None
             self._publish(
@@ -136,6 +140,13 @@ class Allocator:
                 },
                 jobs,
             )
+
+    def _record_wait(self, problem: str) -> None:
+        if problem:
+            what, _, fix = problem.partition(". To fix: ")
+            self._waits.begin(WaitReason.POLICY, what, to_fix=fix or "correct it; kubectl describe bcp")
+        else:
+            self._waits.end(WaitReason.POLICY)
 
     async def _decide_for(self, item: Object, policy: ClusterPolicy, jobs: list[JobView]) -> str:
         """Decide by ``policy``; returns why it cannot be used, or nothing."""

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     help="Namespace of the leader's Lease.",
 )
 @click.option(
-    "--metrics-host", default="0.0.0.0", show_default=True, help="Address of /healthz and /metrics."
+    "--metrics-host", default="0.0.0.0", show_default=True, help="Address of /healthz, /readyz and /metrics."
 )
 @click.option(
-    "--metrics-port", default=8080, show_default=True, help="Port of /healthz and /metrics; 0: a free one."
+    "--metrics-port",
+    default=8080,
+    show_default=True,
+    help="Port of /healthz, /readyz and /metrics; 0: a free one.",
 )
 @click.option(
     "--log-level",
@@ -48,6 +51,8 @@ def operator(
     log_level: str,
 ) -> None:
     """Run the operator until SIGTERM."""
+    from kubernetes.aio.config import ConfigException
+
     from ballast_operator.app import Options
     from ballast_operator.errors import NotLeader
     from ballast_operator.settings import from_environment
@@ -70,7 +75,13 @@ def operator(
     try:
         asyncio.run(_run(options, settings))
     except NotLeader as error:
-        raise click.ClickException(f"{error}: ending, to start anew as a follower") from error
+        raise click.ClickException(
+            f"{error}: ending; start it again, and it stands by until the lease is free"
+        ) from error
+    except ConfigException as error:
+        raise click.ClickException(
+            f"{error}. To fix: give --kubeconfig, or set KUBECONFIG; after `ballast up` it prints the file"
+        ) from error
     except OSError as error:
         raise click.ClickException(f"{error}. To fix: choose another --metrics-port") from error
 

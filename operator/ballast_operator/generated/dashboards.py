@@ -190,6 +190,12 @@ OPERATOR = Dashboard(
             queries=_one(f"sum(ballast_leader{_HERE})", "leaders"),
         ),
         Panel(
+            title="Waiting",
+            description="How long the operator has waited, by what it waits for; Leader: a standby replica.",
+            unit="s",
+            queries=_one(f"max by (reason) (ballast_operator_waiting_seconds{_HERE})", "{{reason}}"),
+        ),
+        Panel(
             title="Watches behind",
             description="How long the watch of a kind has been behind the API server.",
             unit="s",

@@ -5,6 +5,7 @@ Everything that reaches the API server from the operator's own code goes through
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
-from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.errors import Conflict, Forbidden, NotFound, OperatorError, Rejected, Unavailable
 from ballast_operator.kube.kinds import Kind, Object
 
 FIELD_MANAGER = "ballast-operator"
@@ -57,6 +58,7 @@ class Cluster:
     Attributes:
         fence: called before every write; raises :class:`~ballast_operator.errors.NotLeader` to forbid it.
         on_write: called with (verb, kind) after a write that landed; counts for the metrics.
+        on_answer: called with (verb, kind, error or None) after each request, before the error is raised.
     """
 
     def __init__(self, api: kubernetes_client.ApiClient, *, request_seconds: float) -> None:
@@ -65,6 +67,7 @@ class Cluster:
         self._request_seconds = request_seconds
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
+        self.on_answer: Callable[[str, Kind, OperatorError | None], None] = lambda verb, kind, error: None
 
     @property
     def configuration(self) -> kubernetes_client.Configuration:
@@ -83,7 +86,7 @@ class Cluster:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         """Read one object."""
-        return await self._request("get", kind.path(namespace, name))
+        return await self._request("get", kind, kind.path(namespace, name))
 
     async def list(
         self, kind: Kind, *, namespace: str = "", label_selector: str = ""
@@ -94,7 +97,7 @@ class Cluster:
         if label_selector:
             query["labelSelector"] = label_selector
         while True:
-            page = await self._request("get", kind.path(namespace), query=query)
+            page = await self._request("list", kind, kind.path(namespace), query=query)
             items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page["items"]]
             if not page["metadata"].get("continue"):
                 return items, int(page["metadata"]["resourceVersion"])
@@ -152,13 +155,14 @@ class Cluster:
 
     async def _write(self, verb: str, kind: Kind, path: str, **arguments: Any) -> Object:
         self.fence()
-        result = await self._request(verb, path, **arguments)
+        result = await self._request(verb, kind, path, **arguments)
         self.on_write(verb, kind)
         return result
 
     async def _request(
         self,
         verb: str,
+        kind: Kind,
         path: str,
         *,
         body: Object | None = None,
@@ -167,7 +171,7 @@ class Cluster:
     ) -> Object:
         try:
             response: Object = await self._dynamic.request(
-                verb,
+                "get" if verb == "list" else verb,
                 path,
                 body=body,
                 query_params=list((query or {}).items()),
@@ -178,9 +182,14 @@ class Cluster:
                 _request_timeout=self._request_seconds,
             )
         except DynamicApiError as error:
-            raise _translate(verb, path, error) from error
+            failed = _translate(verb, path, error)
+            self.on_answer(verb, kind, failed)
+            raise failed from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{verb} {path}: {type(error).__name__} {error}") from error
+            failed = Unavailable(f"{verb} {path}: {type(error).__name__} {error}")
+            self.on_answer(verb, kind, failed)
+            raise failed from error
+        self.on_answer(verb, kind, None)
         return response
 
 
@@ -188,7 +197,11 @@ def _plain(_client: object, data: Object) -> Object:
     return data
 
 
-def _translate(verb: str, path: str, error: DynamicApiError) -> Exception:
+_BY_RBAC = re.compile(r"cannot \w+ resource")
+"""What the API server says of a missing right, and not of a quota or of an admission plugin."""
+
+
+def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
     text = f"{verb} {path}: HTTP {error.status} {error.summary() if error.body else error.reason}"
     if error.status == 404:
         return NotFound(text)
@@ -196,4 +209,6 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> Exception:
         return Conflict(text)
     if error.status in (401, 429) or error.status is None or error.status >= 500:
         return Unavailable(text)
+    if error.status == 403 and _BY_RBAC.search(text):
+        return Forbidden(text)
     return Rejected(text)

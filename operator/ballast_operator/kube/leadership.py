@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import LEASE, Object
 from ballast_operator.settings import LeaderSettings
+from ballast_operator.waits import WaitReason, Waits
 
 LEASE_NAME = "ballast-operator"
 """Name of the Lease that the leader holds."""
@@ -35,12 +36,14 @@ class Leadership:
         namespace: str,
         identity: str,
         settings: LeaderSettings,
+        waits: Waits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._identity = identity
         self._settings = settings
+        self._waits = waits if waits is not None else Waits()
         self._clock = clock
         self._renewed: float | None = None
         self._seen: tuple[str, float] | None = None
@@ -95,20 +98,47 @@ class Leadership:
 
     async def _attempt(self) -> bool:
         started = self._clock()
+        current: Object | None = None
         try:
             current = await self._read()
             if current is not None and not self._free(current):
-                self._renewed = None
+                self._stand_by(current)
                 return False
             self._held = await self._take(current)
-        except (Conflict, NotFound):
+        except NotFound:
+            self._renewed = None
+            if current is None:  # a Lease that was to be created
+                self._no_lease(f"there is no namespace {self._namespace} for the leader's Lease {LEASE_NAME}")
+            return False
+        except Conflict:
             self._renewed = None
             return False
-        except Unavailable as error:
-            logger.warning("leader lease: %s", error)
+        except (Unavailable, Forbidden) as error:  # the client's on_answer records them
+            logger.debug("leader lease: %s", error)
             return self.leads
+        except Rejected as error:  # e.g. a namespace that is being deleted
+            self._no_lease(f"the leader's Lease is refused: {error}")
+            return self.leads
+        self._waits.end(WaitReason.NAMESPACE)
+        self._waits.end(WaitReason.LEADER)
         self._renewed = started
         return True
+
+    def _no_lease(self, what: str) -> None:
+        fix = f"kubectl create namespace {self._namespace}, or choose another one"
+        self._waits.begin(
+            WaitReason.NAMESPACE, what, to_fix=f"{fix} with --lease-namespace or BALLAST_NAMESPACE"
+        )
+
+    def _stand_by(self, lease: Object) -> None:
+        self._renewed = None
+        self._waits.end(WaitReason.NAMESPACE)
+        spec = lease["spec"]
+        self._waits.begin(
+            WaitReason.LEADER,
+            f"{spec['holderIdentity']} leads; it renewed lease {self._namespace}/{LEASE_NAME} at "
+            f"{spec.get('renewTime', 'an unknown time')}, this replica stands by",
+        )
 
     async def _read(self) -> Object | None:
         try:

@@ -4,15 +4,15 @@ kopf's other services are switched off: no finalizers, no annotations, no posted
 """
 
 import asyncio
-import contextlib
 from typing import Any
 
 import kopf
 
-from ballast_operator.errors import Rejected, Unavailable
+from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
+from ballast_operator.waits import WaitReason, Waits
 
 
 def watch_registry(caches: Caches, cluster: Cluster) -> kopf.OperatorRegistry:
@@ -60,6 +60,9 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
 FIRST_RESYNC_SECONDS = 1.0
 """Until the second list; the pauses double from there."""
 
+FIRST_SYNC_PAUSE_SECONDS = 5.0
+"""Longest pause between two tries to list everything for the first time."""
+
 
 async def connection(cluster: Cluster) -> kopf.ConnectionInfo:
     """The connection that ``cluster`` uses, for kopf."""
@@ -79,21 +82,49 @@ async def connection(cluster: Cluster) -> kopf.ConnectionInfo:
     )
 
 
-async def resync(caches: Caches, cluster: Cluster, namespace: str) -> None:
+async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> list[str]:
     """List everything once and bring the caches up to it; what a watch has lost is found here.
 
-    Raises:
-        Unavailable: the API server did not answer.
-        Rejected: the operator has no right to list a kind.
+    Returns:
+        Why the other kinds could not be listed.
     """
+    errors = []
     for kind in WATCHED:
         where = namespace if kind.namespaced and kind.plural != "pods" else ""
-        items, version = await cluster.list(kind, namespace=where, label_selector=SELECTORS.get(kind, ""))
-        caches.listed(kind, items, version)
+        try:
+            items, version = await cluster.list(kind, namespace=where, label_selector=SELECTORS.get(kind, ""))
+        except NotFound as error:
+            errors.append(str(error))
+            waits.begin(
+                WaitReason.DEFINITIONS,
+                f"the API server does not know {kind.plural} of {kind.api_version}",
+                to_fix="ballast crds | kubectl apply --server-side -f -, or install the Helm chart",
+                subject=kind.plural,
+            )
+        except (Unavailable, Rejected) as error:
+            errors.append(str(error))
+        else:
+            waits.end(WaitReason.DEFINITIONS, kind.plural)
+            caches.listed(kind, items, version)
+    return errors
 
 
-async def keep_in_step(caches: Caches, cluster: Cluster, namespace: str, *, every_seconds: float) -> None:
-    """:func:`resync` for ever. ``/healthz`` fails where a watch stays behind what lists show.
+async def first_sync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> None:
+    """:func:`resync` until every kind has been listed."""
+    what = "the cluster's objects are being listed for the first time"
+    waits.begin(WaitReason.CACHES, what)
+    pause = FIRST_RESYNC_SECONDS
+    while errors := await resync(caches, cluster, namespace, waits):
+        waits.begin(WaitReason.CACHES, f"{what}; not listed yet: {'; '.join(errors)}")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, FIRST_SYNC_PAUSE_SECONDS)
+    waits.end(WaitReason.CACHES)
+
+
+async def keep_in_step(
+    caches: Caches, cluster: Cluster, namespace: str, waits: Waits, *, every_seconds: float
+) -> None:
+    """:func:`resync` until cancelled. ``/healthz`` fails where a watch stays behind what lists show.
 
     The first ones follow quickly: what is deleted after the first list and before a watch has begun
     is told by no event.
@@ -102,5 +133,4 @@ async def keep_in_step(caches: Caches, cluster: Cluster, namespace: str, *, ever
     while True:
         await asyncio.sleep(wait)
         wait = min(wait * 2, every_seconds)
-        with contextlib.suppress(Unavailable, Rejected):
-            await resync(caches, cluster, namespace)
+        await resync(caches, cluster, namespace, waits)

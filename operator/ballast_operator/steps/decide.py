@@ -20,6 +20,9 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.status import Cause, JobStatus
 from ballast_operator.views.wish import Verb, Wish
 
+LACKS_RIGHT_SECONDS = 10.0
+"""Pause before a request that the operator has no right to is tried again."""
+
 
 def decide(
     view: JobView,
@@ -118,3 +121,22 @@ def refused(view: JobView, message: str, *, now: Time, settings: JobSettings) ->
         return Outcome(status=view.status, again_seconds=settings.restart_max_seconds)
     situation = Situation(view=view, spec=view.spec, wish=None, shortage="", now=now, settings=settings)
     return end(situation, Cause.USER_ERROR, f"the API server refused an object of the job: {message}")
+
+
+def lacks_right(view: JobView, message: str, *, now: Time) -> Outcome:
+    """The operator's account may not do what the job needs: it waits, and ``backoffLimit`` is not touched.
+
+    Nothing of what was decided is written; the same is decided and tried again.
+    """
+    held, status = view.status.held, view.status
+    if held is not None and not status.is_true(JobCondition.RUNNING):
+        status = set_condition(
+            status,
+            JobCondition.RUNNING,
+            False,
+            JobReason.PODS_STARTING,
+            f"the operator lacks a right: {message}. To fix: grant it the rules of the chart's ClusterRole",
+            now=now,
+            generation=view.generation,
+        )
+    return Outcome(status=status, again_seconds=LACKS_RIGHT_SECONDS)

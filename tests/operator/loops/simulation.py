@@ -16,6 +16,7 @@ from ballast_operator.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.convert import read_status
 from ballast_operator.views.status import JobStatus
+from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
 
@@ -93,6 +94,7 @@ class Simulation:
         self.caches = Caches()
         self.observer = Observer(self.caches, clock=self._seconds)
         self.metrics = Metrics()
+        self.waits = Waits()
         self.reconciler = Reconciler(
             self.cluster,
             self.observer,
@@ -109,6 +111,7 @@ class Simulation:
             settings=SolverSettings(),
             metrics=self.metrics,
             enqueue=_ignore,
+            waits=self.waits,
             clock=lambda: self.now,
         )
 

@@ -1,0 +1,118 @@
+"""`ballast operator` on a cluster that lacks what it needs: its pages say so, and each wait ends."""
+
+import contextlib
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ballast_localcluster import LocalCluster
+from ballast_localcluster.testing import CRD_FOLDER, eventually
+from kubernetes import client, config
+from kubernetes.dynamic import DynamicClient
+
+START_SECONDS = 60.0
+NAMESPACE = "not-there-yet"
+
+
+class Pages:
+    """The health pages of one `ballast operator` process."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def get(self, page: str) -> tuple[int, str]:
+        """(HTTP status, text); (0, "") before it serves."""
+        port = re.search(r"/metrics on port (\d+)", self._log.read_text())
+        if port is None:
+            return 0, ""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/{page}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def waits_for(self, words: str) -> None:
+        eventually(lambda: words in self.get("readyz")[1], START_SECONDS, f"/readyz to say {words!r}")
+
+
+@contextlib.contextmanager
+def operator(kubeconfig: Path, folder: Path) -> Iterator[Pages]:
+    log = folder / "operator.log"
+    command = [sys.executable, "-m", "ballast_operator.cli", "operator", "--kubeconfig", str(kubeconfig)]
+    command += ["--lease-namespace", NAMESPACE, "--metrics-host", "127.0.0.1", "--metrics-port", "0"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield Pages(log)
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0, log.read_text()
+
+
+def account(api: Any, admin: Path, path: Path) -> Path:
+    """A kubeconfig of an account without any rights."""
+    core = client.CoreV1Api(api)
+    metadata = client.V1ObjectMeta(name="operator")
+    core.create_namespaced_service_account("kube-public", client.V1ServiceAccount(metadata=metadata))
+    request = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
+    token = core.create_namespaced_service_account_token("operator", "kube-public", request).status.token
+    content = yaml.safe_load(admin.read_text())
+    content["contexts"][0]["context"]["user"] = "operator"
+    content["users"] = [{"name": "operator", "user": {"token": token}}]
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.slow
+def test_it_waits_in_the_open_for_rights_namespace_definitions_and_policy(tmp_path: Path) -> None:
+    """Alive, not ready, and the text says what to do; each wait ends when that is done."""
+    with (
+        LocalCluster() as cluster,
+        config.new_client_from_config(str(cluster.kubeconfig)) as api,
+        operator(account(api, cluster.kubeconfig, tmp_path / "kubeconfig"), tmp_path) as pages,
+    ):
+        kube = DynamicClient(api)
+
+        def apply(body: dict[str, Any]) -> None:
+            kind = kube.resources.get(api_version=body["apiVersion"], kind=body["kind"])
+            kind.server_side_apply(body=body, field_manager="tests")
+
+        pages.waits_for("(Permission)")
+        assert 'cannot get resource "leases"' in pages.get("readyz")[1]
+        apply(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRoleBinding",
+                "metadata": {"name": "operator"},
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "ClusterRole",
+                    "name": "cluster-admin",
+                },
+                "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": "kube-public"}],
+            }
+        )
+        pages.waits_for(f"To fix: kubectl create namespace {NAMESPACE}")
+        assert pages.get("readyz")[0] == 503
+        code, text = pages.get("healthz")
+        assert code == 200 and text.startswith("ok\n") and NAMESPACE in text
+        waited = re.search(
+            r'ballast_operator_waiting_seconds\{reason="Namespace"\} (\S+)', pages.get("metrics")[1]
+        )
+        assert float(waited[1]) > 0
+        apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        pages.waits_for("(Definitions)")
+        assert pages.get("readyz")[0] == 503
+        for path in sorted(CRD_FOLDER.glob("*.yaml")):
+            apply(yaml.safe_load(path.read_text()))
+        pages.waits_for("(Policy)")
+        eventually(lambda: pages.get("readyz")[0] == 200, START_SECONDS, "/readyz to be ok")
+        assert pages.get("healthz")[0] == 200

@@ -1,0 +1,212 @@
+"""No silent wait: log, metric, health pages and conditions say what for, since when, and what to change."""
+
+import itertools
+import logging
+
+import pytest
+from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.kinds import JOB, LEASE, POD, POLICY
+from ballast_operator.kube.leadership import Leadership
+from ballast_operator.kube.streams import resync
+from ballast_operator.settings import LeaderSettings
+from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits
+
+from tests.operator.kube.test_queue import Clock
+from tests.operator.loops.simulation import Simulation
+from tests.operator.loops.world import FakeCluster, World
+
+
+def leadership(cluster: FakeCluster, waits: Waits) -> Leadership:
+    return Leadership(cluster, namespace="n", identity="one", settings=LeaderSettings(), waits=waits)
+
+
+def refusing(cluster: FakeCluster, verb: str, error: Exception) -> FakeCluster:
+    async def refuse(*_, **__):
+        raise error
+
+    setattr(cluster, verb, refuse)
+    return cluster
+
+
+def test_a_wait_is_logged_after_ten_seconds_and_more_rarely_the_longer_it_lasts(caplog):
+    """What, since when, and what to change; not once a second."""
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    waits = Waits(clock)
+    logged = []
+    for second in range(3601):
+        clock.now = float(second)
+        waits.begin(WaitReason.NAMESPACE, "there is no namespace x", to_fix="kubectl create namespace x")
+        waits.log_due()
+        if caplog.messages:
+            logged.append(second)
+            caplog.clear()
+    assert logged[:6] == [10, 20, 40, 80, 160, 320]
+    assert all(later - earlier <= 300 for earlier, later in itertools.pairwise(logged))
+    waits.log_due()
+    (line,) = waits.lines()
+    assert line.startswith("waiting (Namespace) since ")
+    assert line.endswith("3600 s: there is no namespace x. To fix: kubectl create namespace x")
+    waits.end(WaitReason.NAMESPACE)
+    assert caplog.messages == ["no longer waiting after 3600 s: there is no namespace x"]
+    assert waits.lines() == []
+
+
+def test_a_short_wait_is_not_logged(caplog):
+    """Ordinary hand-overs make no noise."""
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    waits = Waits(clock)
+    waits.begin(WaitReason.CACHES, "lists")
+    clock.now = 9.0
+    waits.log_due()
+    waits.end(WaitReason.CACHES)
+    assert caplog.messages == []
+
+
+def test_the_metric_has_the_longest_wait_of_each_reason():
+    """Two rights may be lacking at once."""
+    clock = Clock()
+    waits = Waits(clock)
+    waits.begin(WaitReason.PERMISSION, "list pods", subject="list pods")
+    clock.now = 5.0
+    waits.begin(WaitReason.PERMISSION, "list nodes", subject="list nodes")
+    clock.now = 7.0
+    assert waits.seconds(WaitReason.PERMISSION) == 7.0
+    waits.end(WaitReason.PERMISSION, "list pods")
+    assert waits.seconds(WaitReason.PERMISSION) == 2.0
+    assert waits.seconds(WaitReason.LEADER) == 0.0
+
+
+def test_a_right_that_is_no_longer_needed_is_forgotten():
+    """Nobody asks again for what a deleted job needed: that must not keep the replica from being ready."""
+    clock = Clock()
+    waits = Waits(clock)
+    waits.begin(WaitReason.PERMISSION, "create pods", subject="post pods")
+    assert not waits.ready
+    clock.now = FORGOTTEN_AFTER_SECONDS + 1
+    waits.log_due()
+    assert waits.ready
+
+
+@pytest.mark.parametrize("reason", WaitReason)
+def test_only_a_standby_and_a_missing_policy_leave_a_replica_ready(reason):
+    """Else a rolling update would wait for the old leader, and `helm install --wait` for a policy."""
+    waits = Waits()
+    waits.begin(reason, "something")
+    assert waits.ready == (reason in (WaitReason.LEADER, WaitReason.POLICY))
+
+
+async def test_a_missing_namespace_of_the_lease_is_named():
+    """It is waited for, and named with the command that makes it; when it is there, the replica leads."""
+    waits, cluster = Waits(), FakeCluster(World())
+    create = cluster.create
+    replica = leadership(refusing(cluster, "create", NotFound('namespaces "n" not found')), waits)
+    assert not await replica._attempt()
+    (line,) = waits.lines()
+    assert "there is no namespace n" in line
+    assert "To fix: kubectl create namespace n, or choose another one with --lease-namespace" in line
+    cluster.create = create
+    assert await replica._attempt()
+    assert waits.lines() == []
+
+
+async def test_a_namespace_that_is_being_deleted_is_named():
+    """The API server refuses to create the Lease: no crash, no silence."""
+    waits, cluster = Waits(), FakeCluster(World())
+    refused = Rejected("leases is forbidden: because it is being terminated")
+    assert not await leadership(refusing(cluster, "create", refused), waits)._attempt()
+    assert "being terminated" in waits.lines()[0]
+
+
+async def test_a_standby_says_who_leads():
+    """With the Lease and its last renewal."""
+    world, waits = World(), Waits()
+    first = Leadership(FakeCluster(world), namespace="n", identity="first", settings=LeaderSettings())
+    await first._attempt()
+    assert not await leadership(FakeCluster(world), waits)._attempt()
+    (line,) = waits.lines()
+    assert "first leads" in line and "lease n/ballast-operator" in line
+    assert waits.ready
+
+
+@pytest.mark.parametrize("error", [Unavailable("HTTP 503"), Forbidden("cannot get resource")])
+async def test_a_lease_that_cannot_be_read_does_not_end_the_replica(error):
+    """It tries again; the client's record says what is lacking."""
+    waits, cluster = Waits(), FakeCluster(World())
+    assert not await leadership(refusing(cluster, "get", error), waits)._attempt()
+
+
+async def test_missing_definitions_are_named_and_the_other_kinds_are_listed():
+    """One kind that the API server does not know hides no other."""
+    world, waits, caches = World(), Waits(), Caches()
+    world.put(POD, {"metadata": {"namespace": "a", "name": "pod"}})
+    cluster = FakeCluster(world)
+    whole = cluster.list
+
+    async def without_jobs(kind, **arguments):
+        if kind is JOB:
+            raise NotFound("the server could not find the requested resource")
+        return await whole(kind, **arguments)
+
+    cluster.list = without_jobs
+    assert len(await resync(caches, cluster, "", waits)) == 1
+    assert len(caches[POD]) == 1
+    (line,) = waits.lines()
+    assert "does not know trainingjobs of ballast.dev/v1alpha1" in line
+    assert "ballast crds | kubectl apply" in line
+    cluster.list = whole
+    assert await resync(caches, cluster, "", waits) == []
+    assert waits.lines() == []
+
+
+async def test_an_operator_records_answers_of_the_api_server():
+    """No answer, then a missing right, then the right."""
+    from ballast_operator.app import Operator, Options
+    from ballast_operator.settings import Settings
+
+    operator = Operator(Options(), Settings())
+    operator._answered("get", LEASE, Unavailable("HTTP 503"))
+    assert "the API server does not answer: HTTP 503" in operator._waits.lines()[0]
+    operator._answered("list", POD, Forbidden('User "x" cannot list resource "pods"'))
+    (line,) = operator._waits.lines()
+    assert "(Permission)" in line and 'cannot list resource "pods"' in line
+    operator._answered("list", POD, None)
+    assert operator._waits.lines() == []
+
+
+async def test_a_missing_policy_is_waited_for_by_the_operator_and_by_its_jobs():
+    """The operator's record and the jobs' conditions; both end with the policy."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    policy = simulation.world.get(POLICY, "", "default")
+    simulation.world.drop(POLICY, "", "default")
+    simulation.add_job("one")
+    await simulation.tick()
+    (line,) = simulation.waits.lines()
+    assert "(Policy)" in line and "there is no ClusterPolicy. To fix: create one" in line
+    assert simulation.status("one").condition("Admitted").reason == "WaitingForPolicy"
+    simulation.world.put(POLICY, policy)
+    await simulation.tick()
+    assert simulation.waits.lines() == []
+
+
+async def test_a_right_that_the_operator_lacks_is_a_condition_of_the_job_and_no_failure_of_it():
+    """The job says what is lacking, waits longer than any backoff would, and runs once the right is there."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one", backoffLimit=0)
+    create = simulation.cluster.create
+
+    async def no_pods(kind, body):
+        if kind is POD:
+            raise Forbidden('User "ballast" cannot create resource "pods"')
+        return await create(kind, body)
+
+    simulation.cluster.create = no_pods
+    for _ in range(60):
+        await simulation.tick()
+    condition = simulation.status("one").condition("Running")
+    assert 'cannot create resource "pods". To fix: grant' in condition.message
+    assert simulation.state("one") == "Starting"
+    simulation.cluster.create = create
+    await simulation.until(lambda: simulation.state("one") == "Running")
