@@ -34,7 +34,7 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline import layout
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
 from ballast_trainer.reporting.console import SilentReporter
-from ballast_trainer.testing import local_plan
+from harness import local_plan
 from torch import nn
 
 SAYS = "calibrated by sleeping"

@@ -40,7 +40,7 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
     from ballast_trainer.pipeline.layout import placement_of, schedule_of
     from ballast_trainer.profiling.profile import Meter
-    from ballast_trainer.testing import local_plan
+    from harness import local_plan
     from trainer_calibrated import sleeping_model
 
     torch.set_num_threads(1)
@@ -107,11 +107,11 @@ def overhead(schedule, blocks, forward):
     from ballast_policies.planning import even_partition
     from ballast_policies.planning.schedules import simulate, stage_costs
     from ballast_trainer.pipeline.layout import schedule_of
-    from ballast_trainer.testing import _free_port
+    from harness import free_port
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ballast_trainer.preload", "trainer_calibrated"])
-    results, port = context.Queue(), _free_port("127.0.0.1")
+    results, port = context.Queue(), free_port("127.0.0.1")
     ranks = [
         context.Process(target=rank_main, args=(rank, port, schedule, blocks, forward, results))
         for rank in range(RANKS)

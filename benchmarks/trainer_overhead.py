@@ -79,7 +79,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.models.registry import build_model
     from ballast_trainer.profiling.profile import Meter, Profile
     from ballast_trainer.reporting.console import SilentReporter
-    from ballast_trainer.testing import local_plan
+    from harness import local_plan
     from torch import nn
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from trainer_calibrated import sleeping_model

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import yaml
-from ballast_trainer.testing import Gang
+from harness import Gang
 
 EXAMPLE = Path(__file__).parents[1] / "examples/trainer/freezing.yaml"
 RANKS = 4

@@ -2,8 +2,9 @@
 
 import os
 
-from ballast_localcluster.testing import control_plane, namespace
 from hypothesis import HealthCheck, settings
+
+from tests.support.control_plane import control_plane, namespace
 
 __all__ = ["control_plane", "namespace"]
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
-from ballast_localcluster.testing import CRD_FOLDER, eventually
 from ballast_operator.demo.manifests import demo_manifests, read_manifests
 from ballast_operator.demo.run import (
     OPERATOR_NAMESPACE,
@@ -23,10 +22,8 @@ from ballast_operator.install import install_objects
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
-START_SECONDS = 60.0
-"""From applying a job to its first steps, three torch processes at once on two busy cores included."""
-RECOVERY_SECONDS = 90.0
-"""From the death of a rank or an operator to training again."""
+from tests.support.control_plane import CRDS
+from tests.support.waiting import eventually
 
 
 @dataclasses.dataclass
@@ -73,10 +70,10 @@ class Ballast:
         return (self.job(name) or {}).get("status") or {}
 
     def wait_for_step(self, name: str, step: int) -> None:
-        eventually(lambda: self.step(name) >= step, START_SECONDS, f"{name} to reach step {step}")
+        eventually(lambda: self.step(name) >= step, f"{name} to reach step {step}")
 
     def wait_for_state(self, name: str, state: str) -> None:
-        eventually(lambda: self.status(name).get("state") == state, RECOVERY_SECONDS, f"{name} to be {state}")
+        eventually(lambda: self.status(name).get("state") == state, f"{name} to be {state}")
 
     def demo_job(self, name: str, called: str, **spec: Any) -> dict[str, Any]:
         """One of the demo's jobs under another name, with its own checkpoint folder."""
@@ -142,8 +139,7 @@ def demo_object(name: str, folder: Path, **spec: Any) -> dict[str, Any]:
 def ballast(tmp_path_factory):
     """A cluster with the demo's nodes, the definitions, the roles and the demo's policy; no operator yet."""
     folder = tmp_path_factory.mktemp("ballast")
-    crds = tuple(sorted(CRD_FOLDER.glob("*.yaml")))
-    with LocalCluster(nodes=default_nodes(), crds=crds) as cluster:
+    with LocalCluster(nodes=default_nodes(), crds=CRDS) as cluster:
         api = config.new_client_from_config(str(cluster.kubeconfig))
         found = Ballast(cluster, api, folder)
         apply_objects(found.kube, install_objects(OPERATOR_NAMESPACE))

@@ -1,15 +1,15 @@
 """What goes wrong with real trainer processes, and what has to be true afterwards."""
 
 import pytest
-from ballast_localcluster.testing import eventually
 from ballast_operator.demo.run import OPERATOR_NAMESPACE, delete_objects
 from ballast_operator.install import install_objects
 from kubernetes import client
 
+from tests.support.waiting import eventually
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CHECKPOINT = {"path": "/checkpoints", "everySteps": 10}
-GONE_SECONDS = 60.0
 """For the garbage collector, after an owner is gone."""
 
 
@@ -48,9 +48,7 @@ def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballas
         uids = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("transformer")}
         kill(operator)
     with ballast.operator():
-        eventually(
-            lambda: ballast.status("transformer").get("repacks"), GONE_SECONDS, "the shrink to be finished"
-        )
+        eventually(lambda: ballast.status("transformer").get("repacks"), "the shrink to be finished")
         repack = ballast.status("transformer")["repacks"][0]
         assert {s["name"]: s["uid"] for s in repack["survivors"]}.items() <= uids.items()
         names = {pod.metadata.name for pod in ballast.pods("transformer")}
@@ -67,8 +65,8 @@ def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
         ballast.wait_for_step("orphan", 3)
         kill(operator)
         ballast.delete_job("orphan")
-        eventually(lambda: ballast.job("orphan") is None, 30.0, "the job to go")
-        eventually(lambda: not ballast.pods("orphan"), GONE_SECONDS, "its pods to go")
+        eventually(lambda: ballast.job("orphan") is None, "the job to go")
+        eventually(lambda: not ballast.pods("orphan"), "its pods to go")
         eventually(
             lambda: (
                 not [
@@ -77,7 +75,6 @@ def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
                     if c.metadata.name == "orphan-plan"
                 ]
             ),
-            GONE_SECONDS,
             "its plan to go",
         )
 
@@ -91,7 +88,6 @@ def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
         ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
         eventually(
             lambda: ballast.status("paused").get("state") == "Suspended" and not ballast.pods("paused"),
-            GONE_SECONDS,
             "the job to leave its GPUs",
         )
         saved = ballast.step("paused")
@@ -117,12 +113,10 @@ def test_uninstalling_with_a_job_running_and_the_operator_dead_leaves_nothing(ba
                     d for d in extensions.list_custom_resource_definition().items if "ballast" in d.spec.group
                 ]
             ),
-            GONE_SECONDS,
             "the definitions to go",
         )
-        eventually(lambda: not ballast.pods("left"), GONE_SECONDS, "the job's pods to go")
+        eventually(lambda: not ballast.pods("left"), "the job's pods to go")
         eventually(
             lambda: OPERATOR_NAMESPACE not in [n.metadata.name for n in ballast.core.list_namespace().items],
-            GONE_SECONDS,
             "the operator's namespace to go",
         )

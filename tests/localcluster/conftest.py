@@ -2,14 +2,15 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
-from ballast_localcluster.testing import ControlPlane, eventually, fresh_namespace
+from kubernetes import client, config, watch
 
-POD_SECONDS = 30.0
-"""For what happens to a pod on a busy machine."""
+from tests.support.control_plane import ControlPlane, fresh_namespace
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 class Pods:
@@ -18,6 +19,8 @@ class Pods:
     def __init__(self, cluster: LocalCluster, namespace: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
+        pods = json.loads(self.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods"))
+        self._begin = pods["metadata"]["resourceVersion"]
 
     def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
         done = subprocess.run(
@@ -63,7 +66,27 @@ class Pods:
             assert status["phase"] in phases, status
             return status
 
-        return self.eventually(look, f"pod {name} to be {' or '.join(phases)}")
+        return eventually(look, f"pod {name} to be {' or '.join(phases)}")
+
+    def history(self, name: str, until: Callable[[list[dict]], bool]) -> list[dict]:
+        """Every status that a pod has had, in order, up to the first one for which ``until(history)`` holds.
+
+        The API server replays it, so a state that lasted a millisecond is in it.
+        """
+        statuses: list[dict] = []
+        with config.new_client_from_config(str(self.cluster.kubeconfig)) as api:
+            changes = watch.Watch().stream(
+                client.CoreV1Api(api).list_namespaced_pod,
+                self.namespace,
+                field_selector=f"metadata.name={name}",
+                resource_version=self._begin,
+                timeout_seconds=int(WAIT_SECONDS),
+            )
+            for change in changes:
+                statuses.append(change["raw_object"]["status"])
+                if until(statuses):
+                    return statuses
+        raise AssertionError(f"within {WAIT_SECONDS:g} s pod {name} had these statuses only: {statuses}")
 
     def run(self, name: str, script: str, **more) -> dict:
         """Run a pod to its end; the state its container ended in."""
@@ -75,13 +98,10 @@ class Pods:
         return self.kubectl("logs", name, *options)
 
     def wait_for_log(self, name: str, line: str) -> None:
-        self.eventually(lambda: line in self.logs(name), f"{line!r} in the log of {name}")
+        eventually(lambda: line in self.logs(name), f"{line!r} in the log of {name}")
 
     def wait_until_gone(self, name: str) -> None:
-        self.eventually(lambda: self.get(name) is None, f"pod {name} to be gone")
-
-    def eventually(self, look, what: str):
-        return eventually(look, POD_SECONDS, what)
+        eventually(lambda: self.get(name) is None, f"pod {name} to be gone")
 
 
 @pytest.fixture(scope="session")

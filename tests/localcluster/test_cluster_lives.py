@@ -13,19 +13,19 @@ import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.processes import MARK_VARIABLE, marked_processes
-from ballast_localcluster.testing import ControlPlane, eventually, fresh_namespace
 from ballast_localcluster.warden import warden_pid
+
+from tests.support.control_plane import ControlPlane, fresh_namespace
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 from .conftest import Pods, is_alive
 
 pytestmark = pytest.mark.api
 
-START_SECONDS = 120.0
-END_SECONDS = 30.0
-
 OWNER = """
 import signal, sys, time
 from ballast_localcluster import LocalCluster, ProcessNode
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 cluster = LocalCluster(nodes=[ProcessNode(name="n")]).start()
 print(cluster.folder, cluster.kubeconfig, cluster.kubectl, flush=True)
 try:
@@ -65,8 +65,8 @@ def processes_of(folder):
 
 
 def expect_nothing_left(folder):
-    eventually(lambda: not processes_of(folder), END_SECONDS, f"the processes of {folder} to be gone")
-    eventually(lambda: not folder.exists(), END_SECONDS, f"{folder} to be removed")
+    eventually(lambda: not processes_of(folder), f"the processes of {folder} to be gone")
+    eventually(lambda: not folder.exists(), f"{folder} to be removed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
@@ -75,7 +75,7 @@ def test_a_cluster_ends_with_its_owner(owner, number):
     program, folder = owner
     assert len(processes_of(folder)) >= 7, "four components, an agent, and the pod's processes"
     program.send_signal(number)
-    program.wait(END_SECONDS)
+    program.wait(WAIT_SECONDS)
     expect_nothing_left(folder)
 
 
@@ -83,7 +83,7 @@ def test_the_processes_end_even_with_the_warden(owner):
     """A SIGKILL of the warden itself takes all of them with it."""
     _, folder = owner
     os.kill(warden_pid(folder), signal.SIGKILL)
-    eventually(lambda: not processes_of(folder), END_SECONDS, "the processes to be gone")
+    eventually(lambda: not processes_of(folder), "the processes to be gone")
     shutil.rmtree(folder)  # nobody was left to do it
 
 
@@ -94,7 +94,7 @@ def test_pods_end_with_their_agent(owner):
     sleepers = [pid for pid in processes_of(folder) if b"sleep" in command_line(pid)]
     assert len(sleepers) >= 3
     os.kill(agent, signal.SIGKILL)
-    eventually(lambda: not any(is_alive(pid) for pid in sleepers), END_SECONDS, "the pods to be gone")
+    eventually(lambda: not any(is_alive(pid) for pid in sleepers), "the pods to be gone")
     assert processes_of(folder), "the control plane goes on"
 
 
@@ -204,7 +204,7 @@ def test_a_lost_node_becomes_not_ready_and_its_pods_are_evicted():
             (ready,) = [c for c in found["status"]["conditions"] if c["type"] == "Ready"]
             return ready["status"] == "Unknown" and "deletionTimestamp" in pods.get("a")["metadata"]
 
-        eventually(lost, END_SECONDS, "the node to be lost and its pod evicted")
+        eventually(lost, "the node to be lost and its pod evicted")
         cluster.add_node(node)
         pods.wait_until_gone("a")
         assert pods.run("b", "true")["exitCode"] == 0
@@ -228,4 +228,4 @@ def test_a_node_that_comes_back_fails_the_pods_that_died_with_it():
             (container,) = pods.status("always")["containerStatuses"]
             return container["restartCount"] == 1 and "running" in container["state"]
 
-        eventually(restarted, END_SECONDS, "the other pod to run again")
+        eventually(restarted, "the other pod to run again")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually
+
 from .conftest import is_alive
 
 pytestmark = pytest.mark.api
@@ -58,7 +60,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_all_its_children(pods):
                 continue
         return found
 
-    pods.eventually(lambda: len(processes()) >= 3, "shell and two sleepers")
+    eventually(lambda: len(processes()) >= 3, "shell and two sleepers")
     pods.kubectl("delete", "pod", "a", "--grace-period=1", "--wait=false")
     pods.wait_until_gone("a")
     assert processes() == []
@@ -70,7 +72,7 @@ def test_a_forced_deletion_kills_at_once(pods):
     pods.wait_for_log("a", "up")
     pid = pid_of(pods, "a")
     pods.kubectl("delete", "pod", "a", "--force", "--grace-period=0")
-    pods.eventually(lambda: not is_alive(pid), "the process to be gone")
+    eventually(lambda: not is_alive(pid), "the process to be gone")
 
 
 def test_a_pod_that_has_ended_is_deleted_without_waiting(pods):
@@ -84,7 +86,7 @@ def test_a_pod_that_cannot_start_is_deleted_without_waiting(pods):
     """A missing volume does not hold the deletion up."""
     pods.create("a", "true", volumes=[{"name": "v", "configMap": {"name": "missing"}}])
     pods.wait_for_phase("a", "Pending")
-    pods.eventually(lambda: "FailedMount" in pods.kubectl("get", "events"), "the event")
+    eventually(lambda: "FailedMount" in pods.kubectl("get", "events"), "the event")
     pods.kubectl("delete", "pod", "a", "--timeout=20s")
     assert pods.get("a") is None
 
@@ -106,21 +108,24 @@ def test_restart_policies_that_let_a_process_rest(pods, policy, script, ends):
     assert pods.wait_for_phase("a", ends)["containerStatuses"][0]["restartCount"] == 0
 
 
+def restart_count(status):
+    """Of the only container; 0 before it has a status."""
+    return sum(container["restartCount"] for container in status.get("containerStatuses", []))
+
+
 @pytest.mark.parametrize(("policy", "code"), [("Always", 0), ("OnFailure", 3)])
 def test_restart_policies_that_start_it_again(pods, policy, code):
     """The count rises, the last end is kept, later restarts wait; the log of the run before is there."""
     pods.create("a", f"echo run; exit {code}", restartPolicy=policy)
-
-    def crash_looping():
-        (container,) = pods.status("a").get("containerStatuses", [{"restartCount": 0}])
-        assert container["restartCount"] >= 1
-        assert container["lastState"]["terminated"]["exitCode"] == code
-        assert container["state"]["waiting"]["reason"] == "CrashLoopBackOff"
-        return True
-
-    pods.eventually(crash_looping, "a back-off")
+    history = pods.history("a", lambda statuses: restart_count(statuses[-1]) == 2)
+    counts = [restart_count(status) for status in history]
+    assert counts == sorted(counts)
+    restarted = [status["containerStatuses"][0] for status in history if restart_count(status) > 0]
+    assert {container["lastState"]["terminated"]["exitCode"] for container in restarted} == {code}
+    reasons = [container["state"].get("waiting", {}).get("reason") for container in restarted]
+    assert reasons.count("CrashLoopBackOff") == 1, "the first restart is at once, the second waits"
+    assert {status["phase"] for status in history} == {"Pending", "Running"}
     assert pods.logs("a", "--previous") == "run\n"
-    assert pods.status("a")["phase"] == "Running"
 
 
 def test_a_process_killed_from_outside_is_seen_at_once(pods):

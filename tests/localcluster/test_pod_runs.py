@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.support.waiting import eventually
+
 pytestmark = pytest.mark.api
 
 
@@ -57,7 +59,7 @@ def test_a_pod_without_a_command_waits_and_says_that_images_are_not_read(pods):
         (container,) = pods.status("a").get("containerStatuses", [{"state": {}}])
         return container["state"].get("waiting", {}).get("message", "").endswith("To fix: set command.")
 
-    pods.eventually(waiting, "the reason")
+    eventually(waiting, "the reason")
 
 
 def test_a_sidecar_is_refused_with_the_reason(pods):
@@ -69,7 +71,7 @@ def test_a_sidecar_is_refused_with_the_reason(pods):
         (container,) = pods.status("a").get("initContainerStatuses", [{"state": {}}])
         return "(a sidecar)" in container["state"].get("waiting", {}).get("message", "")
 
-    pods.eventually(waiting, "the reason")
+    eventually(waiting, "the reason")
 
 
 def test_a_failed_process_without_a_message_falls_back_to_its_log(pods):
@@ -121,11 +123,12 @@ def test_init_containers_run_in_order_before_the_containers(pods):
 
 
 def test_a_failed_init_container_fails_the_pod(pods):
-    """With restartPolicy Never the containers do not start."""
+    """With restartPolicy Never the containers never start, and wait with the reason that kubelet gives."""
     pods.create("a", "echo no", initContainers=[{"name": "i", "image": "none", "command": ["false"]}])
-    status = pods.wait_for_phase("a", "Failed")
-    assert status["containerStatuses"][0]["state"]["waiting"]["reason"] == "PodInitializing"
-    assert {c["type"]: c["status"] for c in status["conditions"]}["Initialized"] == "False"
+    history = pods.history("a", lambda statuses: statuses[-1]["phase"] == "Failed")
+    states = [status["containerStatuses"][0]["state"] for status in history if "containerStatuses" in status]
+    assert [state["waiting"]["reason"] for state in states] == ["PodInitializing"] * len(states)
+    assert {c["type"]: c["status"] for c in history[-1]["conditions"]}["Initialized"] == "False"
 
 
 def test_a_pod_past_its_deadline_fails(pods):

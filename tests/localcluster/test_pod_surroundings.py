@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from tests.support.waiting import eventually
+
 pytestmark = pytest.mark.api
 
 
@@ -149,7 +151,7 @@ def test_a_missing_config_map_is_waited_for(pods):
         (container,) = pods.status("a").get("containerStatuses", [{"state": {}}])
         return container["state"].get("waiting", {}).get("message") == 'configmap "late" not found'
 
-    pods.eventually(waiting, "the reason")
+    eventually(waiting, "the reason")
     pods.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}, "data": {"x": "it"}})
     pods.wait_for_phase("a", "Succeeded")
     assert pods.logs("a") == "got it\n"
@@ -223,7 +225,7 @@ def test_kube_scheduler_hands_out_no_more_gpus_than_a_node_has(pods):
             c.get("reason") == "Unschedulable" and "nvidia.com/gpu" in c["message"] for c in conditions
         )
 
-    pods.eventually(refused, "the scheduler to say that no GPU is free")
+    eventually(refused, "the scheduler to say that no GPU is free")
     freed = pods.logs("a").strip()
     pods.kubectl("delete", "pod", "a", "--grace-period=1")
     pods.wait_for_phase("c", "Running")

@@ -8,6 +8,8 @@ import pytest
 from ballast_localcluster.nodes.warm_start import WARM_START_VARIABLE, WarmStart
 from ballast_policies.contract import ExitCode
 
+from tests.support.waiting import eventually
+
 from .conftest import is_alive
 
 pytestmark = pytest.mark.api
@@ -73,7 +75,7 @@ def test_a_pod_may_do_without(pods):
     """With the variable set to nothing it imports torch itself."""
     start(pods, "a", **{WARM_START_VARIABLE: ""})
     pods.wait_for_log("a", "waiting for a plan")
-    pods.eventually(lambda: imports_torch(pid(pods, "a")), "its own import of torch")
+    eventually(lambda: imports_torch(pid(pods, "a")), "its own import of torch")
 
 
 async def test_only_trainer_pods_start_the_server(tmp_path):

@@ -5,7 +5,8 @@ import itertools
 import json
 
 import pytest
-from ballast_trainer.testing import Gang
+
+from tests.support.gang import Gang
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from ballast_policies.contract import ExitCode
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.testing import eventually, local_plan
 from ballast_trainer.warm_start import WARM_START_ENV, start_warm
+
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 

@@ -68,8 +68,9 @@ class Pod:
         self._life: asyncio.Task[None] | None = None
         self._deletion: asyncio.Task[None] | None = None
         spec = manifest["spec"]
-        self.init = [self._runner(container) for container in spec.get("initContainers") or []]
-        self.containers = [self._runner(container) for container in spec["containers"]]
+        init = spec.get("initContainers") or []
+        self.init = [self._runner(container) for container in init]
+        self.containers = [self._runner(each, waits_for_init=bool(init)) for each in spec["containers"]]
         self._builder: CommandBuilder | None = None
 
     @property
@@ -111,7 +112,7 @@ class Pod:
         if self._life is not None:
             self._life.cancel()
 
-    def _runner(self, container: Manifest) -> ContainerRunner:
+    def _runner(self, container: Manifest, *, waits_for_init: bool = False) -> ContainerRunner:
         name = container["name"]
 
         async def prepare(run: int) -> Command:
@@ -124,6 +125,7 @@ class Pod:
             prepare=prepare,
             changed=self._publish,
             report=lambda kind, reason, message: self._host.events.post(self.manifest, kind, reason, message),
+            waits_for_init=waits_for_init,
         )
 
     def _resume(self) -> None:
@@ -195,9 +197,6 @@ class Pod:
             for runner in self.init:
                 ended = await runner.run("OnFailure" if policy == "Always" else policy)
                 if ended.exit_code != 0:
-                    for later in self.containers:
-                        later.refuse("PodInitializing")
-                    await self._publish()
                     return
             await asyncio.gather(*(runner.run(policy) for runner in self.containers))
         finally:

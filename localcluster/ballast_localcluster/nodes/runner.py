@@ -33,6 +33,7 @@ class ContainerRunner:
         prepare: builds the command for the run of that number (0: the first); raises ConfigurationError.
         changed: is awaited after each change of state.
         report: takes an event (type, reason, message).
+        waits_for_init: the pod has init containers that run before this one.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ContainerRunner:
         prepare: Prepare,
         changed: Callable[[], Awaitable[None]],
         report: Report,
+        waits_for_init: bool = False,
     ) -> None:
         self.name: str = container["name"]
         self._container = container
@@ -50,8 +52,9 @@ class ContainerRunner:
         self._prepare = prepare
         self._changed = changed
         self._report = report
-        self._state: State = Waiting(reason="ContainerCreating")
+        self._state: State = Waiting(reason="PodInitializing" if waits_for_init else "ContainerCreating")
         self._last_state: Terminated | None = None
+        self._last_run: int | None = None
         self._will_restart = False
         self._process: ContainerProcess | None = None
         self._stopping = asyncio.Event()
@@ -77,10 +80,9 @@ class ContainerRunner:
         return self._process.pid if self._process and isinstance(self._state, Running) else None
 
     @property
-    def previous_run(self) -> int:
-        """Number of the run before the one that runs or, where none does, of the one that ran last."""
-        between_runs = isinstance(self._state, Waiting) and self._last_state is not None
-        return self.restarts if between_runs else self.restarts - 1
+    def previous_run(self) -> int | None:
+        """Number of the run that ``lastState`` describes; None before the first restart."""
+        return self._last_run
 
     def resume(self, previous: Manifest) -> None:
         """Take over from an agent that is gone, and its processes with it.
@@ -109,21 +111,18 @@ class ContainerRunner:
                 container_id=previous.get("containerID", ""),
             )
 
-    def refuse(self, reason: str) -> None:
-        """Stay waiting, for the reason given; `run` will not be called."""
-        self._state = Waiting(reason=reason)
-
     async def run(self, policy: str) -> Terminated:
         """Run it under a restart policy until it is done or stopped; how it ended."""
-        backoff = Backoff()
+        backoff, run = Backoff(), self.restarts
         if isinstance(self._state, Terminated):  # resumed
             if not restarts(policy, self._state.exit_code):
                 await self._changed()
                 return self._state
-            self._last_state, self.restarts = self._state, self.restarts + 1
+            self._keep_as_last(self._state)
+            self._will_restart, run = True, run + 1
         while True:
             began = time.monotonic()
-            ended = await self._run_once()
+            ended = await self._run_once(run)
             if self._stopping.is_set() or not restarts(policy, ended.exit_code):
                 self._state, self._will_restart = ended, False
                 await self._changed()
@@ -131,7 +130,7 @@ class ContainerRunner:
             self._state, self._will_restart = ended, True
             wait = backoff.seconds(time.monotonic() - began)
             if wait:
-                self._last_state, self._will_restart = ended, False
+                self._keep_as_last(ended)
                 self._state = Waiting(
                     reason="CrashLoopBackOff",
                     message=f"back-off {wait:g}s restarting failed container={self.name}",
@@ -141,7 +140,12 @@ class ContainerRunner:
             if await self._stopped_within(wait):
                 self._state, self._will_restart = ended, False
                 return ended
-            self._last_state, self._will_restart, self.restarts = ended, False, self.restarts + 1
+            self._keep_as_last(ended)
+            run += 1
+
+    def _keep_as_last(self, ended: Terminated) -> None:
+        """The run that ended becomes ``lastState``; the next one counts from the start of its process."""
+        self._last_state, self._last_run = ended, self.restarts
 
     def terminate(self) -> None:
         """Ask it to end (SIGTERM), and start it no more."""
@@ -155,15 +159,16 @@ class ContainerRunner:
         if self._process is not None:
             self._process.kill()
 
-    async def _run_once(self) -> Terminated:
+    async def _run_once(self, run: int) -> Terminated:
         started_at = now()
-        command = await self._command()
+        command = await self._command(run)
         if command is None:
             return Terminated(exit_code=137, reason="Error", message="stopped before it started")
         try:
             self._termination_file.unlink(missing_ok=True)
             self._process = await ContainerProcess.start(command)
         except ProcessStartError as error:
+            self.restarts = run
             self._report("Warning", "Failed", f"Error: {error}")
             return Terminated(
                 exit_code=START_ERROR_EXIT_CODE,
@@ -173,7 +178,7 @@ class ContainerRunner:
                 finished_at=now(),
             )
         self.container_id = f"process://{self._process.pid}"
-        self._state = Running(started_at=started_at)
+        self._state, self._will_restart, self.restarts = Running(started_at=started_at), False, run
         self._report("Normal", "Started", f"Started container {self.name} as process {self._process.pid}")
         if self._stopping.is_set():  # it was asked to end while it was starting
             self._process.terminate()
@@ -199,11 +204,11 @@ class ContainerRunner:
             container_id=self.container_id,
         )
 
-    async def _command(self) -> Command | None:
+    async def _command(self, run: int) -> Command | None:
         """The command of this run, as soon as all it refers to exists; None once it is to stop."""
         while not self._stopping.is_set():
             try:
-                return await self._prepare(self.restarts)
+                return await self._prepare(run)
             except ConfigurationError as error:
                 problem = Waiting(reason="CreateContainerConfigError", message=str(error))
                 if problem != self._state:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from ballast_localcluster.testing import ControlPlane
 from kubernetes import client
 
 from tests.operator.api.malformed import JOBS, POLICIES, Case
 from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
+from tests.support.control_plane import ControlPlane
 
 pytestmark = pytest.mark.api
 

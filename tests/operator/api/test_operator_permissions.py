@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_localcluster.testing import ControlPlane, eventually
 from ballast_operator.install import OPERATOR_NAME, install_objects
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
 from tests.operator.api.objects import JOB, changed
+from tests.support.control_plane import ControlPlane
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.api
 
-START_SECONDS = 60.0
-DECISION_SECONDS = 30.0
 SYSTEM = "ballast-permissions-test"
 NODE = "permissions-test-0"
 GROUP = ("ballast.dev", "v1alpha1")
@@ -126,12 +125,10 @@ def test_a_launch(
             assert ("Ready", "True") in [(c["type"], c["status"]) for c in conditions], log.read_text()
             return True
 
-        eventually(policy_is_ready, START_SECONDS, "the policy to be in force")
+        eventually(policy_is_ready, "the policy to be in force")
         job = changed(JOB, "metadata.namespace", namespace)
         custom.create_namespaced_custom_object(*GROUP, namespace, "trainingjobs", job)
-        pods = eventually(
-            lambda: core.list_namespaced_pod(namespace).items, DECISION_SECONDS, "pods of the job"
-        )
+        pods = eventually(lambda: core.list_namespaced_pod(namespace).items, "pods of the job")
         assert {pod.spec.service_account_name for pod in pods} == {"translator-trainer"}
         assert client.RbacAuthorizationV1Api(api).read_namespaced_role("translator-trainer", namespace)
         eventually(
@@ -140,7 +137,6 @@ def test_a_launch(
                 .get("status", {})
                 .get("allocation")
             ),
-            DECISION_SECONDS,
             "an allocation in the job's status",
         )
         assert core.list_namespaced_event(namespace).items

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
-from ballast_localcluster.testing import ControlPlane, eventually
 from ballast_operator.api.rbac import Rule, trainer_rules
 from ballast_operator.desired.access import access_objects
 from ballast_operator.install import OPERATOR_NAME, install_objects
 from ballast_operator.views.job import JobView
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
+
+from tests.support.control_plane import ControlPlane
+from tests.support.waiting import eventually
 
 SYSTEM = "ballast-rbac-test"
 OPERATOR = f"system:serviceaccount:{SYSTEM}:{OPERATOR_NAME}"
@@ -30,7 +32,7 @@ def api(control_plane: ControlPlane) -> Iterator[client.ApiClient]:
                 force_conflicts=True,
             )
         eventually(
-            lambda: may(opened, OPERATOR, "list", BALLAST, "trainingjobs"), 10.0, "the operator's permissions"
+            lambda: may(opened, OPERATOR, "list", BALLAST, "trainingjobs"), "the operator's permissions"
         )
         yield opened
 
@@ -164,7 +166,7 @@ def test_a_pod_of_a_job(api: client.ApiClient, namespace: str) -> None:
     def allowed(verb: str, group: str, resource: str, name: str | None) -> bool:
         return may(api, user, verb, group, resource, namespace=namespace, name=name)
 
-    eventually(lambda: allowed("get", "", "configmaps", "a-plan"), 10.0, "the pod's permissions")
+    eventually(lambda: allowed("get", "", "configmaps", "a-plan"), "the pod's permissions")
     assert allowed("watch", "", "configmaps", "a-plan")
     assert allowed("patch", COORDINATION, "leases", "a")
     assert not allowed("patch", "", "configmaps", "a-plan")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ballast_localcluster.testing import ControlPlane
 from ballast_operator.api.crd import custom_resource_definitions
 from ballast_operator.api.rbac import operator_rules, people_roles
+
+from tests.support.control_plane import ControlPlane
 
 helm = pytest.importorskip("helm_python", reason="Helm as a library has no wheel for this machine")
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
-from ballast_localcluster.testing import CRD_FOLDER, ControlPlane, eventually, fresh_namespace
 from ballast_operator.install import install_objects
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
+from tests.support.control_plane import CRDS, ControlPlane, fresh_namespace
+from tests.support.waiting import eventually
+
 HERE = Path(__file__).parent
-STORY_SECONDS = 60.0
-"""For a scripted job's whole life, an operator's death and succession included."""
 
 JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs"}
 
@@ -63,7 +63,7 @@ class Nursery:
             yield life
         finally:
             self._say(id=name, stop=True)
-            eventually(lambda: life.code is not None, STORY_SECONDS, f"{name} to end")
+            eventually(lambda: life.code is not None, f"{name} to end")
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -158,7 +158,7 @@ class Stage:
         return {pod.metadata.name: pod for pod in found}
 
     def wait_for(self, name: str, state: str) -> dict[str, Any]:
-        eventually(lambda: self.state(name) == state, STORY_SECONDS, f"{name} to be {state}")
+        eventually(lambda: self.state(name) == state, f"{name} to be {state}")
         return self.status(name)
 
 
@@ -166,7 +166,7 @@ class Stage:
 def live_cluster() -> Iterator[LocalCluster]:
     """Two nodes with two GPUs each, of two pools, and a ClusterPolicy over them."""
     nodes = [ProcessNode(name=f"{pool}-0", gpus=2, pool=pool) for pool in ("fast", "slow")]
-    with LocalCluster(nodes=nodes, crds=tuple(sorted(CRD_FOLDER.glob("*.yaml")))) as cluster:
+    with LocalCluster(nodes=nodes, crds=CRDS) as cluster:
         with config.new_client_from_config(str(cluster.kubeconfig)) as api:
             kube = DynamicClient(api)
             for manifest in install_objects("ballast-system"):

@@ -1,9 +1,8 @@
 """Operators killed with SIGKILL on a real API server, with trainers that are real processes."""
 
 import pytest
-from ballast_localcluster.testing import eventually
 
-from tests.operator.live.conftest import STORY_SECONDS
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
@@ -45,13 +44,11 @@ def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point)
 
     with stage.operator(die_after=point) as first:
         stage.add_job("one", script=SHRINKING)
-        eventually(lambda: look(lambda: first.code is not None), STORY_SECONDS, "the operator's death")
+        eventually(lambda: look(lambda: first.code is not None), "the operator's death")
         assert first.code == -9, first.log.read_text()
     stage.forget_leader()
     with stage.operator():
-        eventually(
-            lambda: look(lambda: stage.state("one") == "Succeeded"), STORY_SECONDS, "the job to succeed"
-        )
+        eventually(lambda: look(lambda: stage.state("one") == "Succeeded"), "the job to succeed")
     status = stage.status("one")
     assert status["launches"] == 1, status
     assert not status.get("restarts"), status
@@ -64,7 +61,7 @@ def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point)
 def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
     """The follower does nothing while the leader lives, and everything after its death."""
     with stage.operator(die_after=4) as leader:
-        eventually(lambda: _holder(stage), STORY_SECONDS, "a leader")
+        eventually(lambda: _holder(stage), "a leader")
         with stage.operator() as follower:
             stage.add_job("one", script={"total": 8})
             stage.wait_for("one", "Succeeded")
@@ -79,7 +76,7 @@ def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
 def test_a_leader_that_ends_gracefully_hands_over_at_once(stage):
     """The lease is given back: its holder is empty."""
     with stage.operator():
-        eventually(lambda: _holder(stage), STORY_SECONDS, "a leader")
+        eventually(lambda: _holder(stage), "a leader")
     assert _holder(stage) == ""
 
 
@@ -90,8 +87,8 @@ def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_
             stage.add_job(name, script={"total": 10_000})
             stage.wait_for(name, "Running")
     stage.delete("one")
-    eventually(lambda: stage.job("one") is None, STORY_SECONDS, "the job to go")
-    eventually(lambda: not stage.pods("one"), STORY_SECONDS, "its pods to go")
+    eventually(lambda: stage.job("one") is None, "the job to go")
+    eventually(lambda: not stage.pods("one"), "its pods to go")
     for lister in (
         stage.core.list_namespaced_config_map,
         stage.core.list_namespaced_service_account,
@@ -105,13 +102,11 @@ def test_deleting_a_job_and_its_namespace_with_the_operator_dead_leaves_nothing_
                     if item.metadata.name in ("one", "one-plan", "one-trainer")
                 ]
             ),
-            STORY_SECONDS,
             "what it owned to go",
         )
     stage.core.delete_namespace(stage.namespace)
     eventually(
         lambda: stage.namespace not in [n.metadata.name for n in stage.core.list_namespace().items],
-        STORY_SECONDS,
         "the namespace to go, with a running job in it",
     )
     stage.core.create_namespace({"metadata": {"name": stage.namespace}})  # for the fixture to delete

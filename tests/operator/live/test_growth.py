@@ -1,9 +1,8 @@
 """A running gang takes a free GPU, on a real API server with trainers that are processes."""
 
 import pytest
-from ballast_localcluster.testing import eventually
 
-from tests.operator.live.conftest import STORY_SECONDS
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
@@ -19,7 +18,6 @@ def test_a_running_job_grows_when_it_may_have_more_stages(stage):
             lambda: (
                 condition if (condition := stage.condition("one", "Grown")).get("status") == "True" else None
             ),
-            STORY_SECONDS,
             "the job to have grown",
         )
         assert grown["message"] == "one-1-1 joined; 2 ranks train"
@@ -30,4 +28,4 @@ def test_a_running_job_grows_when_it_may_have_more_stages(stage):
         assert not status.get("restarts")
         assert stage.pods("one")["one-1-0"].metadata.uid == uid
         step = status["progress"]["step"]
-        eventually(lambda: stage.status("one")["progress"]["step"] > step, STORY_SECONDS, "more steps")
+        eventually(lambda: stage.status("one")["progress"]["step"] > step, "more steps")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_localcluster.testing import eventually
 from ballast_operator.cli.whatif import whatif
 from click.testing import CliRunner
 
-from tests.operator.live.conftest import STORY_SECONDS, Stage, cluster_policy
+from tests.operator.live.conftest import Stage, cluster_policy
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
@@ -49,7 +49,6 @@ class Policy:
         """The last round, once it was decided by policy ``name``."""
         eventually(
             lambda: self.status.get("lastRound", {}).get("policy") == name,
-            STORY_SECONDS,
             f"a round by {name}",
         )
         return self.status["lastRound"]
@@ -101,21 +100,19 @@ def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, polic
             assert (solved["status"], solved["reason"]) == ("True", "Optimal"), solved
             assert f"by {choice}" in policy.condition("Ready")["message"]
             if choice == "hierarchical":
-                said = eventually(lambda: stage.condition("three", "Informed"), STORY_SECONDS, "a word on it")
+                said = eventually(lambda: stage.condition("three", "Informed"), "a word on it")
                 assert "spec.entity: not set" in said["message"]
             if choice == "min-cost-slo":
                 assert "pricePerGpuHour: none for fast, slow" in policy.condition("Informed")["message"]
-                said = eventually(lambda: stage.condition("three", "OnTime"), STORY_SECONDS, "a word on it")
+                said = eventually(lambda: stage.condition("three", "OnTime"), "a word on it")
                 assert (said["status"], said["reason"]) == ("True", "DeadlineWithinReach")
         circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
         policy.patch(objective={"entities": circle})
-        eventually(
-            lambda: policy.condition("Valid").get("reason") == "Misconfigured", STORY_SECONDS, "a refusal"
-        )
+        eventually(lambda: policy.condition("Valid").get("reason") == "Misconfigured", "a refusal")
         assert "parents lead in a circle" in policy.condition("Valid")["message"]
         policy.patch(objective={"policy": "water-filling", "entities": None})
         policy.wait_for_round("water-filling")
-        eventually(lambda: stage.status("one").get("isolated"), STORY_SECONDS, "time in isolation")
+        eventually(lambda: stage.status("one").get("isolated"), "time in isolation")
         assert life.code is None
         assert {pod.metadata.uid for name in names for pod in stage.pods(name).values()} == uids
         for name in names:
@@ -144,7 +141,7 @@ def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
             condition = policy.condition("SolverHealthy")
             return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else {}
 
-        return eventually(look, STORY_SECONDS, f"SolverHealthy={status} {reason}")["message"]
+        return eventually(look, f"SolverHealthy={status} {reason}")["message"]
 
     policy.patch(solver={"timeLimitSeconds": 2})
     with stage.operator() as life:
@@ -161,13 +158,11 @@ def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
         policy.wait_for_round("proportional")
 
         policy.patch(solver={"timeLimitSeconds": 300})
-        eventually(
-            lambda: policy.status["observedGeneration"] == _generation(stage), STORY_SECONDS, "the new limit"
-        )
+        eventually(lambda: policy.status["observedGeneration"] == _generation(stage), "the new limit")
         pid = solver_pid(life.log)
         os.kill(pid, signal.SIGSTOP)
         policy.choose("fifo")
-        eventually(lambda: unread_bytes(pid) > 0, STORY_SECONDS, "a question to the solver")
+        eventually(lambda: unread_bytes(pid) > 0, "a question to the solver")
         os.kill(pid, signal.SIGKILL)
         assert "exit code -9" in wait_for_health("False", "SolverDied")
         assert policy.condition("Solved")["reason"] == "FallbackAfterSolverError"
@@ -196,7 +191,6 @@ def test_a_dry_run_proposes_and_starts_nothing_until_it_is_ended(stage, policy):
                 if (condition := stage.condition("two", "Admitted")).get("reason") == "DryRun"
                 else None
             ),
-            STORY_SECONDS,
             "a word on the dry run",
         )
         assert "would get 2 x" in waits["message"]
@@ -226,9 +220,7 @@ def test_whatif_says_who_gains_and_who_loses_on_a_live_cluster(stage, policy, li
     )
     stage.add_job("picky", stages=2, script=ENDLESS, throughput=throughput(10, 1, 2))
     stage.add_job("steady", stages=2, script=ENDLESS, throughput=throughput(10, 9, 2))
-    eventually(
-        lambda: set(verdicts(ask())) == {"picky", "steady"}, STORY_SECONDS, "jobs of earlier tests to go"
-    )
+    eventually(lambda: set(verdicts(ask())) == {"picky", "steady"}, "jobs of earlier tests to go")
     assert set(verdicts(ask()).values()) == {"same"}
     # The fast GPUs do ten times as much for picky, and hardly more for steady.
     fastest = ask("--policy", "max-throughput")

@@ -12,7 +12,9 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.testing import eventually, local_plan
+
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
 
 PLAN = local_plan(["a-1-0", "a-1-1"])
 REPORT = Report(epoch=1, step=7, loss=2.5, steps_per_second=3.0)

@@ -134,7 +134,7 @@ def test_a_killed_local_rank_is_named(tmp_path):
     import subprocess
     import sys
 
-    from ballast_trainer.testing import eventually
+    from tests.support.waiting import eventually
 
     config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}, "data": None}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -15,7 +15,8 @@ from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter, Profile
-from ballast_trainer.testing import eventually
+
+from tests.support.waiting import eventually
 
 CPU = torch.device("cpu")
 

@@ -21,9 +21,10 @@ from ballast_trainer.layers.optimize import (
 from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.testing import local_plan
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.plans import local_plan
 
 CPU = torch.device("cpu")
 TARGETS = {"freezing": 0.5, "pruning": 0.95, "sparseAttention": 0.9, "earlyExit": 0.8}

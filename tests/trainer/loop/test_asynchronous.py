@@ -16,7 +16,9 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer_stack import LayerSet, LayerStack
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.profiling.profile import Meter
-from ballast_trainer.testing import eventually, local_plan
+
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 

@@ -15,8 +15,9 @@ from ballast_trainer.config import ModelConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.testing import eventually, local_plan
 
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import held_layers, on_ranks
 
 pytestmark = pytest.mark.processes

@@ -6,7 +6,8 @@ import signal
 import pytest
 from ballast_policies.contract import Ack, Directive, ExitCode
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.testing import local_plan
+
+from tests.support.plans import local_plan
 
 pytestmark = pytest.mark.processes
 
@@ -108,7 +109,7 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
     (tmp_path / "channel").mkdir()
     pods.start_pod("job-1-0", tmp_path / "channel")
     log = pods.folder / "job-1-0.err"
-    from ballast_trainer.testing import eventually
+    from tests.support.waiting import eventually
 
     eventually(lambda: log.exists() and "waiting for a plan" in log.read_text(), "it waits", pods.errors)
     pods.signal("job-1-0", signal.SIGTERM)

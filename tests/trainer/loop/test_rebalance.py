@@ -23,7 +23,8 @@ from ballast_trainer.loop.replanning import (
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.profiling.profile import Meter, Profile
-from ballast_trainer.testing import local_plan
+
+from tests.support.plans import local_plan
 
 LAYERS = 8
 SECONDS = (0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4)

@@ -14,8 +14,9 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.testing import local_plan
 from torch import nn
+
+from tests.support.plans import local_plan
 
 PODS = ["job-1-0", "job-1-1", "job-1-2"]
 ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))

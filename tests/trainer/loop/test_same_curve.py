@@ -9,7 +9,9 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.pipeline.layout import SYNCHRONOUS, placement_of
-from ballast_trainer.testing import eventually, local_plan
+
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 

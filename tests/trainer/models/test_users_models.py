@@ -19,8 +19,9 @@ from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.testing import eventually
 from torch import nn
+
+from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "examples/trainer/hugging_face_decoder"
 CPU = torch.device("cpu")

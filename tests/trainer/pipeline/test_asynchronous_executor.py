@@ -25,7 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-WAIT_SECONDS = 60
+from tests.support.waiting import WAIT_SECONDS
+
 RATE = 0.1
 
 

@@ -10,7 +10,8 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.pipeline.layout import holders_of, placement_of
-from ballast_trainer.testing import eventually
+
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

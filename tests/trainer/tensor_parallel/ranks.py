@@ -20,7 +20,9 @@ from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 from ballast_trainer.tensor_parallel.slicing import slicings
-from ballast_trainer.testing import WAIT_SECONDS, local_plan
+
+from tests.support.plans import local_plan
+from tests.support.waiting import WAIT_SECONDS
 
 DIM, HEADS = 24, 12
 
@@ -31,7 +33,8 @@ def on_ranks(function, size, *arguments, mesh=None):
     context.set_forkserver_preload(["ballast_trainer.preload", "ballast_trainer.cli.run"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        arguments = (folder, size, mesh or Mesh(tensor=size), function, arguments)
+        plan = local_plan([f"pod-{number}" for number in range(size)], network=1)
+        arguments = (folder, plan, mesh or Mesh(tensor=size), function, arguments)
         processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
         for process in processes:
             process.start()
@@ -43,11 +46,10 @@ def on_ranks(function, size, *arguments, mesh=None):
         return [torch.load(folder / f"result-{rank}") for rank in range(size)]
 
 
-def _rank(rank, folder, size, mesh, function, arguments):
+def _rank(rank, folder, plan, mesh, function, arguments):
     torch.set_num_threads(1)
     try:
-        plan = local_plan([f"pod-{number}" for number in range(size)])
-        store = dist.FileStore(os.fspath(folder / "store"), size)
+        store = dist.FileStore(os.fspath(folder / "store"), len(plan.ranks))
         world = join(
             store=store,
             plan=plan,

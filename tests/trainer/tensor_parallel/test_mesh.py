@@ -12,10 +12,10 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.checkpoint import Checkpoints
-from ballast_trainer.testing import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
 
 MESHES = {

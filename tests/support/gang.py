@@ -10,18 +10,14 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import yaml
-from ballast_policies.contract import Directive, Plan, Rank
 
-WAIT_SECONDS = float(os.environ.get("BALLAST_TEST_WAIT_SECONDS", "90"))
-"""Longest wait for a condition; generous, since machines that run tests are busy."""
-_POLL_SECONDS = 0.02
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 class Gang:
@@ -46,7 +42,7 @@ class Gang:
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(dict(config)))
         gang = cls(folder)
-        port = _free_port("127.0.0.1")
+        port = free_port("127.0.0.1")
         for rank in range(ranks):
             environment = {**(variables or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
@@ -130,33 +126,8 @@ class Gang:
             process.join(WAIT_SECONDS)
 
 
-def eventually(condition: Any, what: str, details: Any = lambda: "") -> None:
-    """Wait for a condition.
-
-    Raises:
-        AssertionError: it does not come true in :data:`WAIT_SECONDS`.
-    """
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {WAIT_SECONDS:.0f} s: {what}\n{details()}")
-        time.sleep(_POLL_SECONDS)
-
-
-def local_plan(
-    pods: Sequence[str], *, epoch: int = 1, directive: Directive = Directive.RUN, network: int = 1
-) -> Plan:
-    """A plan whose pods each have an address of their own in 127/8, by their name's last number."""
-    ranks = tuple(
-        Rank(
-            rank=rank, pod=pod, address=f"127.1.{network}.{int(pod.rpartition('-')[2]) + 1}", gpu_type="v100"
-        )
-        for rank, pod in enumerate(pods)
-    )
-    return Plan(job="job", epoch=epoch, launch=1, directive=directive, ranks=ranks)
-
-
-def _free_port(address: str) -> int:
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nothing listens on at the moment."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

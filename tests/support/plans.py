@@ -1,0 +1,38 @@
+"""Plans for gangs of trainer processes on this machine."""
+
+import functools
+from collections.abc import Sequence
+
+from ballast_localcluster.nodes.addresses import PodAddresses
+from ballast_policies.contract import Directive, Plan, Rank
+
+
+def local_plan(
+    pods: Sequence[str],
+    *,
+    epoch: int = 1,
+    directive: Directive = Directive.RUN,
+    network: int | None = None,
+) -> Plan:
+    """A plan whose pods each have a loopback address of their own, by their name's last number.
+
+    Args:
+        pods: names of the pods, in the order of their ranks.
+        epoch: of the plan.
+        directive: of the plan.
+        network: 1 to 250, for pods that listen: gangs that run at the same time need different ones. The
+            addresses are in a block that no other process of this machine has, so that tests run side by
+            side. None: a plan that is only a value.
+    """
+    prefix = "127.1.1" if network is None else f"127.{_addresses().block}.{network}"
+    ranks = tuple(
+        Rank(rank=rank, pod=pod, address=f"{prefix}.{int(pod.rpartition('-')[2]) + 1}", gpu_type="v100")
+        for rank, pod in enumerate(pods)
+    )
+    return Plan(job="job", epoch=epoch, launch=1, directive=directive, ranks=ranks)
+
+
+@functools.cache
+def _addresses() -> PodAddresses:
+    """This process's block of addresses, claimed until it ends."""
+    return PodAddresses()

@@ -1,0 +1,49 @@
+"""Waiting in tests: for a condition, never for a time."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ballast_localcluster.waiting import patience
+
+WAIT_SECONDS = 120.0 * patience()
+"""Limit of every wait, times ``BALLAST_PATIENCE``: long enough for a machine with other work, and reached
+only by a test that fails."""
+
+_POLL_SECONDS = 0.02
+
+Found = TypeVar("Found")
+
+
+def eventually(
+    look: Callable[[], Found], what: str = "the condition", details: Callable[[], object] | None = None
+) -> Found:
+    """Look repeatedly until the result is true and no assertion fails, and return it.
+
+    A condition has to stay true once it is: a state that passes may lie between two looks. For those, read
+    a watch's history (``Pods.history``), an Event or a log.
+
+    Args:
+        look: looks once; a falsy result or an AssertionError means not yet, other errors are raised.
+        what: what is waited for, for the message.
+        details: called for the message of a failure.
+
+    Raises:
+        AssertionError: not within ``WAIT_SECONDS``; with the result of the last look.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        failure, result = None, None
+        try:
+            result = look()
+        except AssertionError as error:
+            failure = error
+        if failure is None and result:
+            return result
+        if time.monotonic() > deadline:
+            found = failure if failure is not None else f"it found {result!r}"
+            more = f"\n{details()}" if details is not None else ""
+            raise AssertionError(
+                f"waited {WAIT_SECONDS:g} s for {what}; at the last look: {found}{more}"
+            ) from failure
+        time.sleep(_POLL_SECONDS)
