@@ -76,8 +76,8 @@ def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, vic
     pods.signal(victim, signal.SIGSTOP)
     survivors = [pod for pod in PODS if pod != victim]
     assert {pods.exit_code(pod) for pod in survivors} == {ExitCode.PEER_LOST}, pods.errors()
-    for survivor in survivors:
-        assert "has not" in pods.termination(survivor)["message"]
+    # The first to notice leaves, and the other may see its connection close before its own limit is over.
+    assert any("has not" in pods.termination(survivor)["message"] for survivor in survivors)
 
 
 @pytest.mark.parametrize("told", PODS)
