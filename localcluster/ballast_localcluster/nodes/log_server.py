@@ -1,9 +1,10 @@
 """What `kubectl logs` talks to: the part of kubelet's HTTPS API that process nodes have."""
 
 import asyncio
+import dataclasses
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -49,7 +50,7 @@ class LogServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Stop to listen."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -62,48 +63,75 @@ class LogServer:
         )
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
-        where = request.match_info
-        pod = self._find(where["namespace"], where["pod"])
-        runner = next((r for r in pod.runners if r.name == where["container"]), None) if pod else None
-        if pod is None or runner is None:
-            return web.Response(status=404, text=f"no container {where['container']} in {where['pod']}\n")
-        query = request.query
-        for option in ("sinceSeconds", "sinceTime"):
-            if option in query:
-                return web.Response(
-                    status=400, text=f"process nodes do not keep the time of a line: no {option}\n"
-                )
-        if query.get("timestamps") == "true":
-            return web.Response(status=400, text="process nodes do not keep the time of a line\n")
-        previous = query.get("previous") == "true"
-        run = runner.previous_run if previous else runner.restarts
-        path = pod.log_folder / runner.name / f"{run}.log"
-        if not path.is_file():
-            text = f"container {runner.name} has no {'previous ' if previous else ''}log\n"
-            return web.Response(status=400, text=text)
+        log_request = self._read(request)
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
-        left = int(query["limitBytes"]) if "limitBytes" in query else None
-        with path.open("rb") as handle:
-            if "tailLines" in query:
-                handle.seek(_tail_offset(path, int(query["tailLines"])))
-            while left is None or left > 0:
-                chunk = handle.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES))
-                if chunk:
-                    await response.write(chunk)
-                    left = None if left is None else left - len(chunk)
-                elif query.get("follow") == "true" and _runs(runner, run):
-                    await asyncio.sleep(_FOLLOW_SECONDS)
-                elif not (rest := handle.read(_CHUNK_BYTES)):  # what came between the read and the end
-                    break
-                else:
-                    await response.write(rest)
+        async for chunk in log_request.chunks():
+            await response.write(chunk)
         await response.write_eof()
         return response
 
+    def _read(self, request: web.Request) -> "_LogRequest":
+        """What a request asks for.
 
-def _runs(runner: ContainerRunner, run: int) -> bool:
-    return runner.pid is not None and runner.restarts == run
+        Raises:
+            web.HTTPError: no such container or log, or an option that process nodes lack.
+        """
+        where, query = request.match_info, request.query
+        pod = self._find(where["namespace"], where["pod"])
+        runner = next((r for r in pod.runners if r.name == where["container"]), None) if pod else None
+        if pod is None or runner is None:
+            raise web.HTTPNotFound(text=f"no container {where['container']} in {where['pod']}\n")
+        if refused := [option for option in ("sinceSeconds", "sinceTime") if option in query]:
+            raise web.HTTPBadRequest(text=f"process nodes do not keep the time of a line: no {refused[0]}\n")
+        if query.get("timestamps") == "true":
+            raise web.HTTPBadRequest(text="process nodes do not keep the time of a line\n")
+        previous = query.get("previous") == "true"
+        run = runner.previous_run if previous else runner.restarts
+        path = pod.log_folder / runner.name / f"{run}.log"
+        if run is None or not path.is_file():
+            text = f"container {runner.name} has no {'previous ' if previous else ''}log\n"
+            raise web.HTTPBadRequest(text=text)
+        return _LogRequest(
+            runner=runner,
+            run=run,
+            path=path,
+            tail_lines=int(query["tailLines"]) if "tailLines" in query else None,
+            limit_bytes=int(query["limitBytes"]) if "limitBytes" in query else None,
+            follow=query.get("follow") == "true",
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _LogRequest:
+    """One container's log, and how much of it to send."""
+
+    runner: ContainerRunner
+    run: int
+    path: Path
+    tail_lines: int | None
+    limit_bytes: int | None
+    follow: bool
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The log in pieces; with ``follow`` until the run has ended."""
+        left = self.limit_bytes
+        with self.path.open("rb") as handle:
+            if self.tail_lines is not None:
+                handle.seek(_tail_offset(self.path, self.tail_lines))
+            while left is None or left > 0:
+                runs = self.follow and self._runs()  # before reading: what is written until then is read
+                chunk = handle.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES))
+                if chunk:
+                    yield chunk
+                    left = None if left is None else left - len(chunk)
+                elif runs:
+                    await asyncio.sleep(_FOLLOW_SECONDS)
+                else:
+                    return
+
+    def _runs(self) -> bool:
+        return self.runner.pid is not None and self.runner.restarts == self.run
 
 
 def _tail_offset(path: Path, lines: int) -> int:
