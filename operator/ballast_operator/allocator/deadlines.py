@@ -1,8 +1,9 @@
 """Which deadlines a policy keeps, and why it does not keep the others."""
 
+from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job
+from ballast_policies.allocation.registry import find_policy
 
-from ballast_operator.allocator.inputs import READS_DEADLINES
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.views.wish import Advice
 
@@ -12,7 +13,9 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
 
     A policy that was replaced by the fallback has not looked at deadlines: nothing is said then either.
     """
-    if policy not in READS_DEADLINES or allocation.policy != policy or job.deadline is None:
+    if job.deadline is None or allocation.policy != policy:
+        return ()
+    if Reads.DEADLINES not in find_policy(policy).reads:
         return ()
     if job.name not in allocation.unmet_deadlines:
         message = f"{policy} gives it what its deadline needs"

@@ -14,35 +14,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
+from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Entity, Job, Problem
+from ballast_policies.allocation.registry import find_policy
 
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import EntityShare, Objective
-
-READS_PRICES = frozenset({"max-throughput-per-dollar", "min-cost", "min-cost-slo"})
-"""Policies that need the price of each GPU type."""
-
-COMPARES_SPEEDS = READS_PRICES | {
-    "allox",
-    "finish-time-fairness",
-    "makespan",
-    "max-throughput",
-    "shortest-job-first",
-}
-"""Policies to which a job's steps/s matter, not only how GPU types compare for it."""
-
-READS_TEAMS = frozenset({"hierarchical"})
-"""Policies that need ``spec.entity``."""
-
-READS_DEADLINES = frozenset({"min-cost-slo"})
-"""Policies that heed ``spec.deadline``."""
-
-READS_CLOCK: Mapping[str, tuple[str, ...]] = {
-    "allox": ("elapsed",),
-    "finish-time-fairness": ("elapsed", "isolated_elapsed"),
-    "min-cost-slo": ("deadline",),
-}
-"""Policies whose answer changes as time passes: the fields of a job that it reads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +41,18 @@ class Inputs:
 
 def complete(objective: Objective, snapshot: Snapshot) -> Inputs:
     """The snapshot's problem with all that ``objective.policy`` needs."""
-    policy, problem = objective.policy, snapshot.problem
+    policy, problem = find_policy(objective.policy), snapshot.problem
     of_jobs: dict[str, list[str]] = {}
     of_pools: tuple[str, ...] = ()
-    if policy in READS_TEAMS:
+    if Reads.TEAMS in policy.reads:
         problem = _with_teams(objective.entities, problem, of_jobs)
-    if policy in READS_PRICES:
+    if Reads.PRICES in policy.reads:
         problem, of_pools = _with_prices(problem)
-    if policy in COMPARES_SPEEDS and snapshot.unmeasured:
+    if policy.compares_speeds and snapshot.unmeasured:
         problem = _with_speeds(problem, snapshot.unmeasured, of_jobs)
     return Inputs(
         problem=problem,
-        asked=policy in READS_TEAMS | COMPARES_SPEEDS,
+        asked=Reads.TEAMS in policy.reads or policy.compares_speeds,
         of_jobs={name: tuple(words) for name, words in of_jobs.items()},
         of_pools=of_pools,
     )
@@ -170,7 +147,7 @@ def structure(policy: str, inputs: Inputs, unmeasured: frozenset[str], *, moment
 
 def values(policy: str, problem: Problem) -> str:
     """What changes while jobs run, as far as the policy reads it: by two digits, times by three."""
-    clock = READS_CLOCK.get(policy, ())
+    clock = find_policy(policy).reads_clock
     jobs = []
     for job in problem.jobs:
         entry: list[object] = [

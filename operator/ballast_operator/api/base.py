@@ -4,9 +4,10 @@ A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
+from ballast_policies.registry import PREFIXED, Registry
 from pydantic import (
     AwareDatetime,
     BaseModel,
@@ -48,6 +49,28 @@ class Rule:
 def immutable(what: str, why: str) -> Rule:
     """A rule that refuses changes of the field it stands on."""
     return Rule("self == oldSelf", f"{what} is immutable: {why}. To fix: make a new TrainingJob")
+
+
+def cel_list(names: Iterable[str]) -> str:
+    """The names as a list in CEL."""
+    return f"[{', '.join(repr(name) for name in names)}]"
+
+
+def registered(field: str, registry: Registry[Any]) -> Rule:
+    """A rule that a name is one of Ballast's own, or may be one that another distribution registers.
+
+    Which of these are installed, only the operator knows: a validator of the field refuses the others,
+    which shows as a condition of the object.
+    """
+    names = ", ".join(registry.builtin)
+    pattern = PREFIXED.replace("\\", "\\\\")
+    return Rule(
+        f"!has(self.{field}) || self.{field} in {cel_list(registry.builtin)} || "
+        f"self.{field}.matches('^{pattern}$')",
+        f"{field} is not one of {names}. To fix: name one of these, or one of another distribution as "
+        "prefix.name",
+        field=f".{field}",
+    )
 
 
 def schema(*rules: Rule, **extensions: Any) -> dict[str, Any]:

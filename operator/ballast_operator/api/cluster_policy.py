@@ -7,8 +7,9 @@ import enum
 from typing import Annotated, Literal
 
 from ballast_policies.allocation.problem import ENTITY_POLICIES
-from ballast_policies.allocation.registry import POLICY_NAMES
+from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES
 from ballast_policies.contract import GPU_RESOURCE
+from ballast_policies.registry import RegistryError
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
@@ -22,6 +23,7 @@ from ballast_operator.api.base import (
     Rule,
     StatusModel,
     Time,
+    registered,
     schema,
 )
 
@@ -61,6 +63,7 @@ class Objective(ApiModel):
     """What the allocation aims at. Any policy may follow any other, live: by changing one line."""
 
     RULES = (
+        registered("policy", POLICIES),
         Rule(
             "!has(self.entities) || self.entities.all(name, size(name) > 0 && size(name) <= 253)",
             "an entity's name has 1 to 253 characters. To fix: rename it",
@@ -86,8 +89,9 @@ class Objective(ApiModel):
         ),
     )
 
-    policy: Annotated[str, Field(json_schema_extra={"enum": list(POLICY_NAMES)})] = POLICY_NAMES[0]
-    """Name of the policy."""
+    policy: _Name = DEFAULT_POLICY
+    """Name of the policy: one of docs/policies.md, or ``prefix.name`` of a distribution that is installed in
+    the operator's image."""
     entities: Annotated[dict[str, EntityShare], Field(max_length=64)] = Field(default_factory=dict)
     """Teams by name, for ``hierarchical``; other policies do not read them. Empty: each team that jobs name
     has weight 1."""
@@ -95,8 +99,10 @@ class Objective(ApiModel):
     @field_validator("policy")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in POLICY_NAMES:
-            raise ValueError(f"{value!r} is not one of {', '.join(POLICY_NAMES)}")
+        try:
+            POLICIES.find(value)
+        except RegistryError as error:
+            raise ValueError(str(error)) from error
         return value
 
 

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 import click
 from ballast_policies.allocation.problem import Allocation, ProblemError
-from ballast_policies.allocation.registry import POLICY_NAMES
+from ballast_policies.allocation.registry import POLICIES, find_policy
 from ballast_policies.allocation.registry import allocate as solve
 from ballast_policies.allocation.solvers.linear import SolverError
 from rich.console import Console
@@ -20,7 +20,7 @@ INTERNAL = ("start",)
 
 
 @click.command()
-@click.option("--policy", required=True, help=f"One of {', '.join(POLICY_NAMES)}.")
+@click.option("--policy", required=True, help=f"One of {', '.join(POLICIES.builtin)}.")
 @click.option(
     "--input",
     "source",
@@ -36,8 +36,10 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
 
     Bad input is refused with the field's name and exit code 2.
     """
-    if policy not in POLICY_NAMES:
-        raise click.UsageError(f"--policy: {policy!r} is not one of {', '.join(POLICY_NAMES)}")
+    try:
+        find_policy(policy)
+    except ProblemError as error:
+        raise click.UsageError(f"--{error}") from error
     try:
         problem = read_problem(source.read())
         allocation = solve(policy, problem, agnostic=agnostic, space_sharing=space_sharing)

@@ -127,12 +127,14 @@ def pose(
     import dataclasses
 
     from ballast_policies.allocation.problem import ProblemError
-    from ballast_policies.allocation.registry import POLICY_NAMES
+    from ballast_policies.allocation.registry import find_policy
 
     from ballast_operator.allocator.inputs import complete
 
-    if other not in POLICY_NAMES:
-        raise ProblemError(f"--policy: {other!r} is not one of {', '.join(POLICY_NAMES)}")
+    try:
+        find_policy(other)
+    except ProblemError as error:
+        raise ProblemError(f"--{error}") from error
     problem = snapshot.problem
     given = {t: price for t, price in (prices or {}).items() if t in problem.gpu_types}
     problem = dataclasses.replace(problem, prices={**given, **problem.prices})

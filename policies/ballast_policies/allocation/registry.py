@@ -1,10 +1,7 @@
-"""The table of policies: every name that ``ClusterPolicy.spec.objective`` and ``ballast allocate`` know."""
+"""The table of policies, and solving a problem by one of them."""
 
 import dataclasses
 import time
-from collections.abc import Callable
-
-import numpy as np
 
 from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
 from ballast_policies.allocation.heterogeneity_agnostic import spread, type_blind
@@ -27,54 +24,158 @@ from ballast_policies.allocation.policies import (
     strategy_proof,
     water_filling,
 )
+from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.start import Start
+from ballast_policies.registry import Registry, RegistryError
+
+POLICIES = Registry(
+    "policy",
+    group="ballast.policies",
+    row_type=Policy,
+    rows={
+        "max-min-fairness": Policy(
+            summary="maximise the least level (5.4.1; heterogeneity-aware LAS)",
+            solve=max_min_fairness.solve,
+            solve_from=max_min_fairness.solve,
+            objective=max_min_fairness.objective,
+            spreads_when_agnostic=True,
+        ),
+        "water-filling": Policy(
+            summary="the least level, then the next least, and so on (5.4.3)",
+            solve=water_filling.solve,
+            objective=water_filling.objective,
+            spreads_when_agnostic=True,
+        ),
+        "hierarchical": Policy(
+            summary="the same over teams: weights between them, `fairness` or `fifo` inside, teams in teams "
+            "(5.4.3)",
+            solve=hierarchical.solve,
+            objective=hierarchical.objective,
+            reads=frozenset({Reads.TEAMS, Reads.ARRIVAL_ORDER}),
+            spreads_when_agnostic=True,
+        ),
+        "finish-time-fairness": Policy(
+            summary="minimise the largest `rho_m = (elapsed_m + steps_m / throughput(m, X)) / "
+            "(isolated_m + steps_m / throughput(m, X_isolated))` (5.4.2, Themis)",
+            solve=finish_time_fairness.solve,
+            solve_from=finish_time_fairness.solve,
+            objective=finish_time_fairness.objective,
+            reads=frozenset({Reads.STEPS, Reads.ELAPSED, Reads.ISOLATED_ELAPSED}),
+            compares_speeds=True,
+            spreads_when_agnostic=True,
+        ),
+        "makespan": Policy(
+            summary="minimise the largest `steps_m / throughput(m, X)` (5.4.2)",
+            solve=makespan.solve,
+            solve_from=makespan.solve,
+            objective=makespan.objective,
+            reads=frozenset({Reads.STEPS}),
+            compares_speeds=True,
+            spreads_when_agnostic=True,
+        ),
+        "fifo": Policy(
+            summary="maximise `sum_m g_m (M - m) throughput(m, X) / fastest_m`, jobs counted in order of "
+            "arrival (5.4.2)",
+            solve=fifo.solve,
+            objective=fifo.objective,
+            reads=frozenset({Reads.ARRIVAL_ORDER}),
+        ),
+        "shortest-job-first": Policy(
+            summary="finish the shortest job soonest (5.4.2), then the others in order of length",
+            solve=shortest_job_first.solve,
+            objective=shortest_job_first.objective,
+            reads=frozenset({Reads.STEPS}),
+            compares_speeds=True,
+        ),
+        "max-throughput": Policy(
+            summary="maximise `sum_m throughput(m, X)` (5.3.1)",
+            solve=max_throughput.solve,
+            objective=max_throughput.objective,
+            compares_speeds=True,
+        ),
+        "max-throughput-per-dollar": Policy(
+            summary="maximise `sum T[m, j] X[m, j] / (g_m price_j)` (Gavel's linear form of 6.4.2)",
+            solve=max_throughput_per_dollar.solve,
+            objective=max_throughput_per_dollar.objective,
+            reads=frozenset({Reads.PRICES}),
+            compares_speeds=True,
+        ),
+        "min-cost": Policy(
+            summary="maximise `sum_m throughput(m, X) / cost(m, X)` (6.4.2): each job on its cheapest types, "
+            "shared fairly",
+            solve=min_cost.solve,
+            objective=min_cost.objective,
+            reads=frozenset({Reads.PRICES}),
+            compares_speeds=True,
+            space_sharing=SpaceSharing.NEVER,
+        ),
+        "min-cost-slo": Policy(
+            summary="least cost that keeps all deadlines that can be kept (6.4.3); the others are named, and "
+            "run as by `min-cost`",
+            solve=min_cost_slo.solve,
+            objective=min_cost_slo.objective,
+            reads=frozenset({Reads.PRICES, Reads.DEADLINES, Reads.STEPS}),
+            compares_speeds=True,
+            space_sharing=SpaceSharing.NEVER,
+        ),
+        "allox": Policy(
+            summary="least average completion time of whole jobs, as an assignment (AlloX, EuroSys 2020); "
+            "exact for gangs of 1",
+            solve=allox.solve,
+            objective=allox.objective,
+            reads=frozenset({Reads.STEPS, Reads.ARRIVAL_ORDER, Reads.ELAPSED}),
+            compares_speeds=True,
+            space_sharing=SpaceSharing.NEVER,
+            proves_gap=False,
+        ),
+        "gandiva": Policy(
+            summary="random pairs that pay stay together, equal time for all (OSDI 2018): a baseline, "
+            "nothing is optimised",
+            solve=gandiva.solve,
+            objective=gandiva.objective,
+            space_sharing=SpaceSharing.ALWAYS,
+            proves_gap=False,
+        ),
+        "isolated": Policy(
+            summary="1/n of every type each: the baseline of sharing incentive",
+            solve=isolated.solve,
+            objective=isolated.objective,
+            space_sharing=SpaceSharing.NEVER,
+            proves_gap=False,
+        ),
+        "proportional": Policy(
+            summary="equal share, scaled to fit",
+            solve=proportional.solve,
+            objective=proportional.objective,
+            space_sharing=SpaceSharing.NEVER,
+            proves_gap=False,
+        ),
+        "strategy-proof": Policy(
+            summary="maximise `sum_m w_m log throughput(m, X)`, of which everybody gives up what it takes "
+            "from the others (partial allocation, EC 2013; 5.4.4)",
+            solve=strategy_proof.solve,
+            objective=strategy_proof.objective,
+            space_sharing=SpaceSharing.NEVER,
+        ),
+    },
+)
+"""Every policy by its name; ``ClusterPolicy.spec.objective`` and the command lines take these."""
+
+DEFAULT_POLICY = next(iter(POLICIES.builtin))
+"""The policy of a ClusterPolicy that names none."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Policy:
-    """A policy: how it divides the GPUs, and the value of its objective at any shares.
+def find_policy(name: str) -> Policy:
+    """The row of ``name``.
 
-    Attributes:
-        solve: instance -> answer; those that ``starts`` also take a ``Start`` or None.
-        objective: (instance, x) -> value, in the unit that the policy's file states.
-        always_shares: it lives by sharing GPUs, asked to or not.
-        never_shares: sharing is not defined for it; pairs are left out.
-        spreads: its baseline divides each job's time over the types as the cluster is made up
-            (``type_blind``); the others' serve whole jobs, each on whatever type.
-        starts: its large instances can be solved from the prices of a similar one.
+    Raises:
+        ProblemError: it is unknown, or the distribution that registers it is broken.
     """
-
-    solve: Callable[..., Answer]
-    objective: Callable[[Instance, np.ndarray], float]
-    always_shares: bool = False
-    never_shares: bool = False
-    spreads: bool = False
-    starts: bool = False
-
-
-POLICIES: dict[str, Policy] = {
-    "max-min-fairness": Policy(max_min_fairness.solve, max_min_fairness.objective, spreads=True, starts=True),
-    "water-filling": Policy(water_filling.solve, water_filling.objective, spreads=True),
-    "hierarchical": Policy(hierarchical.solve, hierarchical.objective, spreads=True),
-    "finish-time-fairness": Policy(
-        finish_time_fairness.solve, finish_time_fairness.objective, spreads=True, starts=True
-    ),
-    "makespan": Policy(makespan.solve, makespan.objective, spreads=True, starts=True),
-    "fifo": Policy(fifo.solve, fifo.objective),
-    "shortest-job-first": Policy(shortest_job_first.solve, shortest_job_first.objective),
-    "max-throughput": Policy(max_throughput.solve, max_throughput.objective),
-    "max-throughput-per-dollar": Policy(max_throughput_per_dollar.solve, max_throughput_per_dollar.objective),
-    "min-cost": Policy(min_cost.solve, min_cost.objective, never_shares=True),
-    "min-cost-slo": Policy(min_cost_slo.solve, min_cost_slo.objective, never_shares=True),
-    "allox": Policy(allox.solve, allox.objective, never_shares=True),
-    "gandiva": Policy(gandiva.solve, gandiva.objective, always_shares=True),
-    "isolated": Policy(isolated.solve, isolated.objective, never_shares=True),
-    "proportional": Policy(proportional.solve, proportional.objective, never_shares=True),
-    "strategy-proof": Policy(strategy_proof.solve, strategy_proof.objective, never_shares=True),
-}
-
-POLICY_NAMES: tuple[str, ...] = tuple(POLICIES)
+    try:
+        return POLICIES.find(name)
+    except RegistryError as error:
+        raise ProblemError(f"policy: {error}") from error
 
 
 def allocate(
@@ -88,7 +189,7 @@ def allocate(
     """Solve ``problem`` by the named policy.
 
     Args:
-        policy: one of :data:`POLICY_NAMES`.
+        policy: one of :data:`POLICIES`.
         problem: jobs over GPU types.
         agnostic: the type-blind baseline: the policy takes every GPU that a job may use for as fast as
             the job's fastest one. The answer's throughput, levels and objective are the real ones,
@@ -102,8 +203,9 @@ def allocate(
         SolverError: the solver failed.
     """
     started = time.perf_counter()
-    sharing = policy in POLICIES and (POLICIES[policy].always_shares or space_sharing)
-    real = instance(problem, space_sharing=sharing and not POLICIES[policy].never_shares)
+    defined = find_policy(policy).space_sharing
+    shares = defined is SpaceSharing.ALWAYS or (space_sharing and defined is SpaceSharing.ALLOWED)
+    real = instance(problem, space_sharing=shares)
     answer = solve(policy, real, agnostic=agnostic, start=warm.start if warm is not None else None)
     assert answer.objective is not None
     return as_allocation(
@@ -127,13 +229,13 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start |
         ProblemError: the policy is unknown, or the problem lacks what it needs.
         SolverError: the solver failed.
     """
-    if policy not in POLICIES:
-        raise ProblemError(f"policy: {policy!r} is not one of {', '.join(POLICY_NAMES)}")
-    chosen = POLICIES[policy]
+    chosen = find_policy(policy)
     seen = type_blind(real) if agnostic else real
-    fits = start is not None and chosen.starts and len(start.prices) == len(real.capacity)
-    answer = chosen.solve(seen, start) if fits else chosen.solve(seen)
-    if agnostic and chosen.spreads:
+    if start is not None and chosen.solve_from is not None and len(start.prices) == len(real.capacity):
+        answer = chosen.solve_from(seen, start)
+    else:
+        answer = chosen.solve(seen)
+    if agnostic and chosen.spreads_when_agnostic:
         answer = dataclasses.replace(answer, x=spread(seen, answer.x))
     gap = answer.gap
     if gap is None and answer.bound is not None:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from ballast_policies.allocation.instance import from_arrays
+from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate, solve
 from ballast_policies.simulator.gavel.shares import GavelPolicies
@@ -42,7 +43,9 @@ class Solver:
         self._capacity = {t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)}
         self._prices = {t: float(p) for t, p in zip(ledger.gpu_types, ledger.prices, strict=True)}
         policy = POLICIES.get(settings.policy)
-        self._shares_gpus = settings.space_sharing or (policy is not None and policy.always_shares)
+        self._shares_gpus = settings.space_sharing or (
+            policy is not None and policy.space_sharing is SpaceSharing.ALWAYS
+        )
         self._pair_rates: dict[tuple[JobType, JobType], dict[str, tuple[float, float]]] = {}
         self._gavel = GavelPolicies(ledger, settings, self.shared_rates)
 

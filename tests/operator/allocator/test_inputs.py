@@ -5,7 +5,7 @@ from ballast_operator.allocator.inputs import Inputs, complete, structure, value
 from ballast_operator.allocator.snapshot import Snapshot, price_by_type
 from ballast_operator.api.cluster_policy import NodePool, Objective
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.allocation.registry import POLICY_NAMES, allocate
+from ballast_policies.allocation.registry import POLICIES, allocate
 
 POOLS = tuple(
     NodePool.model_validate(
@@ -55,7 +55,7 @@ def objective(policy: str, **entities: object) -> Objective:
     return Objective.model_validate({"policy": policy, "entities": entities})
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_every_policy_solves_what_the_operator_passes(policy):
     """Also with a job of which nothing is known, an unknown team, no prices and a deadline that is over."""
     jobs = (

@@ -8,7 +8,9 @@ import yaml
 from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
 from ballast_operator.api.training_job import TRAINER_FIELDS
 from ballast_operator.api.training_recipe import DynamicKind, Schedule
-from ballast_policies.allocation.registry import POLICY_NAMES
+from ballast_operator.steps.initial_stages import initial_stages
+from ballast_operator.views.convert import read_spec
+from ballast_policies.allocation.registry import POLICIES
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
@@ -58,7 +60,7 @@ def test_the_defaults() -> None:
     assert TrainerConfig.from_mapping(config) == TrainerConfig.from_mapping(given)
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_the_policies(policy: str) -> None:
     """Each that can be solved can be chosen."""
     item = changed(POLICY, "spec.objective", {"policy": policy})

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from ballast_operator.cli.allocate import allocate
-from ballast_policies.allocation.registry import POLICY_NAMES
+from ballast_policies.allocation.registry import POLICIES
 from click.testing import CliRunner
 
 PROBLEM = {
@@ -47,7 +47,7 @@ def test_the_dissertations_example_from_standard_input():
     assert answer["gap"] <= 1e-6
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 @pytest.mark.parametrize("options", [(), ("--agnostic",)])
 def test_every_policy_answers_within_capacity(policy, options):
     """No job has more than its time, no GPU type gives more than it has."""
@@ -60,7 +60,7 @@ def test_every_policy_answers_within_capacity(policy, options):
         assert sum(row.get(gpu_type, 0.0) for row in shares.values()) <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 @pytest.mark.parametrize("jobs", [0, 1, 2])
 def test_every_policy_answers_where_jobs_state_a_name_and_speeds_only(policy, jobs):
     """All else has a default, and the answer is JSON without Infinity or NaN."""

@@ -7,13 +7,13 @@ import pytest
 from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.allocation.registry import POLICY_NAMES, allocate
+from ballast_policies.allocation.registry import POLICIES, allocate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.policies.allocation.problems import STANDARD, problem, problems, random_problem
 
-BOUNDED = [name for name in POLICY_NAMES if name not in ("isolated", "proportional", "gandiva", "allox")]
+BOUNDED = [name for name, policy in POLICIES.builtin.items() if policy.proves_gap]
 
 
 def feasible(p, answer):
@@ -59,7 +59,7 @@ def consistent(p, answer):
 
 @pytest.mark.parametrize("agnostic", [False, True], ids=["aware", "agnostic"])
 @pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 @pytest.mark.parametrize("name", STANDARD)
 def test_standard_instances_are_answered_within_all_limits(name, policy, sharing, agnostic):
     """Feasible, consistent, and with a certified gap where the policy has an optimum."""
@@ -74,7 +74,7 @@ def test_standard_instances_are_answered_within_all_limits(name, policy, sharing
 
 
 @settings(max_examples=150, deadline=None)
-@given(p=problems(), policy=st.sampled_from([*POLICY_NAMES, "greedy"]), agnostic=st.booleans())
+@given(p=problems(), policy=st.sampled_from([*POLICIES.builtin, "greedy"]), agnostic=st.booleans())
 def test_every_allocation_is_feasible(p, policy, agnostic):
     """On random problems with gangs, weights, unusable types and types without GPUs."""
     answer = greedy(p) if policy == "greedy" else allocate(policy, p, agnostic=agnostic)
@@ -91,7 +91,7 @@ def test_the_gap_is_closed(p, policy, agnostic):
     assert answer.status == "optimal"
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_the_same_problem_has_the_same_answer(policy):
     """Bit for bit, so that two replicas decide alike and a run can be repeated."""
     p = random_problem(7, 30, 3, entities=3, pairs=0.2)
@@ -99,7 +99,7 @@ def test_the_same_problem_has_the_same_answer(policy):
     assert dataclasses.replace(first, solve_seconds=0) == dataclasses.replace(second, solve_seconds=0)
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_no_jobs_is_an_empty_answer(policy):
     """A cluster without work is not an error."""
     answer = allocate(policy, problem([], [2, 1]))
@@ -107,7 +107,7 @@ def test_no_jobs_is_an_empty_answer(policy):
     assert answer.objective == 0.0 or policy == "allox"
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_units_of_a_jobs_steps_do_not_matter_to_fair_policies(policy):
     """Counting a job's steps in thousands changes no share, except where steps themselves are the aim."""
     if policy in ("max-throughput", "max-throughput-per-dollar"):
@@ -138,7 +138,7 @@ def test_a_job_that_is_almost_done_gets_its_time_beside_jobs_of_months(steps):
     assert answer.objective == pytest.approx(others.objective, rel=1e-6)
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_steps_that_a_job_does_not_state_count_as_an_hour_on_its_fastest_type(policy):
     """Nothing but a name and speeds is needed."""
     T, capacity = [[4.0, 1.0], [2.0, 3.0]], [1, 1]

@@ -1,0 +1,81 @@
+"""A row of the table of policies: how a policy divides the GPUs, what it reads, and what it promises."""
+
+import dataclasses
+import enum
+from collections.abc import Callable
+
+import numpy as np
+
+from ballast_policies.allocation.answer import Answer
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.start import Start
+
+
+class Reads(enum.StrEnum):
+    """What a policy may read beyond throughputs, gangs and weights; each has a default."""
+
+    PRICES = "prices"
+    """The price of each GPU type."""
+    TEAMS = "entity"
+    """The team of each job, and the teams' weights."""
+    STEPS = "steps_remaining"
+    """Steps left of each job."""
+    ARRIVAL_ORDER = "arrival order"
+    """Which job came first."""
+    ELAPSED = "elapsed"
+    """Seconds since each job's arrival."""
+    ISOLATED_ELAPSED = "isolated_elapsed"
+    """Seconds that each job's progress would have taken on its isolated share."""
+    DEADLINES = "deadline"
+    """Seconds until each job should be done."""
+
+
+CLOCK = (Reads.ELAPSED, Reads.ISOLATED_ELAPSED, Reads.DEADLINES)
+"""What changes as time passes, even where no job has made a step."""
+
+
+class SpaceSharing(enum.StrEnum):
+    """Whether pairs of jobs on the same GPUs are used."""
+
+    ALLOWED = "yes"
+    """Used where asked for."""
+    NEVER = "no"
+    """Not defined for the policy: pairs are left out."""
+    ALWAYS = "always"
+    """The policy consists in it; without sharing it is another policy."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything that is known about a policy; operator, command lines and documentation read it here.
+
+    Attributes:
+        summary: the problem that it solves, for the documentation.
+        solve: instance -> answer.
+        objective: (instance, x) -> value, in the unit that the policy's file states.
+        solve_from: (instance, start of a similar instance's answer) -> answer, sooner than ``solve`` on
+            large instances; None: every instance is solved from scratch.
+        reads: what it reads beyond throughputs, gangs and weights.
+        compares_speeds: steps per second of one job are weighed against those of another, not only
+            against the same job's on other GPU types.
+        space_sharing: whether pairs of jobs on the same GPUs are used.
+        spreads_when_agnostic: its heterogeneity-agnostic baseline divides each job's time over the GPU
+            types as the cluster is made up; the baselines of the others serve whole jobs on whatever type.
+        proves_gap: its answer comes with a bound on the optimum; otherwise it optimises nothing, or
+            not provably.
+    """
+
+    summary: str
+    solve: Callable[[Instance], Answer]
+    objective: Callable[[Instance, np.ndarray], float]
+    solve_from: Callable[[Instance, Start], Answer] | None = None
+    reads: frozenset[Reads] = frozenset()
+    compares_speeds: bool = False
+    space_sharing: SpaceSharing = SpaceSharing.ALLOWED
+    spreads_when_agnostic: bool = False
+    proves_gap: bool = True
+
+    @property
+    def reads_clock(self) -> tuple[Reads, ...]:
+        """What of a job it reads that changes as time passes."""
+        return tuple(field for field in CLOCK if field in self.reads)
