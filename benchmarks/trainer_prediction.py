@@ -20,7 +20,7 @@ import numpy as np
 import trainer_calibrated
 from ballast_policies.planning import fitted_action_seconds
 from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.stages import DEFAULT_STAGES_PER_RANK
+from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK
 from ballast_policies.planning.step_time import simulated_step_seconds
 
 RANKS, LAYERS = 4, 16

@@ -56,19 +56,23 @@ def cel_list(names: Iterable[str]) -> str:
     return f"[{', '.join(repr(name) for name in names)}]"
 
 
-def registered(field: str, registry: Registry[Any]) -> Rule:
+def registered(field: str, registry: Registry[Any], usable: Iterable[str] | None = None) -> Rule:
     """A rule that a name is one of Ballast's own, or may be one that another distribution registers.
 
     Which of these are installed, only the operator knows: a validator of the field refuses the others,
     which shows as a condition of the object.
+
+    Args:
+        field: the name's field, below ``self``.
+        registry: where names are registered.
+        usable: those of Ballast's own names that the field takes; None: all.
     """
-    names = ", ".join(registry.builtin)
+    own = tuple(registry.builtin if usable is None else usable)
     pattern = PREFIXED.replace("\\", "\\\\")
     return Rule(
-        f"!has(self.{field}) || self.{field} in {cel_list(registry.builtin)} || "
-        f"self.{field}.matches('^{pattern}$')",
-        f"{field} is not one of {names}. To fix: name one of these, or one of another distribution as "
-        "prefix.name",
+        f"!has(self.{field}) || self.{field} in {cel_list(own)} || self.{field}.matches('^{pattern}$')",
+        f"{field} is not one of {', '.join(own)}. To fix: name one of these, or one of another distribution "
+        "as prefix.name",
         field=f".{field}",
     )
 

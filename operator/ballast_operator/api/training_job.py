@@ -5,10 +5,21 @@ The one source of its CRD, of its documentation and of what the operator reads.
 
 from typing import Annotated, Any, Literal
 
+from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 from pydantic import Field
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, Time, immutable, schema
+from ballast_operator.api.base import (
+    ApiModel,
+    GpuType,
+    ObjectMeta,
+    Refused,
+    Rule,
+    Time,
+    cel_list,
+    immutable,
+    schema,
+)
 from ballast_operator.api.reshaping import Balancer, Rebalance, Repack
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -19,7 +30,6 @@ from ballast_operator.api.training_recipe import (
     Dynamic,
     Model,
     Pipeline,
-    Schedule,
     Training,
 )
 
@@ -85,17 +95,18 @@ class TrainingJobSpec(ApiModel):
             "To fix: pipeline.schedule: 1F1B, or balancer: exact",
             field=".rebalance.balancer",
             holds=lambda spec: (
-                spec.rebalance.balancer is not Balancer.NETWORK
-                or spec.pipeline.schedule is Schedule.ONE_F_ONE_B
+                spec.rebalance.balancer is not Balancer.NETWORK or spec.pipeline.schedule == "1F1B"
             ),
         ),
         Rule(
-            "!self.pipeline.schedule.startsWith('PipeDream') || !has(self.training) || "
-            "!has(self.training.clipNorm)",
+            f"!(self.pipeline.schedule in {cel_list(trained_schedules(asynchronous=True))}) || "
+            "!has(self.training) || !has(self.training.clipNorm)",
             "training.clipNorm needs a schedule with a flush: without one no stage knows the norm over all. "
             "To fix: leave it out, or choose e.g. 1F1B",
             field=".training.clipNorm",
-            holds=lambda spec: spec.pipeline.schedule.flushes or spec.training.clip_norm is None,
+            holds=lambda spec: (
+                spec.training.clip_norm is None or not SCHEDULES[spec.pipeline.schedule].asynchronous
+            ),
         ),
         Rule(
             "!has(self.training) || self.training.decay == 'constant' || has(self.training.decaySteps) || "

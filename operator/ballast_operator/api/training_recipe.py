@@ -3,54 +3,38 @@
 import enum
 from typing import Annotated, Any
 
-from ballast_policies.planning.schedules import TAKES_CHUNKS, stages_of
-from pydantic import Field
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
+from ballast_policies.registry import RegistryError
+from pydantic import Field, field_validator
 
-from ballast_operator.api.base import ApiModel, Rule, Step, immutable, schema
+from ballast_operator.api.base import ApiModel, Rule, Step, cel_list, immutable, registered, schema
 
 _Steps = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class Schedule(enum.StrEnum):
-    """Orders of microbatches that the trainer runs."""
-
-    GPIPE = "GPipe"
-    """All forwards, then all backwards."""
-    ONE_F_ONE_B = "1F1B"
-    """Forwards and backwards take turns (PipeDream-Flush): fewer activations in memory."""
-    LOOPED_BFS = "LoopedBFS"
-    """Several stages a rank, all microbatches through one before the next."""
-    INTERLEAVED_1F1B = "Interleaved1F1B"
-    """1F1B with v stages a rank: the bubble divided by v, v times the messages."""
-    ZERO_BUBBLE_H1 = "ZeroBubbleH1"
-    """1F1B whose weight gradients wait and fill the bubble."""
-    INTERLEAVED_ZERO_BUBBLE = "InterleavedZeroBubble"
-    """Both: several stages a rank, and weight gradients that fill the bubble."""
-    ZERO_BUBBLE_V = "ZeroBubbleV"
-    """Two stages a rank, the second on the way back, and weight gradients that fill the bubble."""
-    PIPEDREAM = "PipeDream"
-    """No flush: a stage learns after each microbatch, at weights that are some updates late."""
-    PIPEDREAM_VERTICAL_SYNC = "PipeDreamVerticalSync"
-    """The same, every stage as late as the first."""
-    PIPEDREAM_2BW = "PipeDream2BW"
-    """No flush: one update a step, on every stage one update late."""
-
-    @property
-    def flushes(self) -> bool:
-        """Whether all stages learn at once, at the end of a step."""
-        return not self.value.startswith("PipeDream")
-
-    @property
-    def fixed_stages_per_rank(self) -> int | None:
-        """Stages a rank; None: as many as ``stagesPerRank`` says."""
-        return None if self.value in TAKES_CHUNKS else stages_of(self.value, 1)
-
-
-DEFAULT_STAGES_PER_RANK = 2
-"""Where the schedule leaves it free and ``stagesPerRank`` is absent."""
-
-_FREE = ", ".join(f"'{schedule.value}'" for schedule in Schedule if schedule.fixed_stages_per_rank is None)
-_TWO = ", ".join(f"'{schedule.value}'" for schedule in Schedule if schedule.fixed_stages_per_rank == 2)
+def _stages_rule() -> Rule:
+    """``stagesPerRank`` is left out, or what the schedule has."""
+    fixed: dict[int, list[str]] = {}
+    for name in trained_schedules():
+        count = SCHEDULES[name].stages_per_rank
+        if count is not None:
+            fixed.setdefault(count, []).append(name)
+    free = [name for name in trained_schedules() if SCHEDULES[name].stages_per_rank is None]
+    allowed = " && ".join(
+        f"(!(self.schedule in {cel_list(names)}) || self.stagesPerRank == {count})"
+        for count, names in sorted(fixed.items())
+    )
+    counts = "; ".join(f"{', '.join(names)}: {count}" for count, names in sorted(fixed.items()))
+    return Rule(
+        f"!has(self.stagesPerRank) || ({allowed})",
+        f"this schedule's stages a rank are fixed ({counts}). "
+        f"To fix: leave stagesPerRank out, or take one of {', '.join(free)}",
+        field=".stagesPerRank",
+        holds=lambda pipeline: (
+            pipeline.stages_per_rank is None
+            or SCHEDULES[pipeline.schedule].stages_per_rank in (None, pipeline.stages_per_rank)
+        ),
+    )
 
 
 class DynamicKind(enum.StrEnum):
@@ -110,17 +94,8 @@ class Pipeline(ApiModel):
             field=".globalBatchSize",
             holds=lambda pipeline: pipeline.global_batch_size % pipeline.microbatches == 0,
         ),
-        Rule(
-            f"!has(self.stagesPerRank) || self.schedule in [{_FREE}] || "
-            f"self.stagesPerRank == (self.schedule in [{_TWO}] ? 2 : 1)",
-            f"this schedule's stages a rank are fixed ({_TWO}: 2; others: 1). "
-            f"To fix: leave stagesPerRank out, or take one of {_FREE}",
-            field=".stagesPerRank",
-            holds=lambda pipeline: (
-                pipeline.stages_per_rank is None
-                or pipeline.schedule.fixed_stages_per_rank in (None, pipeline.stages_per_rank)
-            ),
-        ),
+        registered("schedule", SCHEDULES, trained_schedules()),
+        _stages_rule(),
     )
 
     min_stages: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -133,17 +108,28 @@ class Pipeline(ApiModel):
         json_schema_extra=schema(immutable("globalBatchSize", "the order of the data follows from it"))
     )
     """Samples of one optimizer step, over all microbatches."""
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    """Order of the microbatches."""
+    schedule: Annotated[str, Field(max_length=253)] = DEFAULT_SCHEDULE
+    """Order of the microbatches: a name under [Schedules](#schedules), or ``prefix.name`` of a distribution
+    that is installed in the operator's and the trainer's image."""
     stages_per_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
     """With LoopedBFS and the interleaved schedules: parts of the model on each pod, which take turns.
     Absent: 2, or as many as the schedule has. ``minStages`` and ``maxStages`` go on counting pods."""
 
+    @field_validator("schedule")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            kind = SCHEDULES.find(value)
+        except RegistryError as error:
+            raise ValueError(str(error)) from error
+        if not kind.trained:
+            raise ValueError(f"{value} is planned and simulated only: the trainer does not carry it out")
+        return value
+
     @property
     def parts_per_rank(self) -> int:
         """How many stages of the model a rank of a gang holds; one that trains alone has the whole model."""
-        fixed = self.schedule.fixed_stages_per_rank
-        return fixed or self.stages_per_rank or DEFAULT_STAGES_PER_RANK
+        return SCHEDULES[self.schedule].stages_on_a_rank(self.stages_per_rank)
 
 
 class Dynamic(ApiModel):

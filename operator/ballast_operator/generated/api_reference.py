@@ -4,12 +4,14 @@ import ast
 import enum
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState, PolicyCondition, PolicyReason
 from ballast_operator.api.crd import RESOURCES, Resource, custom_resource_definitions
-from ballast_operator.api.training_recipe import DynamicKind, Schedule
+from ballast_operator.api.training_recipe import DynamicKind
 
 _HEAD = """<!-- Generated from the models in ballast_operator.api by `make generate`. Edit those. -->
 # API reference: `ballast.dev/v1alpha1`
@@ -32,7 +34,9 @@ A reason is never renamed; a finer one extends it as a prefix. Events carry the 
 Succeeded and Failed exclude each other. Programs should read conditions; `status.state` is for people.
 """
 
-_VALUES: tuple[type[enum.StrEnum], ...] = (Schedule, DynamicKind)
+_SCHEDULES_HEAD = "Orders of microbatches that the trainer carries out."
+
+_VALUES: tuple[type[enum.StrEnum], ...] = (DynamicKind,)
 _WORDS: tuple[type[enum.StrEnum], ...] = (JobState, JobCondition, JobReason, PolicyCondition, PolicyReason)
 
 
@@ -46,7 +50,7 @@ def api_reference() -> str:
     for resource, definition in zip(RESOURCES, custom_resource_definitions(), strict=True):
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         parts.append(_kind(resource, schema))
-    parts.append("## Values\n")
+    parts += ["## Values\n", _registered_table("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES)]
     parts += [_enum_table(values) for values in _VALUES]
     parts.append(_CONDITIONS)
     parts += [_enum_table(values) for values in _WORDS]
@@ -122,6 +126,12 @@ def _rules(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
         yield from _rules(field, f"{path}.{name}")
     if isinstance(schema.get("items"), dict):
         yield from _rules(schema["items"], f"{path}[]")
+
+
+def _registered_table(title: str, head: str, names: Iterable[str], rows: Mapping[str, Any]) -> str:
+    lines = [f"### {title}\n", f"{head}\n", "| value | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {_one_line(rows[name].summary)} |" for name in names]
+    return "\n".join([*lines, ""])
 
 
 def _enum_table(values: type[enum.StrEnum]) -> str:

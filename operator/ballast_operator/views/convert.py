@@ -33,7 +33,7 @@ def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
         layers=spec.model.layers,
         min_stages=spec.pipeline.min_stages,
         max_stages=spec.pipeline.max_stages,
-        schedule=spec.pipeline.schedule.value,
+        schedule=spec.pipeline.schedule,
         microbatches=spec.pipeline.microbatches,
         stages_per_rank=spec.pipeline.parts_per_rank,
         repack_enabled=spec.repack.enabled,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ballast_policies.contract import Stage
-from ballast_policies.planning.schedules import IN_ROUNDS, rounds_of
+from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
 from ballast_operator.views.clock import Time
@@ -76,7 +76,5 @@ class JobSpec:
         return first_stages(self.layers, placement)
 
     def suits(self, ranks: int) -> bool:
-        """Whether the schedule exists for so many ranks: some take their microbatches in equal rounds."""
-        if ranks == 1 or self.schedule not in IN_ROUNDS:
-            return True
-        return rounds_of(ranks, self.microbatches) is not None
+        """Whether the schedule exists for this many ranks: some take their microbatches in equal rounds."""
+        return SCHEDULES[self.schedule].suits(ranks, self.microbatches)

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 
 from ballast_policies.contract.plan import Stage
 from ballast_policies.planning.partition import Partition, even_partition, exact_partition
-from ballast_policies.planning.schedules.registry import CHUNKS_OF, TAKES_CHUNKS, stages_of
-from ballast_policies.planning.schedules.schedule import loop_ranks, v_ranks
+from ballast_policies.planning.schedules.registry import find_schedule
 from ballast_policies.planning.schedules.synchronous import replica_ranks
-
-DEFAULT_STAGES_PER_RANK = 2
-"""Of a schedule that leaves the number free, where the configuration does not set it."""
 
 
 def stage_placement(
@@ -26,20 +22,15 @@ def stage_placement(
     Args:
         schedule: one of :data:`~ballast_policies.planning.schedules.SCHEDULES`.
         ranks: of one pipeline, at least 1.
-        stages_per_rank: with a schedule that leaves it free; None: :data:`DEFAULT_STAGES_PER_RANK`.
+        stages_per_rank: with a schedule that leaves it open; None: the default.
         replicas: by stage, how many ranks hold it; none given: one each.
 
     Raises:
         ScheduleError: there is no such schedule.
     """
-    if ranks == 1:
-        return (0,)
-    if any(count != 1 for count in replicas):
+    if ranks > 1 and any(count != 1 for count in replicas):
         return tuple(holders[0] for holders in replica_ranks(replicas))
-    if schedule in CHUNKS_OF:
-        return tuple(rank for (rank,) in v_ranks(ranks))
-    chunks = stages_per_rank or DEFAULT_STAGES_PER_RANK if schedule in TAKES_CHUNKS else 1
-    return tuple(rank for (rank,) in loop_ranks(ranks, stages_of(schedule, ranks, chunks) // ranks))
+    return find_schedule(schedule).stage_ranks(ranks, stages_per_rank)
 
 
 def stages_over(partition: Partition, placement: Sequence[int]) -> tuple[Stage, ...]:

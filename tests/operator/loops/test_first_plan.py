@@ -4,10 +4,9 @@ import itertools
 import json
 
 import pytest
-from ballast_operator.api.training_recipe import Schedule
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_map_name
-from ballast_policies.planning.schedules import ScheduleError, build_schedule
+from ballast_policies.planning.schedules import SCHEDULES, ScheduleError, build_schedule, trained_schedules
 
 from tests.operator.loops.simulation import NAMESPACE, Simulation
 from tests.operator.views.builders import a_spec
@@ -75,12 +74,12 @@ async def test_a_gang_has_a_size_that_its_schedule_exists_for():
     assert len(plan.ranks) == 2
 
 
-@pytest.mark.parametrize("schedule", [schedule.value for schedule in Schedule])
+@pytest.mark.parametrize("schedule", trained_schedules())
 def test_the_sizes_that_a_schedule_exists_for(schedule):
     """Are those that it can be built for."""
     for ranks, microbatches in itertools.product(range(1, 8), range(7, 25)):
         spec = a_spec(schedule=schedule, microbatches=microbatches)
-        each = Schedule(schedule).fixed_stages_per_rank or 2
+        each = SCHEDULES[schedule].stages_on_a_rank()
         try:
             build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=each)
         except ScheduleError:

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.pipeline.layout import ASYNCHRONOUS, SYNCHRONOUS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples/trainer").rglob("*.yaml"))
@@ -38,7 +38,7 @@ def test_every_schedule_and_every_kind_of_change_has_an_example():
     kinds = {change["kind"] for config in configs for change in config.get("dynamics", ())}
     assert kinds == set(DYNAMICS)
     # The variant of PipeDream is named in the example of PipeDream.
-    assert schedules == {*SYNCHRONOUS, *ASYNCHRONOUS} - {"PipeDreamVerticalSync"}
+    assert schedules == {*trained_schedules()} - {"PipeDreamVerticalSync"}
 
 
 @pytest.mark.processes

@@ -4,10 +4,10 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 from ballast_trainer.cli.main import main
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.forecast import LayerRow, forecasts
-from ballast_trainer.pipeline.layout import ASYNCHRONOUS, SYNCHRONOUS
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ def test_transfers_and_the_optimizer_take_their_time(call):
 
 @settings(deadline=None, max_examples=30)
 @given(
-    schedule=st.sampled_from(SYNCHRONOUS),
+    schedule=st.sampled_from(trained_schedules(asynchronous=False)),
     seconds=st.lists(st.floats(0.001, 1.0), min_size=8, max_size=16),
 )
 def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
@@ -113,7 +113,7 @@ def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
         )
 
 
-@pytest.mark.parametrize("schedule", [*SYNCHRONOUS, *ASYNCHRONOUS])
+@pytest.mark.parametrize("schedule", trained_schedules())
 def test_every_schedule_can_be_traced(call, tmp_path, schedule):
     """As a chrome trace with every action on its rank, and as text with a line a rank."""
     out = tmp_path / "trace.json"
@@ -123,7 +123,7 @@ def test_every_schedule_can_be_traced(call, tmp_path, schedule):
     forwards = [event for event in actions if event["cat"] == "forward"]
     stages = len({event["args"]["stage"] for event in actions})
     assert {event["tid"] for event in actions} == {0, 1, 2, 3}
-    assert len(forwards) == stages * 8 * (2 if schedule in ASYNCHRONOUS else 1)
+    assert len(forwards) == stages * 8 * (2 if SCHEDULES[schedule].asynchronous else 1)
     shown = call("trace", "--even", schedule=schedule)
     assert [line.split()[:2] for line in shown.stdout.splitlines()] == [
         ["rank", str(rank)] for rank in range(4)

@@ -7,8 +7,9 @@ import random
 
 import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
+from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.pipeline.layout import SYNCHRONOUS, placement_of
+from ballast_trainer.pipeline.layout import placement_of
 
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
@@ -24,7 +25,7 @@ def assert_same_curve(losses, reference, total):
     assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
 @pytest.mark.parametrize("model", ["gpt", "recurrent"])
 def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_process_losses, schedule, model):
     """Every schedule and model family gives the losses of the unpartitioned model, dropout on."""
@@ -161,7 +162,7 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
 
 
 @pytest.mark.parametrize("left_out", ["mixtureOfDepths", "earlyExit"])
-@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
 def test_every_schedule_keeps_the_curve_while_all_kinds_of_change_go_on_under_random_replans(
     gang, small_config, single_process_losses, schedule, left_out, tmp_path
 ):

@@ -6,7 +6,6 @@ import threading
 import pytest
 import torch
 from ballast_policies.planning.schedules import (
-    REPLICATED,
     SCHEDULES,
     build_schedule,
     double_buffered,
@@ -358,7 +357,7 @@ def test_a_schedule_with_a_flush_gives_the_gradients_of_one_process(name, ranks,
 )
 def test_messages_of_a_link_are_sent_in_the_order_they_are_needed(name, ranks, rounds, replicas):
     """So a transport without tags carries every schedule, with a channel for each direction of each link."""
-    if replicas is not None and name in REPLICATED:
+    if replicas is not None and SCHEDULES[name].build_replicated is not None:
         schedule = build_schedule(name, ranks=sum(replicas), microbatches=6 * rounds, replicas=replicas)
     else:
         schedule = build_schedule(name, ranks=ranks, microbatches=2 * ranks * rounds, chunks=2)

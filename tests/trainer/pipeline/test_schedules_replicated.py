@@ -112,8 +112,8 @@ def test_a_stage_with_replicas_starts_with_as_many_more_layers():
 @pytest.mark.parametrize(
     ("change", "field", "reason"),
     [
-        ({"pipeline": {"schedule": "ZeroBubbleV"}}, "pipeline.replicas", "knows no replicas of a stage"),
-        ({"pipeline": {"schedule": "PipeDream2BW"}}, "pipeline.replicas", "knows no replicas of a stage"),
+        ({"pipeline": {"schedule": "ZeroBubbleV"}}, "pipeline.replicas", "has no replicas of a stage"),
+        ({"pipeline": {"schedule": "PipeDream2BW"}}, "pipeline.replicas", "has no replicas of a stage"),
         ({"pipeline": {"replicas": [2, 0]}}, "pipeline.replicas", "is below 1"),
         ({"repack": {"enabled": True}}, "repack.enabled", "fix the ranks at 3"),
         ({"parallelism": {"data": 2}}, "parallelism", "chosen stage by stage"),

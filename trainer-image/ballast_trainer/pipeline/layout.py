@@ -5,35 +5,21 @@ from math import gcd
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import (
-    TAKES_CHUNKS,
+    DEFAULT_STAGES_PER_RANK,
+    SCHEDULES,
     Schedule,
     ScheduleError,
     build_schedule,
-    double_buffered,
-    stages_of,
+    find_schedule,
+    trained_schedules,
 )
-from ballast_policies.planning.stages import DEFAULT_STAGES_PER_RANK
 
 from ballast_trainer.errors import ConfigurationError
-
-SYNCHRONOUS = (
-    "1F1B",
-    "GPipe",
-    "LoopedBFS",
-    "Interleaved1F1B",
-    "ZeroBubbleH1",
-    "InterleavedZeroBubble",
-    "ZeroBubbleV",
-)
-"""Schedules with a flush that the trainer runs: every microbatch of a step uses the same weights."""
-
-ASYNCHRONOUS = ("PipeDream", "PipeDreamVerticalSync", "PipeDream2BW")
-"""Schedules without a flush: a stage updates its weights while other stages still compute."""
 
 
 def is_asynchronous(name: str) -> bool:
     """Whether the schedule has no flush."""
-    return name in ASYNCHRONOUS
+    return find_schedule(name).asynchronous
 
 
 def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
@@ -42,13 +28,21 @@ def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
     Raises:
         ConfigurationError: the name is unknown, or the schedule has another number of stages a rank.
     """
-    if name not in SYNCHRONOUS and name not in ASYNCHRONOUS:
-        raise ConfigurationError.unknown("pipeline.schedule", name, SYNCHRONOUS + ASYNCHRONOUS)
-    if stages_per_rank is not None and name not in TAKES_CHUNKS and stages_per_rank != stages_of(name, 1):
+    try:
+        kind = find_schedule(name)
+    except ScheduleError as error:
+        raise ConfigurationError("pipeline.schedule", str(error).removeprefix("schedule: ")) from error
+    if not kind.trained:
+        raise ConfigurationError(
+            "pipeline.schedule",
+            f"{name} is planned and simulated only. To fix: use one of {', '.join(trained_schedules())}",
+        )
+    if stages_per_rank is not None and kind.stages_per_rank not in (None, stages_per_rank):
+        free = [n for n in trained_schedules() if SCHEDULES[n].stages_per_rank is None]
         raise ConfigurationError(
             "pipeline.stagesPerRank",
-            f"{stages_per_rank}: {name} has {stages_of(name, 1)} a rank. To fix: leave it out, or take a "
-            f"schedule of {', '.join(sorted(TAKES_CHUNKS.intersection(SYNCHRONOUS)))}",
+            f"{stages_per_rank}: {name} has {kind.stages_per_rank} a rank. To fix: leave it out, or take a "
+            f"schedule of {', '.join(free)}",
         )
 
 
@@ -90,10 +84,9 @@ def schedule_of_run(
         ConfigurationError: the counts do not suit the schedule.
     """
     try:
-        if name == "PipeDream2BW":
-            if used_replicas(replicas, ranks):
-                build_schedule(name, ranks=ranks, microbatches=microbatches, replicas=replicas)
-            schedule = double_buffered(ranks, steps * microbatches, update_every=microbatches)
+        build_run = find_schedule(name).build_run
+        if build_run is not None and not used_replicas(replicas, ranks):
+            schedule = build_run(ranks, microbatches, steps)
         else:
             schedule = build_schedule(
                 name, ranks=ranks, microbatches=steps * microbatches, replicas=used_replicas(replicas, ranks)

@@ -1,6 +1,7 @@
 """What tensor parallelism does not go together with, refused before ranks start."""
 
 import torch
+from ballast_policies.planning.schedules import find_schedule
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.axis import Axis
@@ -10,7 +11,6 @@ from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.slicing import slicings
 
 MIGRATING = ("migrate", "semi")
-SPLIT_BACKWARD = ("ZeroBubbleH1", "InterleavedZeroBubble", "ZeroBubbleV")
 WHOLE_DYNAMICS = ("freezing",)
 """Kinds of change that do not look inside a layer, and so do not mind that it is cut."""
 
@@ -25,7 +25,7 @@ def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
     if size == 1:
         return
     policy = config.parallelism.stragglers.policy
-    if policy in MIGRATING and schedule in SPLIT_BACKWARD:
+    if policy in MIGRATING and find_schedule(schedule).splits_backward:
         raise ConfigurationError(
             "parallelism.stragglers.policy",
             f"{policy} sends weights' gradients home with the inputs', which {schedule} computes apart. "

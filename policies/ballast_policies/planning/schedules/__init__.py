@@ -18,18 +18,20 @@ from ballast_policies.planning.schedules.chrome_trace import chrome_trace
 from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
 from ballast_policies.planning.schedules.dual_pipe import dual_pipe_v
 from ballast_policies.planning.schedules.interleaved import (
-    IN_ROUNDS,
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
     rounds_of,
 )
+from ballast_policies.planning.schedules.kind import DEFAULT_STAGES_PER_RANK, ScheduleKind
 from ballast_policies.planning.schedules.picture import schedule_svg
 from ballast_policies.planning.schedules.registry import (
-    REPLICATED,
+    DEFAULT_SCHEDULE,
     SCHEDULES,
-    TAKES_CHUNKS,
     build_schedule,
+    find_schedule,
+    replicable_schedules,
     stages_of,
+    trained_schedules,
 )
 from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
 from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
@@ -52,16 +54,16 @@ from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 from ballast_policies.planning.schedules.weights import versions_held, weight_versions
 
 __all__ = [
-    "IN_ROUNDS",
-    "REPLICATED",
+    "DEFAULT_SCHEDULE",
+    "DEFAULT_STAGES_PER_RANK",
     "SCHEDULES",
-    "TAKES_CHUNKS",
     "Action",
     "BubbleSplit",
     "Kind",
     "Schedule",
     "ScheduleError",
     "ScheduleFacts",
+    "ScheduleKind",
     "Span",
     "StageCosts",
     "Trace",
@@ -73,6 +75,7 @@ __all__ = [
     "double_buffered",
     "dual_pipe_v",
     "even_costs",
+    "find_schedule",
     "forward_only",
     "gpipe",
     "gpipe_replicated",
@@ -84,6 +87,7 @@ __all__ = [
     "optimal_active_minibatches",
     "pipedream",
     "pipeline_bubble",
+    "replicable_schedules",
     "rounds_of",
     "schedule_csv",
     "schedule_from_csv",
@@ -95,6 +99,7 @@ __all__ = [
     "stage_costs",
     "stages_of",
     "timeline",
+    "trained_schedules",
     "validate",
     "versions_held",
     "weight_versions",

@@ -11,9 +11,6 @@ from collections import Counter
 from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
 from ballast_policies.planning.schedules.schedule import Schedule, check_counts, loop_ranks
 
-IN_ROUNDS = ("Interleaved1F1B", "ZeroBubbleH1", "InterleavedZeroBubble")
-"""Schedules whose microbatches go in rounds of at least as many as there are ranks, all alike."""
-
 
 def rounds_of(ranks: int, microbatches: int) -> int | None:
     """How many equal rounds of at least ``ranks`` the microbatches make (one, if fewer); None: none."""

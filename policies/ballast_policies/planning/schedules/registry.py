@@ -1,6 +1,6 @@
-"""Schedules by the names that ``pipeline.schedule`` takes."""
+"""The table of schedules: every name that ``pipeline.schedule`` takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ballast_policies.planning.schedules.action import ScheduleError
 from ballast_policies.planning.schedules.asynchronous import double_buffered, pipedream
@@ -9,7 +9,8 @@ from ballast_policies.planning.schedules.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
 )
-from ballast_policies.planning.schedules.schedule import Schedule
+from ballast_policies.planning.schedules.kind import ScheduleKind
+from ballast_policies.planning.schedules.schedule import Schedule, v_ranks
 from ballast_policies.planning.schedules.synchronous import (
     gpipe,
     gpipe_replicated,
@@ -18,48 +19,125 @@ from ballast_policies.planning.schedules.synchronous import (
     one_forward_one_backward_replicated,
 )
 from ballast_policies.planning.schedules.v_shaped import zero_bubble_v
+from ballast_policies.registry import Registry, RegistryError
 
-SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
-    "1F1B": lambda ranks, microbatches, chunks: one_forward_one_backward(ranks, microbatches),
-    "GPipe": lambda ranks, microbatches, chunks: gpipe(ranks, microbatches),
-    "LoopedBFS": looped_breadth_first,
-    "Interleaved1F1B": interleaved_one_forward_one_backward,
-    "ZeroBubbleH1": lambda ranks, microbatches, chunks: interleaved_zero_bubble(ranks, microbatches),
-    "InterleavedZeroBubble": interleaved_zero_bubble,
-    "ZeroBubbleV": lambda ranks, microbatches, chunks: zero_bubble_v(ranks, microbatches),
-    "DualPipeV": lambda ranks, microbatches, chunks: dual_pipe_v(ranks, microbatches),
-    "PipeDream": lambda ranks, microbatches, chunks: pipedream([1] * ranks, microbatches),
-    "PipeDreamVerticalSync": lambda ranks, microbatches, chunks: pipedream(
-        [1] * ranks, microbatches, vertical_sync=True
-    ),
-    "PipeDream2BW": lambda ranks, microbatches, chunks: double_buffered(
-        ranks, microbatches, update_every=ranks
-    ),
-}
-"""Name -> builder of (ranks, microbatches, chunks); chunks count where a rank may hold several stages."""
+SCHEDULES = Registry(
+    "schedule",
+    group="ballast.schedules",
+    row_type=ScheduleKind,
+    rows={
+        "1F1B": ScheduleKind(
+            summary="Forwards and backwards take turns (PipeDream-Flush): fewer activations in memory.",
+            build=lambda ranks, microbatches, _: one_forward_one_backward(ranks, microbatches),
+            build_replicated=one_forward_one_backward_replicated,
+            closed_form=True,
+        ),
+        "GPipe": ScheduleKind(
+            summary="All forwards, then all backwards.",
+            build=lambda ranks, microbatches, _: gpipe(ranks, microbatches),
+            build_replicated=gpipe_replicated,
+            closed_form=True,
+        ),
+        "LoopedBFS": ScheduleKind(
+            summary="Several stages a rank, all microbatches through one before the next.",
+            build=looped_breadth_first,
+            stages_per_rank=None,
+        ),
+        "Interleaved1F1B": ScheduleKind(
+            summary="1F1B with v stages a rank: the bubble divided by v, v times the messages.",
+            build=interleaved_one_forward_one_backward,
+            stages_per_rank=None,
+            equal_rounds=True,
+        ),
+        "ZeroBubbleH1": ScheduleKind(
+            summary="1F1B whose weight gradients wait and fill the bubble.",
+            build=lambda ranks, microbatches, _: interleaved_zero_bubble(ranks, microbatches),
+            equal_rounds=True,
+            splits_backward=True,
+        ),
+        "InterleavedZeroBubble": ScheduleKind(
+            summary="Several stages a rank, and weight gradients that fill the bubble.",
+            build=interleaved_zero_bubble,
+            stages_per_rank=None,
+            equal_rounds=True,
+            splits_backward=True,
+        ),
+        "ZeroBubbleV": ScheduleKind(
+            summary="Two stages a rank, the second on the way back, and weight gradients that fill the "
+            "bubble.",
+            build=lambda ranks, microbatches, _: zero_bubble_v(ranks, microbatches),
+            stages_per_rank=2,
+            placement=lambda ranks, _: v_ranks(ranks),
+            splits_backward=True,
+        ),
+        "DualPipeV": ScheduleKind(
+            summary="Two stages a rank in a V, forwards of one leg beside backwards of the other.",
+            build=lambda ranks, microbatches, _: dual_pipe_v(ranks, microbatches),
+            stages_per_rank=2,
+            placement=lambda ranks, _: v_ranks(ranks),
+            splits_backward=True,
+            trained=False,
+        ),
+        "PipeDream": ScheduleKind(
+            summary="No flush: a stage updates its weights after each microbatch, with gradients that are "
+            "some updates late.",
+            build=lambda ranks, microbatches, _: pipedream([1] * ranks, microbatches),
+            asynchronous=True,
+            build_replicated=pipedream,
+        ),
+        "PipeDreamVerticalSync": ScheduleKind(
+            summary="The same, every stage as late as the first.",
+            build=lambda ranks, microbatches, _: pipedream([1] * ranks, microbatches, vertical_sync=True),
+            asynchronous=True,
+        ),
+        "PipeDream2BW": ScheduleKind(
+            summary="No flush: one update a step, on every stage one update late.",
+            build=lambda ranks, microbatches, _: double_buffered(ranks, microbatches, update_every=ranks),
+            asynchronous=True,
+            build_run=lambda ranks, microbatches, steps: double_buffered(
+                ranks, steps * microbatches, update_every=microbatches
+            ),
+        ),
+    },
+)
 
-REPLICATED: dict[str, Callable[[Sequence[int], int], Schedule]] = {
-    "1F1B": one_forward_one_backward_replicated,
-    "GPipe": gpipe_replicated,
-    "PipeDream": pipedream,
-}
-"""Name -> builder of (replicas of each stage, microbatches), where a stage may be on several ranks."""
+DEFAULT_SCHEDULE = next(iter(SCHEDULES.builtin))
+"""The schedule of a job that names none."""
 
-CHUNKS_OF = {"ZeroBubbleV": 2, "DualPipeV": 2}
-"""Stages a rank, where the schedule fixes them."""
 
-TAKES_CHUNKS = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})
-"""Schedules whose stages a rank are free."""
+def find_schedule(name: str) -> ScheduleKind:
+    """The row of ``name``.
+
+    Raises:
+        ScheduleError: it is unknown, or the distribution that registers it is broken.
+    """
+    try:
+        return SCHEDULES.find(name)
+    except RegistryError as error:
+        raise ScheduleError(f"schedule: {error}") from error
+
+
+def trained_schedules(*, asynchronous: bool | None = None) -> tuple[str, ...]:
+    """Ballast's own schedules that the trainer carries out; all, or those with or without a flush."""
+    return tuple(
+        name
+        for name, kind in SCHEDULES.builtin.items()
+        if kind.trained and asynchronous in (None, kind.asynchronous)
+    )
+
+
+def replicable_schedules() -> tuple[str, ...]:
+    """Ballast's own schedules whose stages may be on several ranks."""
+    return tuple(name for name, kind in SCHEDULES.builtin.items() if kind.build_replicated is not None)
 
 
 def stages_of(name: str, ranks: int, chunks: int = 1) -> int:
-    """How many stages the schedule cuts the model into.
+    """How many stages the schedule cuts the model into; ``chunks`` a rank where that is open.
 
     Raises:
         ScheduleError: the name is unknown.
     """
-    _check_name(name)
-    return ranks * CHUNKS_OF.get(name, chunks if name in TAKES_CHUNKS else 1)
+    return ranks * (find_schedule(name).stages_per_rank or chunks)
 
 
 def build_schedule(
@@ -71,18 +149,19 @@ def build_schedule(
         name: one of :data:`SCHEDULES`.
         ranks: all of them; each stage of a replicated pipeline takes as many as it has replicas.
         microbatches: in one step, or in the whole run of a schedule without a flush.
-        chunks: stages a rank, where that is free.
+        chunks: stages a rank, where that is open.
         replicas: by stage, how many ranks hold it; none given: one each.
 
     Raises:
         ScheduleError: the name is unknown, or the counts do not suit the schedule.
     """
-    _check_name(name)
+    kind = find_schedule(name)
     if not replicas:
-        return SCHEDULES[name](ranks, microbatches, chunks)
-    if name not in REPLICATED:
+        return kind.build(ranks, microbatches, chunks)
+    if kind.build_replicated is None:
         raise ScheduleError(
-            f"{name} knows no replicas of a stage. To fix: use one of {', '.join(REPLICATED)}, or no replicas"
+            f"{name} has no replicas of a stage. To fix: use one of {', '.join(replicable_schedules())}, "
+            "or no replicas"
         )
     if min(replicas) < 1 or sum(replicas) != ranks:
         raise ScheduleError(
@@ -95,9 +174,4 @@ def build_schedule(
             f"{microbatches} microbatches do not divide over {uneven[0]} replicas of a stage. "
             "To fix: use a multiple of every stage's replicas"
         )
-    return REPLICATED[name](replicas, microbatches)
-
-
-def _check_name(name: str) -> None:
-    if name not in SCHEDULES:
-        raise ScheduleError(f"{name!r} is not a schedule. To fix: use one of {', '.join(SCHEDULES)}")
+    return kind.build_replicated(replicas, microbatches)

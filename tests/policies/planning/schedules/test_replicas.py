@@ -1,13 +1,19 @@
 """Stages on several ranks, round-robin: which schedules know them, and what is refused."""
 
 import pytest
-from ballast_policies.planning.schedules import REPLICATED, Kind, ScheduleError, build_schedule, validate
+from ballast_policies.planning.schedules import (
+    Kind,
+    ScheduleError,
+    build_schedule,
+    replicable_schedules,
+    validate,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 
 @given(
-    name=st.sampled_from(sorted(REPLICATED)),
+    name=st.sampled_from(replicable_schedules()),
     replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4),
     rounds=st.integers(1, 3),
 )
@@ -26,8 +32,8 @@ def test_microbatch_k_is_on_replica_k_mod_r_both_ways(name, replicas, rounds):
 @pytest.mark.parametrize(
     ("name", "replicas", "microbatches", "reason"),
     [
-        ("ZeroBubbleV", [2, 1], 4, "knows no replicas of a stage"),
-        ("PipeDream2BW", [2, 1], 4, "knows no replicas of a stage"),
+        ("ZeroBubbleV", [2, 1], 4, "has no replicas of a stage"),
+        ("PipeDream2BW", [2, 1], 4, "has no replicas of a stage"),
         ("1F1B", [2, 2], 4, "need 4 ranks, there are 3"),
         ("1F1B", [2, 1], 5, "5 microbatches do not divide over 2 replicas"),
     ],

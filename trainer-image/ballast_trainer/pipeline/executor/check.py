@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.planning.schedules import REPLICATED
+from ballast_policies.planning.schedules import find_schedule, replicable_schedules
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
@@ -55,10 +55,11 @@ def _check_flow(config: TrainerConfig, why: str) -> None:
 
 def _check_replicas(config: TrainerConfig) -> None:
     replicas, schedule = list(config.pipeline.replicas), config.pipeline.schedule
-    if schedule not in REPLICATED:
+    if find_schedule(schedule).build_replicated is None:
         raise ConfigurationError(
             "pipeline.replicas",
-            f"{schedule} knows no replicas of a stage. To fix: schedule: one of {', '.join(REPLICATED)}",
+            f"{schedule} has no replicas of a stage. "
+            f"To fix: schedule: one of {', '.join(replicable_schedules())}",
         )
     if config.repack.enabled:
         raise ConfigurationError(

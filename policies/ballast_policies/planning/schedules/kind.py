@@ -1,0 +1,58 @@
+"""A row of the table of schedules: how a schedule is built, and what it needs of a job."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ballast_policies.planning.schedules.interleaved import rounds_of
+from ballast_policies.planning.schedules.schedule import Schedule, loop_ranks
+
+DEFAULT_STAGES_PER_RANK = 2
+"""Where the schedule leaves the stages a rank open and ``pipeline.stagesPerRank`` is absent."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleKind:
+    """Everything that is known about a schedule; operator, trainer, command lines and docs read it here.
+
+    Attributes:
+        summary: what it does, for the documentation.
+        build: (ranks, microbatches, stages a rank) -> the order of one step; of a run of one step where
+            it is asynchronous. The stages a rank count only where they are open.
+        stages_per_rank: stages of the model on each rank; None: open, ``pipeline.stagesPerRank`` says.
+        placement: (ranks, stages a rank) -> by stage, the ranks that hold it.
+        asynchronous: it has no flush: steps flow into one another, each stage updates its weights on its
+            own, and no stage knows the gradient's norm over all of them.
+        equal_rounds: microbatches go in rounds of at least as many as there are ranks, all alike.
+        splits_backward: the gradients of weights are computed apart from those of inputs.
+        build_replicated: (replicas of each stage, microbatches) -> order; None: a stage has one rank.
+        build_run: asynchronous only: (ranks, microbatches of a step, steps) -> the order of a run; None:
+            that of ``build`` with the microbatches of all steps.
+        closed_form: ``predict_step_seconds`` gives its step time without a simulation.
+        trained: the trainer carries it out; otherwise it is planned and simulated only.
+    """
+
+    summary: str
+    build: Callable[[int, int, int], Schedule]
+    stages_per_rank: int | None = 1
+    placement: Callable[[int, int], tuple[tuple[int, ...], ...]] = loop_ranks
+    asynchronous: bool = False
+    equal_rounds: bool = False
+    splits_backward: bool = False
+    build_replicated: Callable[[Sequence[int], int], Schedule] | None = None
+    build_run: Callable[[int, int, int], Schedule] | None = None
+    closed_form: bool = False
+    trained: bool = True
+
+    def stages_on_a_rank(self, asked: int | None = None) -> int:
+        """Stages a rank: the schedule's own number, else ``asked``, else the default."""
+        return self.stages_per_rank or asked or DEFAULT_STAGES_PER_RANK
+
+    def suits(self, ranks: int, microbatches: int) -> bool:
+        """Whether the microbatches divide over the ranks as the schedule needs it."""
+        return ranks == 1 or not self.equal_rounds or rounds_of(ranks, microbatches) is not None
+
+    def stage_ranks(self, ranks: int, asked: int | None = None) -> tuple[int, ...]:
+        """By stage, the first of its ranks; a rank alone has the whole model as one stage."""
+        if ranks == 1:
+            return (0,)
+        return tuple(holders[0] for holders in self.placement(ranks, self.stages_on_a_rank(asked)))
