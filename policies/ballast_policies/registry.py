@@ -10,6 +10,7 @@ in one of the groups ``ballast.policies``, ``ballast.schedules``, ``ballast.bala
 Its module is imported when the row is first asked for, never before.
 """
 
+import difflib
 import functools
 import importlib.metadata
 import re
@@ -89,8 +90,10 @@ class Registry(Mapping[str, Row], Generic[Row]):
 
     def why_unknown(self, name: str) -> str:
         """Why ``name`` cannot be used, as text: refused, or not registered at all."""
-        refused = self.refused.get(name)
-        return refused or f"{name!r} is not one of {', '.join(self)}"
+        if name in self.refused:
+            return self.refused[name]
+        near = difflib.get_close_matches(name, self, n=1)
+        return f"{name!r} is not one of {', '.join(self)}" + (f"; did you mean {near[0]!r}?" if near else "")
 
     @property
     def refused(self) -> Mapping[str, str]:

@@ -92,7 +92,7 @@ def test_slow_links_change_the_plan():
     [
         (PlanningError, {"gpus": 9}, "8 layers cannot be cut into 9 stages"),
         (PlanningError, {"schedule": "Interleaved1F1B", "chunks": 3, "gpus": 4}, "12 stages"),
-        (ScheduleError, {"schedule": "nonsense"}, "use one of 1F1B"),
+        (ScheduleError, {"schedule": "nonsense"}, "is not one of 1F1B"),
     ],
 )
 def test_impossible_requests_are_refused(error, arguments, want):

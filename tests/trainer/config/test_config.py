@@ -64,7 +64,7 @@ def test_a_null_clip_norm_means_no_clipping():
         (
             {"pipeline": {"schedule": "ZeroBubbleV", "stagesPerRank": 3}},
             "pipeline.stagesPerRank",
-            "To fix: leave it out, or take a schedule of Interleaved1F1B",
+            "To fix: leave it out, or take a schedule of LoopedBFS, Interleaved1F1B",
         ),
         ({"pipeline": {"schedule": "1F2B"}}, "pipeline.schedule", "did you mean '1F1B'"),
         ({"dynamics": [{"kind": "thaw", "endStep": 3, "target": 0.5}]}, "dynamics.kind", "one of"),

@@ -160,7 +160,7 @@ def test_a_broken_schedule_is_refused_with_the_action(schedule, want):
 @pytest.mark.parametrize(
     ("build", "want"),
     [
-        (lambda: build_schedule("1f1b", ranks=2, microbatches=2), "use one of 1F1B, GPipe"),
+        (lambda: build_schedule("1f1b", ranks=2, microbatches=2), "is not one of 1F1B, GPipe"),
         (lambda: interleaved_one_forward_one_backward(4, 9, 2), "use 8 or 12"),
         (lambda: one_forward_one_backward(0, 4), "stages is 0"),
         (lambda: pipedream([2, 1], 5), "5 microbatches do not divide over 2 replicas"),
