@@ -92,7 +92,8 @@ class Registry(Mapping[str, Row], Generic[Row]):
         """Why ``name`` cannot be used, as text: refused, or not registered at all."""
         if name in self.refused:
             return self.refused[name]
-        near = difflib.get_close_matches(name, self, n=1)
+        known = {other.lower(): other for other in self}
+        near = [known[other] for other in difflib.get_close_matches(name.lower(), known, n=1)]
         return f"{name!r} is not one of {', '.join(self)}" + (f"; did you mean {near[0]!r}?" if near else "")
 
     @property

@@ -62,8 +62,9 @@ class ValidatedJob:
         Raises:
             ConfigurationError: a field cannot work.
         """
-        config = with_schedule_defaults(TrainerConfig.from_mapping(value), value)
+        config = TrainerConfig.from_mapping(value)
         check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
+        config = with_schedule_defaults(config, value)
         check_execution(config)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
