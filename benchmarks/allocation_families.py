@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from ballast_policies.allocation.instance import Instance, from_arrays
 from ballast_policies.allocation.problem import Entity
-from ballast_policies.allocation.registry import POLICY_NAMES, solve
+from ballast_policies.allocation.registry import POLICIES, solve
 
 EXACT_AT_SCALE = ("max-min-fairness", "water-filling", "makespan", "finish-time-fairness")
 TEAMS = 5
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policy", nargs="+", default=list(EXACT_AT_SCALE), choices=POLICY_NAMES)
+    parser.add_argument("--policy", nargs="+", default=list(EXACT_AT_SCALE), choices=list(POLICIES))
     parser.add_argument("--family", nargs="+", help="parts of names; all families where left out")
     parser.add_argument("--jobs", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--types", type=int, help="GPU types instead of each family's own number")

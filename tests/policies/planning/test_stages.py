@@ -2,9 +2,13 @@
 
 import pytest
 from ballast_policies.planning import Partition, PlanningError
-from ballast_policies.planning.schedules import SCHEDULES, TAKES_CHUNKS, ScheduleError, build_schedule
-from ballast_policies.planning.stages import (
+from ballast_policies.planning.schedules import (
     DEFAULT_STAGES_PER_RANK,
+    SCHEDULES,
+    ScheduleError,
+    build_schedule,
+)
+from ballast_policies.planning.stages import (
     first_stages,
     partition_of,
     stage_placement,
@@ -19,7 +23,7 @@ from hypothesis import strategies as st
 def test_the_placement_is_that_of_the_schedule_that_is_built(schedule):
     """For each number of ranks and stages a rank, without building the schedule's actions."""
     for ranks in range(2, 6):
-        for chunks in (None, 3) if schedule in TAKES_CHUNKS else (None,):
+        for chunks in (None, 3) if SCHEDULES[schedule].stages_per_rank is None else (None,):
             built = build_schedule(
                 schedule, ranks=ranks, microbatches=4 * ranks, chunks=chunks or DEFAULT_STAGES_PER_RANK
             )
