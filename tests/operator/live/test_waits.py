@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from ballast_localcluster import LocalCluster
-from ballast_localcluster.testing import CRD_FOLDER, eventually
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
+
+from tests.support.control_plane import CRDS
+from tests.support.waiting import eventually
 
 START_SECONDS = 60.0
 NAMESPACE = "not-there-yet"
@@ -40,7 +42,7 @@ class Pages:
                 return error.code, error.read().decode()
 
     def waits_for(self, words: str) -> None:
-        eventually(lambda: words in self.get("readyz")[1], START_SECONDS, f"/readyz to say {words!r}")
+        eventually(lambda: words in self.get("readyz")[1], f"/readyz to say {words!r}")
 
 
 @contextlib.contextmanager
@@ -111,8 +113,8 @@ def test_it_waits_in_the_open_for_rights_namespace_definitions_and_policy(tmp_pa
         apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         pages.waits_for("(Definitions)")
         assert pages.get("readyz")[0] == 503
-        for path in sorted(CRD_FOLDER.glob("*.yaml")):
+        for path in CRDS:
             apply(yaml.safe_load(path.read_text()))
         pages.waits_for("(Policy)")
-        eventually(lambda: pages.get("readyz")[0] == 200, START_SECONDS, "/readyz to be ok")
+        eventually(lambda: pages.get("readyz")[0] == 200, "/readyz to be ok")
         assert pages.get("healthz")[0] == 200
