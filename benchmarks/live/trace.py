@@ -54,6 +54,6 @@ def _draw_type(draw: random.Random, table: ThroughputTable) -> JobType:
         drawn = draw.random()
         gpus = next(size for below, size in GANGS if drawn < below)
         job_type = JobType(name=draw.choice(TYPES), gpus=gpus)
-        known = all(job_type.key() in table.rows[kind] for kind in table.gpu_types)
+        known = all(job_type in table.alone_rates[kind] for kind in table.gpu_types)
         if known and all(table.alone(job_type, kind) >= LEAST_STEPS_PER_SECOND for kind in table.gpu_types):
             return job_type

@@ -95,12 +95,11 @@ class Measurements:
     ) -> dict[Key, dict[str, Estimate]]:
         """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run."""
         wanted = list(wanted)
-        rows: dict[str, dict[str, dict[str, float]]] = {gpu_type: {} for gpu_type in gpu_types}
+        rates: dict[str, dict[JobType, float]] = {gpu_type: {} for gpu_type in gpu_types}
         for kind, profile in self._kinds.items():
             for (gpu_type, stages), estimate in profile.items():
-                if gpu_type in rows:
-                    key = JobType(name=kind, gpus=stages).key()
-                    rows[gpu_type][key] = {"null": estimate.steps_per_second}
+                if gpu_type in rates:
+                    rates[gpu_type][JobType(name=kind, gpus=stages)] = estimate.steps_per_second
         types: dict[str, JobType] = {}
         own: dict[str, dict[str, Estimate]] = {}
         for job in wanted:
@@ -110,13 +109,13 @@ class Measurements:
             for gpu_type in gpu_types:
                 prior = stated(job.spec, gpu_type, job.stages) or resized(profile, gpu_type, job.stages)
                 if prior is not None:
-                    rows[gpu_type][job_type.key()] = {"null": prior.steps_per_second}
+                    rates[gpu_type][job_type] = prior.steps_per_second
                 report = resized(reports, gpu_type, job.stages)
                 if report is not None:
                     mine[gpu_type] = report
             own[name] = settled(job, mine)
         estimator = Estimator(
-            profiles=ThroughputTable(source="the cluster's jobs", rows=rows),
+            profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
             gpu_types=gpu_types,
             types=types,
             own=own,

@@ -138,7 +138,11 @@ class _Run:
             self._skip_idle_time()
             return
         rows, columns, rates, part = self._runners(grant)
-        steps = np.minimum(np.floor(rates * self.settings.round_seconds), self.ledger.left[rows])
+        steps = rates * self.settings.round_seconds
+        if self.settings.rules.whole_steps:
+            # A job slower than a step a round would otherwise never progress.
+            steps = np.where(steps >= 1.0, np.floor(steps), steps)
+        steps = np.minimum(steps, self.ledger.left[rows])
         seconds = steps / rates
         self._book(grant, rows, columns, steps, seconds, part, until=self.now + float(seconds.max()))
 

@@ -84,13 +84,14 @@ class Ledger:
             rates[self.capacity < m.gpus] = 0.0
             spread = rates.copy()
             for k, gpu_type in enumerate(self.gpu_types) if self.gpus_per_node and m.gpus > 1 else ():
-                if rates[k] > 0 and table.has_unconsolidated(m, gpu_type):
-                    spread[k] = table.alone(m, gpu_type, consolidated=False)
+                measured = table.spread(m, gpu_type) if rates[k] > 0 else None
+                if measured is not None:
+                    spread[k] = measured
                     if m.gpus > self.gpus_per_node.get(gpu_type, m.gpus):
                         rates[k] = spread[k]
             reference = (
                 self.table.alone(m, REFERENCE_TYPE)
-                if REFERENCE_TYPE in self.table.rows
+                if REFERENCE_TYPE in self.table.gpu_types
                 else float(rates.max())
             )
             self._rates[m] = rates, spread, reference

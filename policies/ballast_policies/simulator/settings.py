@@ -54,7 +54,8 @@ class Rules:
         by_type: serve one GPU type after the other, each by priority; else all claims by priority.
         shuffle_types: with ``by_type``: in a new random order each round, where the policy is blind to types.
         deficits: ties go to the job whose shares were realised worst before the last allocation.
-        whole_steps: a job does floor(steps/s x round) steps in a round.
+        whole_steps: a job does floor(steps/s x round) steps in a round; a job slower than one step a round
+            does the fraction, so that it ends.
         end_with_last_job: the next round begins when the last job of this one is done, if that is sooner.
         account_goes_on: what was promised and received is kept, and slowly forgotten, when shares
             change; else every allocation begins a new account.

@@ -1,10 +1,10 @@
 """What runs how fast where, before and while it is measured (dissertation section 5.3.3).
 
-Alone: a job's own reports where it has run; the profiled rate of its job type elsewhere, scaled by
-how much faster or slower than its type it has proved to be; where its type was never profiled,
+Alone: a job's own reports where it has run; elsewhere the profiled rate of its job type, scaled by
+how much faster or slower than its type the job has been; where its type was never profiled,
 the rates that are known of it and the ratios of all profiled types, by matrix completion.
 
-Profiles need not be whole: a job type may be known on some GPU types and not on others. The operator's
+Profiles may be partial: a job type may be known on some GPU types and not on others. The operator's
 profiles are what jobs state and what it has measured itself.
 
 In pairs: normalised rates (shared over alone) of profiled types; for a type that was never
@@ -58,16 +58,8 @@ class Estimator:
         """Make ``job`` known; its type need not be profiled."""
         return dataclasses.replace(self, types={**self.types, job: job_type})
 
-    def without_job(self, job: str) -> "Estimator":
-        """Forget a job that is done."""
-        return dataclasses.replace(
-            self,
-            types={name: t for name, t in self.types.items() if name != job},
-            own={name: rates for name, rates in self.own.items() if name != job},
-        )
-
     def observe(self, job: str, gpu_type: str, steps_per_second: float) -> "Estimator":
-        """Take in one report of ``job`` running alone on ``gpu_type``.
+        """The estimator after one report of ``job`` running alone on ``gpu_type``.
 
         Raises:
             KeyError: the job is not known.
@@ -78,10 +70,10 @@ class Estimator:
         return dataclasses.replace(self, own={**self.own, job: row})
 
     def observe_pair(self, job: str, other: str, gpu_type: str, steps_per_second: float) -> "Estimator":
-        """Take in one report of ``job`` while it shared ``gpu_type`` with ``other``."""
+        """The estimator after one report of ``job`` while it shared ``gpu_type`` with ``other``."""
         alone = self.alone(job)[gpu_type].steps_per_second
         if alone <= 0:
-            raise ValueError(f"{job} is said to run on {gpu_type}, where it does not fit alone")
+            raise ValueError(f"{job} reported a shared run on {gpu_type}, where it does not fit alone")
         key = (self.types[job].name, self.types[other].name, gpu_type)
         seen = min(1.0, steps_per_second / alone)
         known = self.shared.get(key)
@@ -100,7 +92,7 @@ class Estimator:
     def _alone(self, job: str, filled: "dict[int, _Filled]") -> dict[str, Estimate]:
         job_type, own = self.types[job], self.own.get(job, {})
         base = self._profiled(job_type)
-        # How much faster than its type the job has proved to be, where it has run.
+        # How much faster than its type the job was where it has run.
         ratios = [
             math.log(own[g].steps_per_second / base[g].steps_per_second)
             for g in own
@@ -138,7 +130,6 @@ class Estimator:
 
     def _profiled(self, job_type: JobType) -> dict[str, Estimate]:
         """Where the type was profiled."""
-        key = job_type.key()
         return {
             gpu_type: Estimate(
                 steps_per_second=self.profiles.alone(job_type, gpu_type),
@@ -146,7 +137,7 @@ class Estimator:
                 source="prior",
             )
             for gpu_type in self.gpu_types
-            if key in self.profiles.rows.get(gpu_type, {})
+            if job_type in self.profiles.alone_rates.get(gpu_type, {})
         }
 
     def _completed(
@@ -224,7 +215,7 @@ class _Filled:
 
     @classmethod
     def of(cls, table: ThroughputTable, gpu_types: Sequence[str], gpus: int) -> "_Filled":
-        every = {_type_of(key) for gpu_type in gpu_types for key in table.rows.get(gpu_type, {})}
+        every = {known for gpu_type in gpu_types for known in table.alone_rates.get(gpu_type, {})}
         types = sorted((t for t in every if t.gpus == gpus), key=lambda t: t.name)
         if len(types) < ENOUGH_PROFILES:
             others = (t for t in every if t.gpus != gpus)
@@ -232,10 +223,9 @@ class _Filled:
         types = types[:MOST_PROFILES]
         rates = np.zeros((len(types) + 1, len(gpu_types)))
         for j, gpu_type in enumerate(gpu_types):
-            row = table.rows.get(gpu_type, {})
+            row = table.alone_rates.get(gpu_type, {})
             for i, job_type in enumerate(types):
-                if job_type.key() in row:
-                    rates[i, j] = row[job_type.key()]["null"]
+                rates[i, j] = row.get(job_type, 0.0)
         return cls(types=tuple(types), rates=rates, **_completion(rates))
 
     def like(self, job_type: JobType, mine: np.ndarray) -> tuple[np.ndarray, float]:
@@ -256,17 +246,10 @@ def _completion(rates: np.ndarray) -> dict[str, Any]:
     return {"completed": np.exp(filled.values), "deviation": min(filled.deviation, UNKNOWN_DEVIATION)}
 
 
-def _type_of(key: str) -> JobType:
-    """The job type that a table's key names."""
-    name, _, gpus = key[2:-1].rpartition("', ")
-    return JobType(name=name, gpus=int(gpus))
-
-
 def _types_of(table: ThroughputTable, gpu_type: str, gpus: int) -> list[JobType]:
     """Profiled job types with gangs of ``gpus``, by name."""
-    end = f"', {gpus})"
-    names = sorted(key[2 : -len(end)] for key in table.rows[gpu_type] if key.endswith(end))
-    return [JobType(name=name, gpus=gpus) for name in names]
+    known = table.alone_rates.get(gpu_type, {})
+    return sorted((job_type for job_type in known if job_type.gpus == gpus), key=lambda t: t.name)
 
 
 def _normalised(table: ThroughputTable, a: JobType, b: JobType, gpu_type: str) -> float:

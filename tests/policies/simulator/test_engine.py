@@ -21,15 +21,16 @@ RULES = [GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES]
 
 def table(rates, pairs=None):
     """``rates``: (name, gpus) -> {type: steps/s}; ``pairs``: two such keys -> {type: (of a, of b)}."""
-    rows = {}
+    alone, shared = {}, {}
     for (name, gpus), by_type in rates.items():
         for gpu_type, rate in by_type.items():
-            rows.setdefault(gpu_type, {})[f"('{name}', {gpus})"] = {"null": rate}
-    for (a, b), by_type in (pairs or {}).items():
+            alone.setdefault(gpu_type, {})[JobType(name=name, gpus=gpus)] = rate
+    for pair, by_type in (pairs or {}).items():
+        a, b = (JobType(name=name, gpus=gpus) for name, gpus in pair)
         for gpu_type, (of_a, of_b) in by_type.items():
-            rows[gpu_type][f"('{a[0]}', {a[1]})"][f"('{b[0]}', {b[1]})"] = [of_a, of_b]
-            rows[gpu_type][f"('{b[0]}', {b[1]})"][f"('{a[0]}', {a[1]})"] = [of_b, of_a]
-    return ThroughputTable(source="a test's table", rows=rows)
+            shared.setdefault(gpu_type, {}).setdefault(a, {})[b] = (of_a, of_b)
+            shared[gpu_type].setdefault(b, {})[a] = (of_b, of_a)
+    return ThroughputTable(source="a test's table", alone_rates=alone, pair_rates=shared)
 
 
 def job(name="a", steps=720.0, arrival=0.0, gpus=1, **rest):
@@ -227,3 +228,20 @@ def test_progress_counts_the_jobs_that_wait(rules):
     assert {(done, present) for done, present, _ in seen[1:]} == {(0, 3), (1, 2), (2, 1), (3, 0)}
     assert {waiting for _, present, waiting in seen if present == 3} == {2}
     assert seen[-1] == (3, 0, 0)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.name)
+def test_a_job_slower_than_a_step_a_round_ends(rules):
+    """0.001 steps/s are 0.36 steps in a round of 360 s: five steps take 5,000 s under every set of rules."""
+    slow = table({("a", 1): {"v100": 0.001}})
+    result = run([job(steps=5.0)], {"v100": 1}, slow, rules=rules, round_seconds=360.0)
+    assert result.jobs[0].finish == pytest.approx(5000.0)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: rules.name)
+def test_slow_and_fast_jobs_end_beside_each_other(rules):
+    """A mixture on too few GPUs, down to a millionth of a step a round."""
+    rates = {("a", 1): {"v100": 0.001}, ("b", 1): {"v100": 3e-9}, ("c", 2): {"v100": 10.0}}
+    jobs = [job("a", 2.0), job("b", 1e-5, arrival=100.0), job("c", 720_000.0, arrival=50.0, gpus=2)]
+    result = run(jobs, {"v100": 2}, table(rates), rules=rules, round_seconds=360.0)
+    assert all(found.finish is not None for found in result.jobs)

@@ -18,10 +18,8 @@ V100, P100 = 0, 1
 def ledger(gangs, *, v100=2, p100=2, slow=0.5):
     """Jobs of these sizes: 1 step/s on a V100, ``slow`` on a P100."""
     types = [JobType(name=f"t{i}", gpus=gpus) for i, gpus in enumerate(gangs)]
-    rows = {
-        kind: {job.key(): {"null": rate} for job in types} for kind, rate in (("v100", 1.0), ("p100", slow))
-    }
-    table = ThroughputTable(source="a test's table", rows=rows)
+    rates = {kind: dict.fromkeys(types, rate) for kind, rate in (("v100", 1.0), ("p100", slow))}
+    table = ThroughputTable(source="a test's table", alone_rates=rates)
     found = Ledger(Cluster(gpus={"v100": v100, "p100": p100}), table)
     for job in types:
         found.add(TraceJob(type=job, steps=1000.0, arrival=0.0))

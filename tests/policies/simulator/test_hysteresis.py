@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 TABLE = ThroughputTable(
     source="test",
-    rows={
-        "fast": {f"('job', {gpus})": {"null": 2.0 * gpus} for gpus in (1, 2, 4)},
-        "slow": {f"('job', {gpus})": {"null": 1.0 * gpus} for gpus in (1, 2, 4)},
+    alone_rates={
+        "fast": {JobType(name="job", gpus=gpus): 2.0 * gpus for gpus in (1, 2, 4)},
+        "slow": {JobType(name="job", gpus=gpus): 1.0 * gpus for gpus in (1, 2, 4)},
     },
 )
 

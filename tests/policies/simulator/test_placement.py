@@ -13,7 +13,7 @@ from ballast_policies.throughput.table import JobType, built_in_table
 TABLE = built_in_table("simulation")
 GANG = JobType(name="ResNet-18 (batch size 16)", gpus=2)
 SINGLE = JobType(name="ResNet-18 (batch size 16)", gpus=1)
-TOGETHER, APART = TABLE.alone(GANG, "v100"), TABLE.alone(GANG, "v100", consolidated=False)
+TOGETHER, APART = TABLE.alone(GANG, "v100"), TABLE.spread(GANG, "v100")
 
 
 def run(*jobs, per_node, gpus=4, space_sharing=False):
@@ -30,8 +30,7 @@ def grant(*jobs):
 def test_the_table_has_both_speeds():
     """Spread over nodes the gang of these tests is less than half as fast."""
     assert APART < 0.5 * TOGETHER
-    assert TABLE.has_unconsolidated(GANG, "v100")
-    assert not TABLE.has_unconsolidated(GANG, "a100")
+    assert TABLE.spread(GANG, "a100") is None
 
 
 @pytest.mark.parametrize(

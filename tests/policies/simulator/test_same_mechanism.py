@@ -31,16 +31,20 @@ def worlds(draw):
         rates = [draw(st.sampled_from([0.0, 1.0, 2.0, 3.5])) for _ in TYPES]
         rates[0] = rates[0] or 1.0
         for kind, rate in zip(TYPES, rates, strict=True):
-            rows[kind][f"('t{i}', {size})"] = {"null": rate}
-    return sizes, ThroughputTable(source="drawn", rows=rows), {"v100": 4, "p100": draw(st.integers(0, 5))}
+            rows[kind][JobType(name=f"t{i}", gpus=size)] = rate
+    return (
+        sizes,
+        ThroughputTable(source="drawn", alone_rates=rows),
+        {"v100": 4, "p100": draw(st.integers(0, 5))},
+    )
 
 
 def world(sizes, on_v100, on_p100, gpus):
     rows = {
-        kind: {f"('t{i}', {sizes[i]})": {"null": rate} for i, rate in enumerate(rates)}
+        kind: {JobType(name=f"t{i}", gpus=sizes[i]): rate for i, rate in enumerate(rates)}
         for kind, rates in zip(TYPES, (on_v100, on_p100), strict=True)
     }
-    return sizes, ThroughputTable(source="given", rows=rows), dict(zip(TYPES, gpus, strict=True))
+    return sizes, ThroughputTable(source="given", alone_rates=rows), dict(zip(TYPES, gpus, strict=True))
 
 
 @pytest.mark.parametrize("policy", ["max-min-fairness", "fifo"])

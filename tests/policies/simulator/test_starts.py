@@ -8,7 +8,7 @@ from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Clus
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
-TABLE = ThroughputTable(source="a test", rows={"v100": {"('job', 1)": {"null": 1.0}}})
+TABLE = ThroughputTable(source="a test", alone_rates={"v100": {JobType(name="job"): 1.0}})
 SETTINGS = Settings(policy="max-min-fairness", round_seconds=10.0, rules=BALLAST_RULES)
 
 

@@ -21,13 +21,17 @@ def without(name):
     """The profiles as if ``name`` had never been profiled."""
     return ThroughputTable(
         source="test",
-        rows={
+        alone_rates={
+            gpu_type: {job_type: rate for job_type, rate in rates.items() if job_type.name != name}
+            for gpu_type, rates in PROFILES.alone_rates.items()
+        },
+        pair_rates={
             gpu_type: {
-                key: {other: value for other, value in row.items() if name not in other}
-                for key, row in rows.items()
-                if name not in key
+                job_type: {other: both for other, both in row.items() if other.name != name}
+                for job_type, row in rows.items()
+                if job_type.name != name
             }
-            for gpu_type, rows in PROFILES.rows.items()
+            for gpu_type, rows in PROFILES.pair_rates.items()
         },
     )
 
@@ -80,12 +84,10 @@ def test_a_type_never_profiled_is_completed_from_one_measurement():
     honest: half of the errors at least are within it.
     """
     errors, blind, within = [], [], []
-    for key in list(PROFILES.rows["v100"]):
-        name, gpus = key[2:].rsplit("', ", 1)
-        job_type = JobType(name=name, gpus=int(gpus[:-1]))
+    for job_type in PROFILES.alone_rates["v100"]:
         if job_type.gpus > 1:
             continue
-        estimator = Estimator(profiles=without(name), gpu_types=TYPES).with_job("a", job_type)
+        estimator = Estimator(profiles=without(job_type.name), gpu_types=TYPES).with_job("a", job_type)
         before = estimator.alone("a")
         assert {estimate.source for estimate in before.values()} == {"unknown"}
         measured = PROFILES.alone(job_type, "v100")

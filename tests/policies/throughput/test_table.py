@@ -23,12 +23,12 @@ def test_the_built_in_tables_are_gavels():
     """83 rows a type; a value 0 means that the job does not fit; the two differ."""
     table = built_in_table("simulation")
     assert set(table.gpu_types) == {"k80", "p100", "v100"}
-    assert len(table.rows["v100"]) == 83
+    assert len(table.alone_rates["v100"]) == 83
     large = JobType(name="ResNet-50 (batch size 128)", gpus=2)
     assert table.alone(large, "k80") == 0.0
     assert table.alone(large, "v100") > table.alone(large, "p100") > 0.0
-    assert table.alone(large, "v100") != table.alone(large, "v100", consolidated=False)
-    assert table.rows != built_in_table("physical_cluster").rows
+    assert table.alone(large, "v100") != table.spread(large, "v100")
+    assert table.alone_rates != built_in_table("physical_cluster").alone_rates
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,15 @@ def test_the_built_in_tables_are_gavels():
     [
         (b"nonsense", "is not JSON"),
         (b"[1]", "is not a throughput table"),
-        (b'{"v100": {"x": {"alone": 1}}}', 'no number under "null"'),
+        (b'{"v100": {"(\'x\', 1)": {"alone": 1}}}', 'no number under "null"'),
+        (b'{"v100": {"x": {"null": 1}}}', "'x' is not a job type"),
+        (b'{"v100": {"(\'x\', 0)": {"null": 1}}}', "is not a job type"),
+        (b'{"v100": {"(\'x\', 1)": {"null": NaN}}}', "nan must be a number of steps/s"),
+        (b'{"v100": {"(\'x\', 1)": {"null": -1}}}', "-1 must be a number of steps/s"),
+        (b'{"v100": {"(\'x\', 1)": {"null": true}}}', "True must be a number of steps/s"),
+        (b'{"v100": {"(\'x\', 1)": {"null": 1, "(\'y\', 1)": [1]}}}', "[1] must be [steps/s of the first"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"\x1f\x8bnonsense", "is not JSON"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, content, what):
