@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import BALLAST_RULES, Cluster, Settings
+from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workload import Workload
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 from live import measure
@@ -57,7 +57,7 @@ class Simulated:
 def simulated(
     workload: Workload, table: ThroughputTable, policy: str, round_seconds: float, costs: measure.Costs | None
 ) -> Simulated:
-    settings = Settings(
+    settings = SimulationSettings(
         policy=policy,
         round_seconds=round_seconds,
         rules=BALLAST_RULES,
@@ -66,7 +66,7 @@ def simulated(
         stop_seconds=costs.stop if costs is not None else 0.0,
         notice_seconds=costs.notice if costs is not None else 0.0,
     )
-    result = simulate(workload, Cluster(gpus=GPUS), table, settings)
+    result = simulate(workload, SimulatedCluster(gpus=GPUS), table, settings)
     rows = result.to_json(per_job=True)["jobs"]
     began = min(row["arrival"] for row in rows)
     return Simulated(

@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 
 from ballast_policies.simulator.generate import continuous, static
-from ballast_policies.simulator.settings import RULES, Cluster, Settings
+from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.trace import read_trace
 from ballast_policies.simulator.workload import Workload
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 PUBLISHED = json.loads(Path(__file__).with_name("simulator_published.json").read_text())
-SIMULATED = Cluster(gpus={"v100": 36, "p100": 36, "k80": 36})
-PHYSICAL = Cluster(gpus={"v100": 8, "p100": 16, "k80": 24})
+SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
+PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})
 MEASURED = (4000, 5000)
 JOB_TABLE = "published"
 
@@ -146,7 +146,9 @@ def published(figure: str, curve: str, at: float, what: str = "") -> float | Non
     return source.get(f"{at:.2f}", {}).get(curve)
 
 
-def workload_of(figure: str, curve: Curve, at: float, seed: int) -> tuple[Workload, Cluster, ThroughputTable]:
+def workload_of(
+    figure: str, curve: Curve, at: float, seed: int
+) -> tuple[Workload, SimulatedCluster, ThroughputTable]:
     """What is run for a point: ``at`` is a rate in jobs/h, or a number of jobs."""
     chosen, table = FIGURES[figure], built_in_table()
     if figure == "physical":
@@ -167,9 +169,9 @@ def workload_of(figure: str, curve: Curve, at: float, seed: int) -> tuple[Worklo
 
 def settings_of(
     figure: str, curve: Curve, seed: int, *, rules: str | None, measured: tuple[int, int]
-) -> Settings:
+) -> SimulationSettings:
     """The settings for a point; ``rules`` None: those with which the values were published."""
-    return Settings(
+    return SimulationSettings(
         policy=curve.policy,
         agnostic=curve.agnostic,
         space_sharing=curve.space_sharing,

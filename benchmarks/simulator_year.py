@@ -16,8 +16,8 @@ import time
 
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.generate import Generated
-from ballast_policies.simulator.moment import Moment
-from ballast_policies.simulator.settings import RULES, Cluster, Settings
+from ballast_policies.simulator.progress import SimulationProgress
+from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workload import Workload
 from ballast_policies.throughput.table import built_in_table
 
@@ -46,7 +46,7 @@ def main() -> None:
         count=count,
     )
     workload = Workload(name=f"{options.days:g} days, {options.jobs_per_hour:g} jobs/h", jobs=jobs)
-    settings = Settings(
+    settings = SimulationSettings(
         policy=options.policy,
         rules=RULES[options.rules],
         round_seconds=options.round,
@@ -57,14 +57,14 @@ def main() -> None:
     started = time.perf_counter()
     last = started
 
-    def progress(moment: Moment) -> None:
+    def progress(moment: SimulationProgress) -> None:
         nonlocal last
         if time.perf_counter() - last > 30:
             last = time.perf_counter()
             done = f"{moment.done} of {moment.total} jobs"
             print(f"day {moment.seconds / 86400:.1f}: {done}, {last - started:.0f} s", file=sys.stderr)
 
-    result = simulate(workload, Cluster(gpus=CLUSTER), table, settings, progress=progress)
+    result = simulate(workload, SimulatedCluster(gpus=CLUSTER), table, settings, progress=progress)
     found = result.to_json()
     found["finish_time_fairness"].pop("per_job")
     seconds = {

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.moment import Moment, Progress
+    from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 
 
 @contextlib.contextmanager
-def progress_bar(output: str) -> "Iterator[Progress | None]":
+def progress_bar(output: str) -> "Iterator[OnProgress | None]":
     """A bar on a terminal; nothing where the output is read by a program."""
     if output == "json":
         yield None
@@ -32,7 +32,7 @@ def progress_bar(output: str) -> "Iterator[Progress | None]":
         task = bar.add_task("jobs", total=None, clock="")
         seen = (-1, -1)
 
-        def show(moment: "Moment") -> None:
+        def show(moment: "SimulationProgress") -> None:
             # Also by the hour: on an overloaded cluster no measured job may be done for long.
             nonlocal seen
             reached = moment.done, int(moment.seconds / 3600)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.progress import progress_bar
 from ballast_operator.cli.simulate_input import (
+    OPTIONS,
     WorkloadOptions,
     overload_warning,
     read_amounts,
@@ -98,12 +100,12 @@ if TYPE_CHECKING:
     type=float,
     default=0.0,
     show_default=True,
-    help="With --rules ballast: a gang that has started is not stopped for others before it ran so long.",
+    help="With --rules ballast: a gang that has started is not stopped for others before it ran this long.",
 )
 @click.option(
     "--max-moves-per-hour",
     type=int,
-    help="With --rules ballast: at most so many running gangs are stopped or moved in an hour.",
+    help="With --rules ballast: limit on running gangs stopped or moved in an hour.",
 )
 @click.option(
     "--measure", metavar="FIRST:END", help="Average over these jobs, in order of arrival, as 4000:5000."
@@ -152,7 +154,7 @@ def simulate(
     try:
         table = table_of(throughputs)
         workload = jobs.workload(table)
-        chosen = settings.Settings(
+        chosen = settings.SimulationSettings(
             policy=policy,
             agnostic=agnostic,
             space_sharing=space_sharing,
@@ -170,7 +172,7 @@ def simulate(
         )
         given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
         sizes = {} if gpus_per_node is None else read_amounts(gpus_per_node, "--gpus-per-node", int)
-        machines = settings.Cluster(
+        machines = settings.SimulatedCluster(
             gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=sizes, **given
         )
         if jobs.rate is not None:
@@ -182,7 +184,7 @@ def simulate(
         with progress_bar(output) as progress:
             result = engine.simulate(workload, machines, table, chosen, progress=progress)
     except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(with_option(str(error), OPTIONS)) from error
     if plot is not None:
         _plot(result, plot)
     if output == "json":

@@ -1,4 +1,4 @@
-"""What ``ballast simulate`` is given: the jobs, their throughputs, and amounts by GPU type."""
+"""The input of ``ballast simulate``: jobs, throughputs, and amounts by GPU type."""
 
 import dataclasses
 import itertools
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ballast_policies.throughput.table import ThroughputTable
 
 Number = TypeVar("Number", int, float)
+
+OPTIONS = {"gpus": "--cluster", "round_seconds": "--round", "jobs_per_hour": "--rate", "count": "--static"}
+"""Settings of the simulator -> options that are called otherwise."""
 
 DRAWN = 4000
 """Jobs from which the demand of an endless workload is estimated."""
@@ -39,7 +42,7 @@ def table_of(throughputs: str) -> "ThroughputTable":
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """Which jobs to run, as on the command line: those of a trace, or drawn ones.
+    """The jobs to run, as on the command line: those of a trace, or generated ones.
 
     Raises:
         UsageError: options that exclude each other.
@@ -85,7 +88,7 @@ class WorkloadOptions:
             )
         if self.generate is None:
             raise click.UsageError(
-                "say which jobs to run: --trace FILE, --generate single|multiple, or --static N"
+                "no jobs are given. To fix: --trace FILE, --generate single|multiple, or --static N"
             )
         if self.rate is None:
             raise click.UsageError("--generate needs --rate JOBS_PER_HOUR")

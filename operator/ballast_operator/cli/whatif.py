@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.simulate_input import read_amounts
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ def whatif(
         after = Setup(policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced)
         found = compare(problem, Setup(policy=objective.policy), after)
     except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or mend the connection") from error
+        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
     except ProblemError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
     if output == "json":
         click.echo(json.dumps({**found.to_json(), "notes": list(notes)}, indent=2))
     else:

@@ -1,7 +1,7 @@
-"""The simulation: jobs arrive, shares are solved, rounds grant GPUs, steps are done.
+"""The simulation loop: jobs arrive, shares are solved, rounds grant GPUs, jobs train.
 
-One loop over moments. At each, jobs that have arrived enter, a new allocation is made if one is
-due, GPUs are granted, and the granted run until the next moment at which something changes.
+An iteration admits the jobs that have arrived, makes a new allocation if one is due, grants GPUs, and
+lets the granted jobs run until the next time at which something changes.
 """
 
 from collections.abc import Iterator
@@ -9,28 +9,28 @@ from collections.abc import Iterator
 import numpy as np
 
 from ballast_policies.accounting import isolated_seconds
-from ballast_policies.simulator.accounts import positions
-from ballast_policies.simulator.ideal import run_ideally
+from ballast_policies.simulator.fluid import run_fluid
+from ballast_policies.simulator.hysteresis_rounds import HysteresisRounds
+from ballast_policies.simulator.launch_delays import LaunchDelays
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.moment import Moment, Progress
 from ballast_policies.simulator.nodes import Nodes
-from ballast_policies.simulator.restful import RestfulRounds
+from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
-from ballast_policies.simulator.rounds import NOBODY, Grant, Rounds
-from ballast_policies.simulator.settings import Cluster, Settings, SettingsError
-from ballast_policies.simulator.solving import Shares, Solver
-from ballast_policies.simulator.starts import Starts
+from ballast_policies.simulator.rounds import EMPTY_GRANT, Grant, SimulatedRounds
+from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.share_accounts import positions
+from ballast_policies.simulator.solving import Shares, ShareSolver
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 
 
 def simulate(
     workload: Workload,
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     table: ThroughputTable,
-    settings: Settings,
+    settings: SimulationSettings,
     *,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Result:
     """Run ``workload`` on ``cluster`` until its measured jobs are done.
 
@@ -42,37 +42,37 @@ def simulate(
     """
     if workload.endless and settings.measure is None:
         raise SettingsError(
-            "--measure: jobs arrive for ever. To fix: say which to measure, as --measure 4000:5000"
+            "measure: the workload is endless. To fix: choose which jobs to measure, as 4000:5000"
         )
     run = _Run(workload, Ledger(cluster, table), settings)
     while not run.finished(progress):
         run.admit()
         run.solve_if_due()
         if settings.ideal:
-            run.ideal_stretch()
+            run.step_fluid()
         elif settings.rules.end_with_last_job:
-            run.whole_round()
+            run.step_round()
         else:
-            run.part_of_round()
+            run.step_event()
     return summarise(run.ledger, run.counters, workload, settings, begin=run.begin, end=run.now)
 
 
 class _Run:
-    """The moment that the simulation has reached."""
+    """The state of a running simulation."""
 
-    def __init__(self, workload: Workload, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, workload: Workload, ledger: Ledger, settings: SimulationSettings) -> None:
         self.workload, self.ledger, self.settings = workload, ledger, settings
         self.counters = Counters()
-        self._solver = Solver(ledger, settings)
+        self._solver = ShareSolver(ledger, settings)
         self._rounds = (
-            RestfulRounds(ledger, settings, lambda: self.now)
-            if settings.restful
-            else Rounds(ledger, settings)
+            HysteresisRounds(ledger, settings, lambda: self.now)
+            if settings.uses_hysteresis
+            else SimulatedRounds(ledger, settings)
         )
         self._nodes = Nodes(ledger) if ledger.gpus_per_node else None
         costly = max(settings.launch_seconds, settings.stop_seconds, settings.notice_seconds) > 0
         self._starts = (
-            Starts(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
+            LaunchDelays(ledger, launch_seconds=settings.launch_seconds, stop_seconds=settings.stop_seconds)
             if costly
             else None
         )
@@ -80,13 +80,13 @@ class _Run:
         self._next = next(self._arrivals, None)
         self.begin = self.now = 0.0 if self._next is None else self._next.arrival
         self._active = np.zeros(0, dtype=np.int64)
-        self._running = NOBODY
+        self._running = EMPTY_GRANT
         self._shares: Shares | None = None
         self._changed = False
         self._solved_at: float | None = None
         self._round_ends = self.now
 
-    def finished(self, progress: Progress | None) -> bool:
+    def finished(self, progress: OnProgress | None) -> bool:
         """Whether all measured jobs are done."""
         ledger, window = self.ledger, self.settings.measure
         first, end = window or (0, ledger.count)
@@ -94,11 +94,13 @@ class _Run:
         finished = done == total and (window is not None or self._next is None)
         if window and not finished and self._next is None and not len(self._active) and ledger.count:
             raise SettingsError(
-                f"--measure: {first}:{end} goes beyond the {ledger.count} jobs of {self.workload.name}"
+                f"measure: {first}:{end} goes beyond the {ledger.count} jobs of {self.workload.name}"
             )
         if progress is not None:
             here, waiting = len(self._active), self._waiting()
-            progress(Moment(seconds=self.now, done=done, total=total, present=here, waiting=waiting))
+            progress(
+                SimulationProgress(seconds=self.now, done=done, total=total, present=here, waiting=waiting)
+            )
         return finished
 
     def _waiting(self) -> int:
@@ -129,8 +131,8 @@ class _Run:
         self.counters.solves.append(self._shares.solve_seconds)
         self._changed, self._solved_at = False, self.now
 
-    def whole_round(self) -> None:
-        """Gavel's round: decided once; what comes free within it idles; over when its last job is."""
+    def step_round(self) -> None:
+        """Gavel's round: decided once; GPUs that come free within it idle; ends with its last job."""
         grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
         self._count_leases(grant)
         self._running = grant
@@ -146,8 +148,8 @@ class _Run:
         seconds = steps / rates
         self._book(grant, rows, columns, steps, seconds, part, until=self.now + float(seconds.max()))
 
-    def part_of_round(self) -> None:
-        """From one change to the next: within a round only free GPUs are handed out, at its end all are."""
+    def step_event(self) -> None:
+        """To the next change: within a round only free GPUs are handed out, at its end all are."""
         before = self._running
         if self.now >= self._round_ends:
             grant = self._rounds.grant(self._active, self._running, self.ledger.capacity)
@@ -171,14 +173,14 @@ class _Run:
         until = min(self._round_ends, self.now + float(to_do.min()))
         if self._next is not None:
             until = min(until, self._next.arrival)
-        # Compared as times of the clock, so that what ends at ``until`` ends, however the last bit rounds.
+        # Compared as absolute times, so that a job that ends at ``until`` ends, however the last bit rounds.
         ending = self.now + to_do <= until
         seconds = np.where(ending, to_do, until - self.now)
         steps = np.where(ending, self.ledger.left[rows], rates * np.maximum(0.0, seconds - waits))
         self._book(self._running, rows, columns, steps, seconds, part, until=until)
 
     def _train_on(self, before: Grant) -> bool:
-        """Gangs that have just been stopped or moved go on for the notice; whether one is done with that."""
+        """Let gangs that were just stopped or moved train for the notice; whether one finished by that."""
         notice, ledger = self.settings.notice_seconds, self.ledger
         was, column = before.job[before.partner < 0], before.column[before.partner < 0]
         now_on = np.full(ledger.count, -1)
@@ -188,7 +190,7 @@ class _Run:
         if not notice or not len(rows):
             return False
         rates = ledger.rate[rows, columns]
-        # Who has not got to its first step yet has nothing to go on with.
+        # A gang that has not reached its first step does none.
         assert self._starts is not None
         ran = np.where(self._starts.had_begun(rows), notice, 0.0)
         left = ledger.left[rows]
@@ -197,10 +199,10 @@ class _Run:
         self._pass_time(rows, self.now)
         return bool(finished.any())
 
-    def ideal_stretch(self) -> None:
-        """Everybody gets exactly the shares until the next arrival or completion."""
+    def step_fluid(self) -> None:
+        """Every job gets exactly its shares until the next arrival or completion."""
         assert self._shares is not None
-        until, busy = run_ideally(
+        until, busy = run_fluid(
             self.ledger,
             self._solver,
             self._shares,
@@ -269,7 +271,7 @@ class _Run:
         self._pass_time(rows, until)
 
     def _pass_time(self, rows: np.ndarray, until: float) -> None:
-        """Go on to ``until``; ``rows``: who may have become done."""
+        """Advance the clock to ``until``; ``rows``: jobs that may be done by then."""
         ledger = self.ledger
         ledger.compare_with_isolation(self._active, until - self.now, now=self.now)
         ended = rows[ledger.done[rows]]
@@ -281,25 +283,25 @@ class _Run:
         self.now = until
 
     def _skip_idle_time(self) -> None:
-        """Nobody can run: go to the next arrival, or to when a new allocation may be made."""
+        """No job can run: advance to the next arrival, or to when a new allocation may be made."""
         moments = [] if self._next is None else [self._next.arrival]
         if self._changed and len(self._active) and self._solved_at:
             moments.append(self._solved_at + self.settings.rules.least_seconds_between_solves)
         if not moments or min(moments) <= self.now:
             waiting = [self.ledger.jobs[row].type.name for row in self._active[:3].tolist()]
             raise SettingsError(
-                f"--policy: {self.settings.policy} gives none of {len(self._active)} waiting jobs a GPU "
+                f"policy: {self.settings.policy} gives none of {len(self._active)} waiting jobs a GPU "
                 f"although all are idle (the first: {', '.join(waiting)})"
             )
-        self._pass_time(NOBODY.job, min(moments))
+        self._pass_time(EMPTY_GRANT.job, min(moments))
 
     def _count_leases(self, grant: Grant) -> None:
         before, after = self._running, grant
         order = np.argsort(before.job)
         at = positions(before.job[order], after.job)
-        went_on = at >= 0
-        went_on[went_on] = before.column[order][at[went_on]] == after.column[went_on]
-        self.ledger.extensions[after.job[went_on]] += 1
-        self.counters.lease_extensions += int(went_on.sum())
+        extended = at >= 0
+        extended[extended] = before.column[order][at[extended]] == after.column[extended]
+        self.ledger.extensions[after.job[extended]] += 1
+        self.counters.lease_extensions += int(extended.sum())
         self.counters.lease_opportunities += len(before.job)
         self.counters.rounds += 1

@@ -64,7 +64,7 @@ class Generated:
         several_gpus: 30 % of the jobs are gangs of 2, 4 or 8; else all run on one GPU.
         weights: 20 % of the jobs have weight 5.
         deadlines: jobs have one of :data:`DEADLINE_FACTORS`.
-        count: so many jobs; None: endless.
+        count: number of jobs; None: endless.
         reference_type: GPU type on which a duration is meant.
         job_table: which of :data:`JOB_TABLES` types are drawn from.
     """
@@ -82,7 +82,7 @@ class Generated:
     def __post_init__(self) -> None:
         if self.job_table not in JOB_TABLES:
             raise WorkloadError(
-                f"--job-table: {self.job_table!r} is not known. To fix: one of {', '.join(JOB_TABLES)}"
+                f"job_table: {self.job_table!r} is not known. To fix: one of {', '.join(JOB_TABLES)}"
             )
 
     def __iter__(self) -> Iterator[TraceJob]:
@@ -139,13 +139,13 @@ def continuous(
     deadlines: bool = False,
     job_table: str = "gavel",
 ) -> Workload:
-    """Jobs arrive for ever, ``jobs_per_hour`` on average.
+    """An endless workload: ``jobs_per_hour`` arrive on average.
 
     Raises:
         WorkloadError: the rate is not positive, or there is no such job table.
     """
     if not (jobs_per_hour > 0 and math.isfinite(jobs_per_hour)):
-        raise WorkloadError(f"--rate: {jobs_per_hour} jobs per hour must be positive")
+        raise WorkloadError(f"jobs_per_hour: {jobs_per_hour} must be positive")
     source = Generated(
         table=table,
         seed=seed,
@@ -177,7 +177,7 @@ def static(
         WorkloadError: the count is not positive, or there is no such job table.
     """
     if count < 1:
-        raise WorkloadError(f"--static: {count} jobs must be at least 1")
+        raise WorkloadError(f"count: {count} jobs must be at least 1")
     source = Generated(
         table=table,
         seed=seed,

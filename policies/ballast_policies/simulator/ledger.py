@@ -1,9 +1,9 @@
-"""What has happened to every job so far, as arrays: row = job in order of arrival, column = GPU type."""
+"""The state of every job so far, as arrays: row = job in order of arrival, column = GPU type."""
 
 import numpy as np
 
 from ballast_policies.accounting import cost, equal_share
-from ballast_policies.simulator.settings import Cluster
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workload import TraceJob, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
@@ -52,7 +52,7 @@ class Ledger:
         isolated_elapsed: (N,) s that its own progress would have taken there.
     """
 
-    def __init__(self, cluster: Cluster, table: ThroughputTable) -> None:
+    def __init__(self, cluster: SimulatedCluster, table: ThroughputTable) -> None:
         self.gpu_types = tuple(cluster.gpus)
         self.capacity = np.array([cluster.gpus[t] for t in self.gpu_types], dtype=np.int64)
         self.prices = np.array([cluster.prices.get(t, 0.0) for t in self.gpu_types], dtype=float)
@@ -112,7 +112,7 @@ class Ledger:
         return row
 
     def _grow(self) -> None:
-        """Room for twice as many jobs; what has not happened yet is nan, no deadline is inf."""
+        """Make room for twice as many jobs; times that have not come are nan, no deadline is inf."""
         more = max(64, len(self.done))
         empty = {"deadline": np.inf, "first_run": np.nan, "finish": np.nan, "isolated_finish": np.nan}
         for name in PER_JOB:
@@ -138,7 +138,7 @@ class Ledger:
         now: float,
         part: np.ndarray,
     ) -> np.ndarray:
-        """Book that ``rows`` ran on ``columns`` from ``now`` for ``seconds``; returns which of them are done.
+        """Record that ``rows`` ran on ``columns`` from ``now`` for ``seconds``; returns which are done.
 
         ``part``: how much of the GPUs' price each pays; 0.5 for the two of a pair.
         """
@@ -154,7 +154,7 @@ class Ledger:
         return finished
 
     def compare_with_isolation(self, rows: np.ndarray, seconds: float, *, now: float) -> None:
-        """Let ``rows`` progress for ``seconds`` in the imagined isolated cluster that they have 1/n of."""
+        """Let ``rows`` progress for ``seconds`` on their isolated share, 1/n of the cluster."""
         rate = self.isolated_rate(rows, len(rows))
         before = self.isolated_steps[rows]
         self.isolated_steps[rows] = before + rate * seconds

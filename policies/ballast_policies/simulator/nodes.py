@@ -11,7 +11,7 @@ import numpy as np
 from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import NOBODY, Grant
+from ballast_policies.simulator.rounds import EMPTY_GRANT, Grant
 
 
 class Nodes:
@@ -25,7 +25,7 @@ class Nodes:
             for i, gpus in enumerate(node_sizes(count, ledger.gpus_per_node.get(gpu_type, count)))
         ]
         self._placed: dict[str, Placement] = {}
-        self._last = NOBODY
+        self._last = EMPTY_GRANT
         self._spread = np.zeros(0, dtype=bool)
 
     def spread(self, grant: Grant) -> np.ndarray:

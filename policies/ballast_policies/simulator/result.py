@@ -1,4 +1,4 @@
-"""What a simulation found: averages over the measured jobs, and a row for each job."""
+"""The result of a simulation: averages over the measured jobs, and a row for each job."""
 
 import dataclasses
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import Settings
+from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.simulator.workload import Workload
 
 HOUR = 3600.0
@@ -90,7 +90,7 @@ class Result:
         finish_time_fairness_max: largest rho.
         cost: USD of the measured jobs.
         deadline_violations: measured jobs done after their deadline; ``deadlines``: that had one.
-        lease_extensions, lease_opportunities: rounds in which a running gang went on where it was, of all.
+        lease_extensions, lease_opportunities: rounds in which a running gang kept its GPUs, of all.
         rounds, solves: how many.
         solve_seconds: wall time of all solves.
         duration: simulated s.
@@ -168,7 +168,13 @@ class Result:
 
 
 def summarise(
-    ledger: Ledger, counters: Counters, workload: Workload, settings: Settings, *, begin: float, end: float
+    ledger: Ledger,
+    counters: Counters,
+    workload: Workload,
+    settings: SimulationSettings,
+    *,
+    begin: float,
+    end: float,
 ) -> Result:
     """The result of a simulation that has run from ``begin`` to ``end`` (s)."""
     rows = np.arange(*(settings.measure or (0, ledger.count)))

@@ -1,6 +1,6 @@
-"""Rounds over the ledger: the same priorities and the same selection as ``decide_round``, on arrays.
+"""Rounds on arrays: the same priorities and the same selection as ``decide_round``.
 
-A GPU type is one column here; which node a gang gets has no influence on its speed, so nodes are
+A GPU type is one column; which node a gang gets does not change who is granted, so nodes are
 left out. Gavel's own rules, where they differ, are switched by :class:`Rules`.
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 from ballast_policies.rounds.account import forgetting
 from ballast_policies.rounds.priority import SHARE_EPSILON, by_urgency, priorities
 from ballast_policies.rounds.selection import Claims, select
-from ballast_policies.simulator.accounts import Accounts, positions
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import Settings
+from ballast_policies.simulator.settings import SimulationSettings
+from ballast_policies.simulator.share_accounts import ShareAccounts, positions
 from ballast_policies.simulator.solving import Shares
 
 GAVEL_TYPE_ORDER = ("v100", "p100", "k80")
@@ -23,14 +23,14 @@ SHUFFLER_STREAM = 5
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Who runs: parallel arrays of job rows, partners (-1: alone), columns."""
+    """The gangs that run: parallel arrays of job rows, partners (-1: alone), columns."""
 
     job: np.ndarray
     partner: np.ndarray
     column: np.ndarray
 
     def without(self, done: np.ndarray) -> "Grant":
-        """Those that still run; ``done``: by row. Who has lost a partner runs alone."""
+        """The gangs that still run; ``done``: by row. A job whose partner is done runs alone."""
         alive = ~done[self.job]
         left = (self.partner >= 0) & ~done[np.maximum(self.partner, 0)]
         kept = alive | left
@@ -41,21 +41,21 @@ class Grant:
         )
 
 
-NOBODY = Grant(
+EMPTY_GRANT = Grant(
     job=np.zeros(0, dtype=np.int64), partner=np.zeros(0, dtype=np.int64), column=np.zeros(0, dtype=np.int64)
 )
 
 
-class Rounds:
-    """Accounts of one allocation after the other, and the grants that follow from them."""
+class SimulatedRounds:
+    """ShareAccounts of one allocation after the other, and the grants that follow from them."""
 
-    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, settings: SimulationSettings) -> None:
         self._ledger = ledger
         self._settings = settings
         self._shuffler = random.Random(settings.seed + SHUFFLER_STREAM)
-        # Gavel's FIFO leaves idle what nobody has a share of; the operator's rounds know no such exception.
+        # Gavel's FIFO leaves GPUs idle of which no job has a share; the operator's rounds do not.
         self._backfill = settings.policy != "fifo" or not settings.rules.gavels_policies
-        # ``decide_round`` has its pools by name, so that is the last tie here too.
+        # The last tie of ``decide_round`` is the pool's name.
         self._by_name = np.argsort(np.argsort(ledger.gpu_types))
         k = len(ledger.gpu_types)
         self._shares = Shares(
@@ -65,23 +65,23 @@ class Rounds:
             solve_seconds=0.0,
             status="",
         )
-        self._accounts = Accounts(k)
+        self._accounts = ShareAccounts(k)
 
     def reset(self, shares: Shares) -> None:
-        """Shares have changed: go on with the accounts, or begin new ones, as the rules say."""
+        """Take new shares: continue the accounts or begin new ones, as the rules state."""
         rules = self._settings.rules
         self._shares = shares
         self._accounts.open(
             shares.job,
             shares.partner,
             done=self._ledger.done,
-            go_on=rules.account_goes_on,
+            keep=rules.keeps_accounts,
             deficits=rules.deficits,
         )
 
     def pass_time(self, grant: Grant, ran: np.ndarray, seconds: float) -> None:
-        """Book that ``seconds`` have passed, in which the granted ran for ``ran`` s."""
-        if self._settings.rules.account_goes_on:
+        """Account for ``seconds`` in which the granted gangs ran for ``ran`` s each."""
+        if self._settings.rules.keeps_accounts:
             kept = np.where(self._runs(grant), forgetting(seconds, self._settings.round_seconds), 1.0)
             self._accounts.promised *= kept[:, None]
             self._accounts.received *= kept[:, None]
@@ -95,12 +95,12 @@ class Rounds:
         runs = np.zeros(self._ledger.count + 1, dtype=bool)
         runs[grant.job] = True
         runs[grant.partner[grant.partner >= 0]] = True
-        # A partner of -1 is the last place, which is nobody's.
+        # A partner of -1 reads the last place, which belongs to no job.
         entries: np.ndarray = runs[self._shares.job] | runs[self._shares.partner]
         return entries
 
     def fill(self, active: np.ndarray, running: Grant) -> Grant:
-        """Within a round: who runs goes on, and others start on what is free."""
+        """Within a round: running gangs continue, and others start on free GPUs."""
         ledger = self._ledger
         used = np.bincount(
             running.column, weights=ledger.gpus[running.job], minlength=len(ledger.capacity)
@@ -110,7 +110,7 @@ class Rounds:
         waiting = active[positions(busy, active) < 0]
         if not room.any() or not len(waiting):
             return running
-        more = self.grant(waiting, NOBODY, room)
+        more = self.grant(waiting, EMPTY_GRANT, room)
         return Grant(
             job=np.concatenate([running.job, more.job]),
             partner=np.concatenate([running.partner, more.partner]),
@@ -118,11 +118,11 @@ class Rounds:
         )
 
     def grant(self, active: np.ndarray, running: Grant, room: np.ndarray) -> Grant:
-        """Who of the ``active`` rows runs in the round that begins now.
+        """Which of the ``active`` rows run in the round that begins now.
 
         Args:
             active: rows of jobs that are not done.
-            running: who ran until now.
+            running: the gangs that ran until now.
             room: GPUs of each type to hand out.
         """
         ledger, rules, shares = self._ledger, self._settings.rules, self._shares

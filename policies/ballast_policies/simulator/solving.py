@@ -11,7 +11,7 @@ from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate, solve
 from ballast_policies.simulator.gavel.shares import GavelPolicies
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import Settings
+from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.throughput.table import JobType
 
 
@@ -24,7 +24,7 @@ class Shares:
         partner: (E,) row of the second job of a pair, -1: alone.
         share: (E, K) fraction of time on each GPU type.
         solve_seconds: wall time of the solve.
-        status: what the solver says.
+        status: the solver's.
     """
 
     job: np.ndarray
@@ -34,10 +34,10 @@ class Shares:
     status: str
 
 
-class Solver:
-    """Asks the policy, as the operator does, with the jobs of a ledger."""
+class ShareSolver:
+    """Solves the policy for the jobs of a ledger, as the operator does."""
 
-    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, settings: SimulationSettings) -> None:
         self._ledger = ledger
         self._settings = settings
         self._capacity = {t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)}

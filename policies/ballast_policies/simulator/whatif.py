@@ -1,4 +1,4 @@
-"""Another policy, more GPUs, other prices: who would gain and who would lose, for the same jobs.
+"""Another policy, more GPUs or other prices: which of the same jobs would gain and which would lose.
 
 A comparison of two allocations, in steps per second that each job would have in the long run.  Nothing is
 simulated over time, so it holds for the jobs that are there now.
@@ -115,17 +115,17 @@ def compare(problem: Problem, before: Setup, after: Setup) -> Comparison:
 
 
 def _with(problem: Problem, side: Setup) -> Problem:
-    for option, types in (("--add", side.more), ("--prices", side.prices)):
+    for field, types in (("more", side.more), ("prices", side.prices)):
         for gpu_type in sorted(set(types) - set(problem.gpu_types)):
             raise ProblemError(
-                f"{option}: {gpu_type} is not one of {', '.join(problem.gpu_types)}, and how fast jobs are "
-                "on another GPU type is not known"
+                f"{field}: {gpu_type} is not one of {', '.join(problem.gpu_types)}; the speed of jobs on "
+                "other GPU types is not known"
             )
     capacity = {t: problem.capacity.get(t, 0) + side.more.get(t, 0) for t in problem.gpu_types}
     for gpu_type, count in capacity.items():
         if count < 0:
             raise ProblemError(
-                f"--add: {gpu_type}: {-side.more[gpu_type]} GPUs cannot be taken away, there are "
+                f"more: {gpu_type}: {-side.more[gpu_type]} GPUs cannot be taken away, there are "
                 f"{problem.capacity.get(gpu_type, 0)}"
             )
     return dataclasses.replace(problem, capacity=capacity, prices={**problem.prices, **side.prices})

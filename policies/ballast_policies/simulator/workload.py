@@ -19,8 +19,8 @@ class TraceJob:
         steps: steps to do in all.
         arrival: seconds since the simulation's begin.
         weight: share relative to other jobs.
-        deadline_factor: it should be done within so many times its duration alone on the
-            reference GPU type; None: no deadline.
+        deadline_factor: deadline as a multiple of its duration alone on the reference GPU type; None:
+            no deadline.
     """
 
     type: JobType
@@ -36,8 +36,8 @@ class Workload:
 
     Attributes:
         name: for reports.
-        jobs: begins the jobs anew; may be endless.
-        endless: more jobs arrive for as long as one asks.
+        jobs: an iterable that can be iterated several times; may be endless.
+        endless: whether it is.
     """
 
     name: str

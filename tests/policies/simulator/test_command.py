@@ -114,7 +114,7 @@ def test_a_plot_is_written(tmp_path, suffix):
         (["--cluster", "v100"], "--cluster: 'v100' is not TYPE=NUMBER"),
         (["--cluster", "v100=two"], "'two' of v100 is not a number"),
         (["--cluster", "v100=2,v100=3"], "v100 is named twice"),
-        (["--cluster", "v100=0"], "there is no GPU in it"),
+        (["--cluster", "v100=0"], "--cluster: there is none"),
         (["--cluster", "h100=4"], "GPU type 'h100' is not in Gavel's simulation throughputs"),
         (["--throughputs", "gone.json"], "--throughputs: gone.json cannot be read"),
         (["--round", "0"], "--round: 0.0 s must be positive"),
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_named_with_exit_code_2(arguments, what):
 def test_a_workload_must_be_named():
     """None of the three, or a rate missing."""
     base = ("--policy", "makespan", "--cluster", "v100=1")
-    assert "say which jobs to run" in call(*base).stderr
+    assert "no jobs are given" in call(*base).stderr
     assert "--generate needs --rate" in call(*base, "--generate", "single").stderr
 
 

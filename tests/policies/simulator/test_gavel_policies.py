@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from ballast_policies.simulator.accounts import Accounts
 from ballast_policies.simulator.gavel import fairness
 from ballast_policies.simulator.gavel.allox import AlloX
 from ballast_policies.simulator.gavel.fifo import Fifo
 from ballast_policies.simulator.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import Cluster
+from ballast_policies.simulator.settings import SimulatedCluster
+from ballast_policies.simulator.share_accounts import ShareAccounts
 from ballast_policies.simulator.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
@@ -20,7 +20,7 @@ def ledger(gangs, *, v100=2, p100=2, slow=0.5):
     types = [JobType(name=f"t{i}", gpus=gpus) for i, gpus in enumerate(gangs)]
     rates = {kind: dict.fromkeys(types, rate) for kind, rate in (("v100", 1.0), ("p100", slow))}
     table = ThroughputTable(source="a test's table", alone_rates=rates)
-    found = Ledger(Cluster(gpus={"v100": v100, "p100": p100}), table)
+    found = Ledger(SimulatedCluster(gpus={"v100": v100, "p100": p100}), table)
     for job in types:
         found.add(TraceJob(type=job, steps=1000.0, arrival=0.0))
     return found
@@ -120,15 +120,15 @@ def test_the_makespan_bisection_stops_within_five_percent_of_the_optimum():
 
 def test_accounts_find_their_entries_again_and_forget_who_is_done():
     """A pair that comes back has its account; its jobs alone have others."""
-    accounts, done = Accounts(1), np.zeros(3, dtype=bool)
+    accounts, done = ShareAccounts(1), np.zeros(3, dtype=bool)
     first, alone = np.array([0, 0]), np.array([1, -1])
-    accounts.open(first, alone, done=done, go_on=True, deficits=False)
+    accounts.open(first, alone, done=done, keep=True, deficits=False)
     accounts.promised[:] = [[5.0], [7.0]]
-    accounts.open(np.array([2]), np.array([-1]), done=done, go_on=True, deficits=False)
+    accounts.open(np.array([2]), np.array([-1]), done=done, keep=True, deficits=False)
     assert accounts.promised.tolist() == [[0.0]]
-    accounts.open(first[::-1], alone[::-1], done=done, go_on=True, deficits=False)
+    accounts.open(first[::-1], alone[::-1], done=done, keep=True, deficits=False)
     assert accounts.promised.tolist() == [[7.0], [5.0]]
     assert accounts.entries(np.array([0, 2]), np.array([1, -1])).tolist() == [1, -1]
     done[1] = True
-    accounts.open(first, alone, done=done, go_on=True, deficits=False)
+    accounts.open(first, alone, done=done, keep=True, deficits=False)
     assert accounts.promised.tolist() == [[0.0], [7.0]]

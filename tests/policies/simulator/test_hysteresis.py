@@ -5,7 +5,13 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.settings import (
+    BALLAST_RULES,
+    GAVEL_RULES,
+    SettingsError,
+    SimulatedCluster,
+    SimulationSettings,
+)
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import given, settings
@@ -25,12 +31,15 @@ def a_job(gpus=1, *, steps=20_000.0, arrival=0.0):
 
 
 def run(jobs, *, fast=1, slow=0, **options):
-    chosen = Settings(
+    chosen = SimulationSettings(
         policy="max-min-fairness",
         **{"rules": BALLAST_RULES, "round_seconds": 100.0, "record_timeline": True, **options},
     )
     return simulate(
-        Workload(name="test", jobs=tuple(jobs)), Cluster(gpus={"fast": fast, "slow": slow}), TABLE, chosen
+        Workload(name="test", jobs=tuple(jobs)),
+        SimulatedCluster(gpus={"fast": fast, "slow": slow}),
+        TABLE,
+        chosen,
     )
 
 
@@ -103,17 +112,17 @@ def test_with_moves_without_end_nothing_changes(gangs):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"min_run_seconds": -1.0}, "--min-run-seconds: -1.0"),
-        ({"min_run_seconds": 60.0, "rules": GAVEL_RULES}, "--min-run-seconds: 60 s"),
-        ({"max_moves_per_hour": -1}, "--max-moves-per-hour: -1"),
-        ({"max_moves_per_hour": 3, "rules": GAVEL_RULES}, "--max-moves-per-hour"),
-        ({"max_moves_per_hour": 3, "space_sharing": True}, "--space-sharing"),
+        ({"min_run_seconds": -1.0}, "min_run_seconds: -1.0"),
+        ({"min_run_seconds": 60.0, "rules": GAVEL_RULES}, "min_run_seconds: 60 s"),
+        ({"max_moves_per_hour": -1}, "max_moves_per_hour: -1"),
+        ({"max_moves_per_hour": 3, "rules": GAVEL_RULES}, "max_moves_per_hour"),
+        ({"max_moves_per_hour": 3, "space_sharing": True}, "space_sharing"),
     ],
 )
 def test_what_hysteresis_cannot_be_combined_with_is_named(options, word):
     """Gavel's rules, pairs, impossible values."""
     with pytest.raises(SettingsError, match=word):
-        Settings(policy="max-min-fairness", **{"rules": BALLAST_RULES, **options})
+        SimulationSettings(policy="max-min-fairness", **{"rules": BALLAST_RULES, **options})
 
 
 def test_stretches_are_of_one_job_each():

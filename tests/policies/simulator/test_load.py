@@ -7,7 +7,7 @@ import pytest
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.generate import continuous
 from ballast_policies.simulator.load import load_of
-from ballast_policies.simulator.settings import RULES, Cluster, Settings
+from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,9 +69,11 @@ def test_the_queue_grows_where_the_load_is_above_one(jobs_per_hour: float, grows
     waiting = []
     simulate(
         workload,
-        Cluster(gpus=gpus),
+        SimulatedCluster(gpus=gpus),
         oracle,
-        Settings(policy="fifo", rules=RULES["whole-rounds"], round_seconds=3600.0, measure=(0, 600)),
+        SimulationSettings(
+            policy="fifo", rules=RULES["whole-rounds"], round_seconds=3600.0, measure=(0, 600)
+        ),
         progress=lambda moment: waiting.append(moment.waiting),
     )
     assert (max(waiting) > 100) is grows

@@ -6,7 +6,12 @@ from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.nodes import Nodes, node_sizes
 from ballast_policies.simulator.rounds import Grant
-from ballast_policies.simulator.settings import BALLAST_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.settings import (
+    BALLAST_RULES,
+    SettingsError,
+    SimulatedCluster,
+    SimulationSettings,
+)
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, built_in_table
 
@@ -17,8 +22,8 @@ TOGETHER, APART = TABLE.alone(GANG, "v100"), TABLE.spread(GANG, "v100")
 
 
 def run(*jobs, per_node, gpus=4, space_sharing=False):
-    cluster = Cluster(gpus={"v100": gpus}, gpus_per_node=per_node)
-    settings = Settings(policy="max-min-fairness", rules=BALLAST_RULES, space_sharing=space_sharing)
+    cluster = SimulatedCluster(gpus={"v100": gpus}, gpus_per_node=per_node)
+    settings = SimulationSettings(policy="max-min-fairness", rules=BALLAST_RULES, space_sharing=space_sharing)
     return simulate(Workload(name="test", jobs=jobs), cluster, TABLE, settings)
 
 
@@ -45,7 +50,7 @@ def test_a_gang_larger_than_a_node_runs_at_its_unconsolidated_speed(per_node, ra
 
 def test_a_gang_that_finds_room_only_on_two_nodes_is_slower_until_it_is_moved():
     """Four single jobs on two nodes; one of each node ends, and a gang comes."""
-    ledger = Ledger(Cluster(gpus={"v100": 4}, gpus_per_node={"v100": 2}), TABLE)
+    ledger = Ledger(SimulatedCluster(gpus={"v100": 4}, gpus_per_node={"v100": 2}), TABLE)
     rows = [ledger.add(TraceJob(type=SINGLE, steps=1e5, arrival=0.0)) for _ in range(4)]
     gang = ledger.add(TraceJob(type=GANG, steps=1e5, arrival=0.0))
     nodes = Nodes(ledger)
@@ -88,5 +93,5 @@ def test_the_last_node_has_what_is_left():
 @pytest.mark.parametrize(("sizes", "word"), [({"tpu": 4}, "tpu"), ({"v100": 0}, "v100=0")])
 def test_impossible_nodes_are_refused(sizes, word):
     """By the option's name."""
-    with pytest.raises(SettingsError, match=f"--gpus-per-node: {word}"):
-        Cluster(gpus={"v100": 4}, gpus_per_node=sizes)
+    with pytest.raises(SettingsError, match=f"gpus_per_node: {word}"):
+        SimulatedCluster(gpus={"v100": 4}, gpus_per_node=sizes)

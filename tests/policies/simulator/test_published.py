@@ -14,18 +14,18 @@ from ballast_policies.simulator.settings import (
     BALLAST_RULES,
     GAVEL_RULES,
     PUBLISHED_RULES,
-    Cluster,
-    Settings,
+    SimulatedCluster,
+    SimulationSettings,
 )
 from ballast_policies.simulator.trace import read_trace
 from ballast_policies.throughput.table import built_in_table
 
-SIMULATED = Cluster(gpus={"v100": 36, "p100": 36, "k80": 36})
-PHYSICAL = Cluster(gpus={"v100": 8, "p100": 16, "k80": 24})
+SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
+PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})
 
 
 def run(trace, policy, rules=GAVEL_RULES, **settings):
-    chosen = Settings(policy=policy, rules=rules, **settings)
+    chosen = SimulationSettings(policy=policy, rules=rules, **settings)
     return simulate(read_trace(Path(trace)), PHYSICAL, built_in_table("physical_cluster"), chosen)
 
 
@@ -95,6 +95,6 @@ def test_makespan_of_100_generated_jobs_is_the_published_one(hours, settings):
     table, found = built_in_table(), []
     for seed in range(3):
         workload = static(table, count=100, seed=seed, job_table="published")
-        chosen = Settings(rules=PUBLISHED_RULES, seed=seed, **settings)
+        chosen = SimulationSettings(rules=PUBLISHED_RULES, seed=seed, **settings)
         found.append(simulate(workload, SIMULATED, table, chosen).makespan / HOUR)
     assert sum(found) / 3 == pytest.approx(hours, rel=0.02)

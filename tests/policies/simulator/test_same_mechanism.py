@@ -12,9 +12,9 @@ from ballast_policies.rounds import (
     decide_round,
 )
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import NOBODY, Rounds
-from ballast_policies.simulator.settings import BALLAST_RULES, Cluster, Settings
-from ballast_policies.simulator.solving import Solver, name_of
+from ballast_policies.simulator.rounds import EMPTY_GRANT, SimulatedRounds
+from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.solving import ShareSolver, name_of
 from ballast_policies.simulator.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import example, given, settings
@@ -55,12 +55,12 @@ def world(sizes, on_v100, on_p100, gpus):
 def test_the_simulator_grants_what_decide_round_places(policy, world):
     """Ten rounds in a row: the same jobs on the same types."""
     sizes, table, gpus = world
-    chosen = Settings(policy=policy, rules=BALLAST_RULES)
-    ledger = Ledger(Cluster(gpus=gpus), table)
+    chosen = SimulationSettings(policy=policy, rules=BALLAST_RULES)
+    ledger = Ledger(SimulatedCluster(gpus=gpus), table)
     for i, size in enumerate(sizes):
         ledger.add(TraceJob(type=JobType(name=f"t{i}", gpus=size), steps=1e9, arrival=0.0))
     active = np.arange(len(sizes))
-    solver, rounds = Solver(ledger, chosen), Rounds(ledger, chosen)
+    solver, rounds = ShareSolver(ledger, chosen), SimulatedRounds(ledger, chosen)
     shares = solver.solve(active, 0.0)
     rounds.reset(shares)
     by_type = {
@@ -79,7 +79,7 @@ def test_the_simulator_grants_what_decide_round_places(policy, world):
         for kind in TYPES
         for i in range(gpus[kind])
     ]
-    account, running, since, grant = Account(), {}, {}, NOBODY
+    account, running, since, grant = Account(), {}, {}, EMPTY_GRANT
     for number in range(10):
         now = 360.0 * number
         grant = rounds.grant(active, grant, ledger.capacity)

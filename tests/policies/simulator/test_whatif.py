@@ -53,7 +53,7 @@ def test_other_prices_change_the_cost_and_not_the_shares_of_a_policy_blind_to_th
 @pytest.mark.parametrize(
     ("setup", "what"),
     [
-        (Setup(policy="max-min-fairness", more={"h100": 2}), "--add: h100 is not one of a, b"),
+        (Setup(policy="max-min-fairness", more={"h100": 2}), "more: h100 is not one of a, b"),
         (Setup(policy="max-min-fairness", more={"a": -2}), "a: 2 GPUs cannot be taken away, there are 1"),
         (Setup(policy="fair"), "policy: 'fair' is not one of"),
     ],

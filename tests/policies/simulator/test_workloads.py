@@ -128,5 +128,5 @@ def test_job_tables_share_durations_on_one_gpu_and_differ_in_types():
     durations = [[job.steps / table.alone(job.type, "v100") for job in jobs] for jobs in (now, then)]
     assert durations[0] == pytest.approx(durations[1])
     assert [job.type for job in now] != [job.type for job in then]
-    with pytest.raises(WorkloadError, match="--job-table: 'mine' is not known"):
+    with pytest.raises(WorkloadError, match="job_table: 'mine' is not known"):
         continuous(table, jobs_per_hour=4.0, seed=0, several_gpus=False, job_table="mine")

@@ -12,7 +12,7 @@ from ballast_policies.simulator.gavel.allox import AlloX
 from ballast_policies.simulator.gavel.fifo import Fifo
 from ballast_policies.simulator.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import Settings
+from ballast_policies.simulator.settings import SimulationSettings
 
 Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Job rows, partner rows (-1: alone), (entries, k) shares."""
@@ -27,7 +27,7 @@ class GavelPolicies:
     def __init__(
         self,
         ledger: Ledger,
-        settings: Settings,
+        settings: SimulationSettings,
         shared_rates: Callable[[int, int, int], tuple[float, float]],
     ) -> None:
         self._ledger, self._settings, self._shared_rates = ledger, settings, shared_rates

@@ -4,12 +4,18 @@ import dataclasses
 
 import pytest
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.settings import BALLAST_RULES, GAVEL_RULES, Cluster, Settings, SettingsError
+from ballast_policies.simulator.settings import (
+    BALLAST_RULES,
+    GAVEL_RULES,
+    SettingsError,
+    SimulatedCluster,
+    SimulationSettings,
+)
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 TABLE = ThroughputTable(source="a test", alone_rates={"v100": {JobType(name="job"): 1.0}})
-SETTINGS = Settings(policy="max-min-fairness", round_seconds=10.0, rules=BALLAST_RULES)
+SETTINGS = SimulationSettings(policy="max-min-fairness", round_seconds=10.0, rules=BALLAST_RULES)
 
 
 def finishes(steps, *, gpus=1, arrivals=None, **settings):
@@ -19,7 +25,7 @@ def finishes(steps, *, gpus=1, arrivals=None, **settings):
     )
     result = simulate(
         Workload(name="w", jobs=jobs),
-        Cluster(gpus={"v100": gpus}),
+        SimulatedCluster(gpus={"v100": gpus}),
         TABLE,
         dataclasses.replace(SETTINGS, **settings),
     )
@@ -62,12 +68,12 @@ def test_without_costs_nothing_changes():
 @pytest.mark.parametrize("settings", [{"ideal": True}, {"rules": GAVEL_RULES}])
 def test_costs_of_starts_are_refused_where_they_would_not_count(settings):
     """Gavel's rules and ideal shares have none."""
-    with pytest.raises(SettingsError, match=r"--launch-seconds: 1 s.*To fix"):
+    with pytest.raises(SettingsError, match=r"launch_seconds: 1 s.*To fix"):
         dataclasses.replace(SETTINGS, launch_seconds=1.0, **settings)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_impossible_costs_are_named(seconds):
     """With the option's name."""
-    with pytest.raises(SettingsError, match="--stop-seconds"):
+    with pytest.raises(SettingsError, match="stop_seconds"):
         dataclasses.replace(SETTINGS, stop_seconds=seconds)

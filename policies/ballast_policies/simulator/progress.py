@@ -1,12 +1,12 @@
-"""What a simulation that runs says of itself."""
+"""Progress of a running simulation."""
 
 import dataclasses
 from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """Where a simulation stands.
+class SimulationProgress:
+    """How far a simulation is.
 
     Attributes:
         seconds: of the simulated clock.
@@ -23,5 +23,5 @@ class Moment:
     waiting: int
 
 
-Progress = Callable[[Moment], None]
-"""Called at each moment of the simulation."""
+OnProgress = Callable[[SimulationProgress], None]
+"""Called at each iteration of the simulation loop."""

@@ -15,8 +15,8 @@ def keys_of(job: np.ndarray, partner: np.ndarray) -> np.ndarray:
     return keys
 
 
-class Accounts:
-    """Accounts of the entries of one allocation after the other.
+class ShareAccounts:
+    """ShareAccounts of the entries of one allocation after the other.
 
     Attributes (E entries, K GPU types, in the order in which the allocation was given):
         promised, received: (E, K) seconds.
@@ -32,21 +32,21 @@ class Accounts:
         self.promised, self.received, self.deficit = (np.zeros((0, types)) for _ in range(3))
 
     def open(
-        self, job: np.ndarray, partner: np.ndarray, *, done: np.ndarray, go_on: bool, deficits: bool
+        self, job: np.ndarray, partner: np.ndarray, *, done: np.ndarray, keep: bool, deficits: bool
     ) -> None:
         """A new allocation, of these entries.
 
         Args:
             job: (E,) rows of the entries.
-            partner: (E,) rows of those that share their GPUs, -1: nobody.
-            done: (N,) whether a job is done, by row: its accounts are forgotten.
-            go_on: promised and received go on; else they begin anew.
+            partner: (E,) rows of the jobs that share their GPUs, -1: none.
+            done: (N,) whether a job is done, by row; its accounts are dropped.
+            keep: continue promised and received; else begin at 0.
             deficits: what is still owed is added to the deficit.
         """
         values = np.stack([self.promised, self.received, self.deficit], axis=1)
         if deficits:
             values[:, 2] += values[:, 0] - values[:, 1]
-        if not go_on:
+        if not keep:
             values[:, :2] = 0.0
         known = np.concatenate([self._keys, self._closed])
         all_values = np.concatenate([values, self._closed_values])

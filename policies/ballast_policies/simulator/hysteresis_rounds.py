@@ -1,8 +1,8 @@
-"""Rounds that leave young gangs alone and limit moves: the operator's ``decide_round`` itself.
+"""Rounds with hysteresis, decided by the operator's own ``decide_round``.
 
-Hysteresis is not worth arrays of its own: with ``min_run_seconds`` or ``max_moves_per_hour`` every round is
-decided by the very function that the operator calls, on values made from the ledger. A GPU type is one
-pool with one node here; nodes are given out afterwards (``nodes``).
+With ``min_run_seconds`` or ``max_moves_per_hour`` every round is decided by the function that the operator
+calls, on values made from the ledger. A GPU type is one pool with one node; nodes are assigned
+afterwards (``nodes``).
 """
 
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from ballast_policies.rounds import (
 )
 from ballast_policies.rounds.hysteresis import recent_moves
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import Grant, Rounds
-from ballast_policies.simulator.settings import Settings
+from ballast_policies.simulator.rounds import Grant, SimulatedRounds
+from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.simulator.solving import name_of, row_of
 
 
-class RestfulRounds(Rounds):
-    """As :class:`Rounds`, with hysteresis; no pairs, as in the operator."""
+class HysteresisRounds(SimulatedRounds):
+    """As :class:`SimulatedRounds`, with hysteresis; no pairs, as in the operator."""
 
-    def __init__(self, ledger: Ledger, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(self, ledger: Ledger, settings: SimulationSettings, clock: Callable[[], float]) -> None:
         super().__init__(ledger, settings)
         self._clock = clock
         self._began: dict[int, tuple[int, float]] = {}
         self._moves: tuple[float, ...] = ()
 
     def fill(self, active: np.ndarray, running: Grant) -> Grant:
-        """Within a round: who runs goes on, and others start on what is free and kept for nobody."""
+        """Within a round: running gangs continue, and others start on free GPUs that are not reserved."""
         return self._decide(active, running, within_round=True)
 
     def grant(self, active: np.ndarray, running: Grant, room: np.ndarray) -> Grant:
-        """Who runs in the round that begins now; young gangs go on, and few are stopped or moved."""
-        del room  # All of the cluster: who runs now takes part.
+        """The gangs that run in the round that begins now."""
+        del room  # All of the cluster: running gangs take part.
         return self._decide(active, running, within_round=False)
 
     def _decide(self, active: np.ndarray, running: Grant, *, within_round: bool) -> Grant:
@@ -103,7 +103,7 @@ class RestfulRounds(Rounds):
         for row, column in found.items():
             if where.get(row) != column:
                 self._began[row] = (column, now)
-        # Who runs already comes first, in the order in which it was granted.
+        # Running gangs come first, in the order in which they were granted.
         order = sorted(found, key=lambda row: (row not in where, row))
         return Grant(
             job=np.array(order, dtype=np.int64),

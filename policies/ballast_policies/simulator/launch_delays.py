@@ -1,7 +1,7 @@
-"""What a start costs: until its first step a gang holds GPUs and does nothing.
+"""Launch delays: until its first step a gang holds GPUs that do nothing.
 
-A launch takes a while (decide, make pods, load a checkpoint), and so does the leaving of those whose GPUs it
-gets (save, exit).  Gavel's simulator has neither; they matter where they are not small beside a round.
+A launch takes time (decide, create pods, load a checkpoint), and so does the exit of the gang whose GPUs it
+gets (save, exit). Gavel's simulator has neither; they matter where they are not small against a round.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds import Grant
 
 
-class Starts:
-    """When the gangs that run do, or did, their first step."""
+class LaunchDelays:
+    """When each running gang does, or did, its first step."""
 
     def __init__(self, ledger: Ledger, *, launch_seconds: float, stop_seconds: float) -> None:
         self._ledger = ledger
@@ -21,7 +21,7 @@ class Starts:
         self._began = np.zeros(0, dtype=bool)
 
     def note(self, before: Grant, after: Grant, now: float) -> None:
-        """Those that run on a GPU type only from ``now`` on have yet to start.
+        """Record the gangs that run on a GPU type only from ``now`` on: they have yet to start.
 
         A gang waits for others to leave if it finds too few idle GPUs, or if it comes from another type.
         """
@@ -47,7 +47,7 @@ class Starts:
                 self._first_step[row] = now + waits + self._launch_seconds
 
     def had_begun(self, rows: np.ndarray) -> np.ndarray:
-        """Which of ``rows`` had got to a step of their last launch when the newest starts were noted."""
+        """Which of ``rows`` had done a step of their last launch when the newest starts were recorded."""
         began: np.ndarray = self._began[rows]
         return began
 

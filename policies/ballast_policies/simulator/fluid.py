@@ -1,15 +1,15 @@
-"""The baseline without rounds: every job runs on every GPU type for exactly its share of the time."""
+"""The fluid baseline, without rounds: every job runs on every GPU type for exactly its share of the time."""
 
 import numpy as np
 
 from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.solving import Shares, Solver
+from ballast_policies.simulator.solving import Shares, ShareSolver
 
 
-def run_ideally(
+def run_fluid(
     ledger: Ledger,
-    solver: Solver,
+    solver: ShareSolver,
     shares: Shares,
     active: np.ndarray,
     now: float,
