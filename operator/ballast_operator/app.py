@@ -28,12 +28,12 @@ from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
 from ballast_operator.kube.leadership import Leadership
 from ballast_operator.kube.queue import KeyQueue
-from ballast_operator.kube.streams import first_sync, keep_in_step, watch_registry, watch_settings
+from ballast_operator.kube.streams import first_sync, resync_periodically, watch_registry, watch_settings
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
-from ballast_operator.reconciler import PassRunner, Reconciler
+from ballast_operator.reconciler import Reconciler, ReconcileWorker
 from ballast_operator.settings import Settings
-from ballast_operator.views.convert import state_of
+from ballast_operator.views.convert import summary_state
 from ballast_operator.views.nodes import NodeView, is_ours, read_node
 from ballast_operator.waits import WaitReason, Waits
 
@@ -163,11 +163,11 @@ class Operator:
             enqueue=self._queue.add,
             waits=self._waits,
         )
-        run_pass = PassRunner(reconciler, metrics=self._metrics, again=self._queue.add)
+        worker = ReconcileWorker(reconciler, metrics=self._metrics, again=self._queue.add)
         self._allocate()
         parts: list[Coroutine[Any, Any, None]] = [
             self._allocator.run(),
-            keep_in_step(
+            resync_periodically(
                 self._caches,
                 cluster,
                 self._options.namespace,
@@ -175,7 +175,7 @@ class Operator:
                 every_seconds=self._settings.api.resync_seconds,
             ),
             self._gauges(observer),
-            *(self._queue.work(run_pass) for _ in range(self._settings.workers)),
+            *(self._queue.work(worker) for _ in range(self._settings.workers)),
         ]
         tasks = [asyncio.create_task(part) for part in parts]
         warming = asyncio.create_task(solver.warm_up())
@@ -270,7 +270,7 @@ class Operator:
 
     def _allocate(self) -> None:
         if self._allocator is not None:
-            self._allocator.poke()
+            self._allocator.trigger()
 
     def _wrote(self, verb: str, kind: Kind) -> None:
         self._metrics.api_writes.labels(verb, kind.kind).inc()
@@ -309,7 +309,7 @@ class Operator:
             self._metrics.jobs.clear()
             unfinished = 0
             for view in observer.jobs():
-                self._metrics.jobs.labels(state_of(view.status)).inc()
+                self._metrics.jobs.labels(summary_state(view.status)).inc()
                 unfinished += not view.status.finished
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)

@@ -30,7 +30,7 @@ WARNING_REASONS = frozenset(
         "DefaultsUsed",
         "DeadlinePassed",
         "DeadlineOutOfReach",
-        "DeadlineCrowdedOut",
+        "DeadlineContended",
         "NotBound",
         "UserError",
         "Hung",

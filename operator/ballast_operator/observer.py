@@ -23,7 +23,7 @@ from ballast_operator.views.lease import LeaseView, read_lease
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Held
+from ballast_operator.views.status import JobAllocation
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Observer:
         self._clock = clock
         self._renewals: dict[Key, tuple[str, float]] = {}
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
-        self.reservations: dict[Key, Held] = {}
+        self.reservations: dict[Key, JobAllocation] = {}
 
     def job(self, key: Key) -> JobView | None:
         """The job as it is known now; None: there is no such job.
@@ -87,13 +87,13 @@ class Observer:
         """All nodes by name."""
         return {item["metadata"]["name"]: read_node(item) for item in self.caches[NODE]}
 
-    def held(self) -> dict[Key, Held]:
+    def held(self) -> dict[Key, JobAllocation]:
         """What jobs hold by their status, or are about to by a write under way."""
-        found: dict[Key, Held] = {}
+        found: dict[Key, JobAllocation] = {}
         for item in self.caches[JOB]:
-            held = read_status(item).held
-            if held is not None:
-                found[(item["metadata"].get("namespace", ""), item["metadata"]["name"])] = held
+            allocation = read_status(item).allocation
+            if allocation is not None:
+                found[(item["metadata"].get("namespace", ""), item["metadata"]["name"])] = allocation
         return {**found, **self.reservations}
 
     def forget(self, key: Key) -> None:

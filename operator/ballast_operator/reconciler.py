@@ -16,13 +16,21 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Key
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.settings import JobSettings
+from ballast_operator.steps.context import (
+    Action,
+    Apply,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    StepResult,
+    WritePlan,
+)
 from ballast_operator.steps.decide import decide, lacks_right, refused
-from ballast_operator.steps.outcome import Action, Apply, CreatePod, DeleteJob, DeletePod, Outcome, WritePlan
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.convert import write_status
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
-from ballast_operator.views.wish import Verb, Wish
 
 PROGRESS_FIELDS = frozenset({"progress", "costSoFar", "costAt", "isolated"})
 """Fields of the status that change with every report, and may wait."""
@@ -31,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTerms:
+class PoolInfo:
     """What a job's pass has to know of a pool: the price of a GPU hour, and the resource pods ask for."""
 
     price_per_hour: float = 0.0
@@ -42,7 +50,7 @@ class Reconciler:
     """Drives jobs to what the allocator and their trainers want. One pass a job at a time.
 
     Attributes:
-        wishes: job -> what the allocator wants; written by the allocator.
+        assignments: job -> what the allocator wants; written by the allocator.
         pools: pool -> its terms; written by the allocator.
     """
 
@@ -64,8 +72,8 @@ class Reconciler:
         self._clock = clock
         self._recorder = Recorder(cluster)
         self._progress_written: dict[Key, Time] = {}
-        self.wishes: dict[Key, Wish] = {}
-        self.pools: dict[str, PoolTerms] = {}
+        self.assignments: dict[Key, Assignment] = {}
+        self.pools: dict[str, PoolInfo] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -84,36 +92,41 @@ class Reconciler:
             self._forget(key)
             return None
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
-        outcome = self._decide(view)
-        before, after = view.status.held, outcome.status.held
+        result = self._decide(view)
+        before, after = view.status.allocation, result.status.allocation
         launching = after is not None and (before is None or len(after.slots) > len(before.slots))
         if launching and after is not None:
             self._observer.reservations[key] = after
         try:
             # 3. Apply.
             try:
-                for action in outcome.actions:
+                for action in result.actions:
                     await self._carry_out(view, action)
             except Forbidden as error:
-                outcome = lacks_right(view, str(error), now=self._clock())
+                result = lacks_right(view, str(error), now=self._clock())
             except Rejected as error:
-                outcome = refused(view, str(error), now=self._clock(), settings=self._settings)
+                result = refused(view, str(error), now=self._clock(), settings=self._settings)
             # 4. Report.
-            return await self._report(view, outcome)
+            return await self._report(view, result)
         finally:
             if launching:
                 self._observer.reservations.pop(key, None)
 
-    def _decide(self, view: JobView) -> Outcome:
-        wish = self.wishes.get(view.key)
-        held = view.status.held
+    def _decide(self, view: JobView) -> StepResult:
+        assignment = self.assignments.get(view.key)
+        allocation = view.status.allocation
         pool = self.pools.get(
-            held.pool if held is not None else wish.pool if wish is not None else "", PoolTerms()
+            allocation.pool if allocation is not None else assignment.pool if assignment is not None else "",
+            PoolInfo(),
         )
         lacking = ""
         wanted: tuple[str, ...] = ()
-        if wish is not None:
-            wanted = wish.nodes if held is None and wish.verb is Verb.PLACE else wish.more
+        if assignment is not None:
+            wanted = (
+                assignment.nodes
+                if allocation is None and assignment.action is AssignmentAction.PLACE
+                else assignment.extra_nodes
+            )
         if wanted:
             lacking = shortage(
                 wanted,
@@ -125,7 +138,7 @@ class Reconciler:
             )
         return decide(
             view,
-            wish=wish,
+            assignment=assignment,
             shortage=lacking,
             now=self._clock(),
             settings=self._settings,
@@ -166,13 +179,13 @@ class Reconciler:
             case DeleteJob(uid):
                 await self._cluster.delete(JOB, namespace, view.name, uid=uid)
 
-    async def _report(self, view: JobView, outcome: Outcome) -> float | None:
+    async def _report(self, view: JobView, result: StepResult) -> float | None:
         item = self._observer.caches[JOB].get(view.key)
         if item is None or item["metadata"]["uid"] != view.uid:
             return None
-        again = outcome.again_seconds
+        again = result.requeue_after_seconds
         # Compared as the API has them, where "not said" and "empty" are one.
-        old, new = write_status(view.status), write_status(outcome.status)
+        old, new = write_status(view.status), write_status(result.status)
         if old != new:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
@@ -191,12 +204,12 @@ class Reconciler:
             written = await self._cluster.apply(JOB, body, subresource="status")
             self._observer.caches.wrote(JOB, written)
             self._progress_written[view.key] = self._clock()
-            self._count(outcome)
-            notices = flips(view.status.conditions, outcome.status.conditions)
+            self._count(result)
+            notices = flips(view.status.conditions, result.status.conditions)
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
             await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
-        if outcome.allocate:
+        if result.allocate:
             self._allocate()
         return again
 
@@ -208,18 +221,18 @@ class Reconciler:
             return 0.0
         return self._settings.progress_seconds - (self._clock() - last).total_seconds()
 
-    def _count(self, outcome: Outcome) -> None:
-        for name, label, amount in outcome.counts:
+    def _count(self, result: StepResult) -> None:
+        for name, label, amount in result.metric_increments:
             metric = getattr(self._metrics, name)
             (metric.labels(label) if label else metric).inc(amount)
 
     def _forget(self, key: Key) -> None:
-        for table in (self.wishes, self._progress_written, self._observer.reservations):
+        for table in (self.assignments, self._progress_written, self._observer.reservations):
             table.pop(key, None)  # type: ignore[attr-defined]
         self._allocate()
 
 
-class PassRunner:
+class ReconcileWorker:
     """Runs passes for a queue and says when to look again; the one place where a pass's errors end."""
 
     def __init__(

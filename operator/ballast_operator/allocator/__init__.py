@@ -1,1 +1,1 @@
-"""The allocator: one loop per ClusterPolicy, from a snapshot of the cluster to a wish for each job."""
+"""The allocator: one loop per ClusterPolicy, from a snapshot of the cluster to an assignment for each job."""

@@ -1,4 +1,4 @@
-"""The allocator's loop: snapshot, solve, round, wishes, report; each round and at once on events."""
+"""The allocator's loop: snapshot, solve, round, assignments, report; each round and at once on events."""
 
 import asyncio
 import dataclasses
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from ballast_policies.rounds import grow
 
 from ballast_operator.allocator.advice import advice_by_job
+from ballast_operator.allocator.assignments import assignments_of
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.inputs import Inputs, complete, structure, values
+from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
 from ballast_operator.allocator.isolation import isolated_speeds
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.snapshot import take_snapshot
 from ballast_operator.allocator.solver import Solve, Solver
 from ballast_operator.allocator.throughput import Measurements
-from ballast_operator.allocator.wishes import wishes_of
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
@@ -26,11 +26,11 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POD, POLICY, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
-from ballast_operator.reconciler import PoolTerms, Reconciler
+from ballast_operator.reconciler import PoolInfo, Reconciler
 from ballast_operator.settings import SolverSettings
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
-from ballast_operator.views.wish import Verb, Wish
 from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
@@ -64,32 +64,32 @@ class Allocator:
         self._enqueue = enqueue
         self._waits = waits if waits is not None else Waits()
         self._clock = clock
-        self._poked = asyncio.Event()
+        self._triggered = asyncio.Event()
         self._recorder = Recorder(cluster)
         self._measurements = Measurements()
         self._rounds = Rounds()
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
 
-    def poke(self) -> None:
+    def trigger(self) -> None:
         """Something has changed that a round should know."""
-        self._poked.set()
+        self._triggered.set()
 
     async def run(self) -> None:
-        """Decide whenever poked, and at each round's end, for ever."""
+        """Decide whenever triggered, and at each round's end, for ever."""
         while True:
             wait = (
                 None if self._next_round is None else max(0.0, self._next_round - self._clock().timestamp())
             )
             try:
-                # Not wait_for: it may swallow a cancellation that comes together with the poke.
+                # Not wait_for: it may swallow a cancellation that comes together with the trigger.
                 async with asyncio.timeout(wait):
-                    await self._poked.wait()
+                    await self._triggered.wait()
             except TimeoutError:
                 pass
             else:
                 await asyncio.sleep(self._settings.debounce_seconds)
-            self._poked.clear()
+            self._triggered.clear()
             try:
                 await self.decide()
             except (Conflict, NotFound, Unavailable) as error:
@@ -105,7 +105,7 @@ class Allocator:
                 self._next_round = self._clock().timestamp() + RETRY_SECONDS
 
     async def decide(self) -> None:
-        """One decision: wishes for all jobs, and the policies' status."""
+        """One decision: assignments for all jobs, and the policies' status."""
         items = sorted(
             self._observer.caches[POLICY],
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
@@ -130,8 +130,10 @@ class Allocator:
             self._next_round = None
             self._publish(
                 {
-                    view.key: Wish(
-                        verb=Verb.NONE if view.status.held is None else Verb.KEEP,
+                    view.key: Assignment(
+                        action=AssignmentAction.RELEASE
+                        if view.status.allocation is None
+                        else AssignmentAction.KEEP,
                         launches=view.status.launches,
                         reason=JobReason.WAITING_FOR_POLICY,
                         why=problem,
@@ -152,10 +154,10 @@ class Allocator:
         """Decide by ``policy``; returns why it cannot be used, or nothing."""
         started = self._clock()
         for view in jobs:
-            self._measurements.take_in(view)
+            self._measurements.record(view)
         self._measurements.keep(view.key for view in jobs)
         self._reconciler.pools = {
-            pool.name: PoolTerms(price_per_hour=pool.price_per_gpu_hour, gpu_resource=pool.gpu_resource)
+            pool.name: PoolInfo(price_per_hour=pool.price_per_gpu_hour, gpu_resource=pool.gpu_resource)
             for pool in policy.spec.node_pools
         }
         snapshot = take_snapshot(
@@ -177,10 +179,12 @@ class Allocator:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
-        wishes = wishes_of(snapshot, round_, solve.allocation, plan_id=plan_id, dry_run=policy.spec.dry_run)
+        assignments = assignments_of(
+            snapshot, round_, solve.allocation, plan_id=plan_id, dry_run=policy.spec.dry_run
+        )
         for key, refusal in snapshot.refusals.items():
-            wishes[key] = Wish(
-                verb=Verb.NONE,
+            assignments[key] = Assignment(
+                action=AssignmentAction.RELEASE,
                 launches=next(view.status.launches for view in jobs if view.key == key),
                 plan_id=plan_id,
                 reason=refusal.reason,
@@ -195,13 +199,13 @@ class Allocator:
         advice = advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs)
         speeds = isolated_speeds(snapshot.problem, snapshot.running)
         for name, key in snapshot.keys.items():
-            wishes[key] = dataclasses.replace(
-                wishes[key],
-                more=more.get(name, ()),
+            assignments[key] = dataclasses.replace(
+                assignments[key],
+                extra_nodes=more.get(name, ()),
                 advice=advice.get(key, ()),
                 isolated_speed=speeds.get(name, 0.0),
             )
-        self._publish(wishes, jobs)
+        self._publish(assignments, jobs)
         set_gauges(self._metrics, snapshot, jobs)
         await self._report(
             item,
@@ -219,7 +223,7 @@ class Allocator:
         return ""
 
     async def _solve(
-        self, policy: ClusterPolicy, inputs: Inputs, unmeasured: frozenset[str], moment: float
+        self, policy: ClusterPolicy, inputs: CompletedProblem, unmeasured: frozenset[str], moment: float
     ) -> Solve:
         """The policy's answer; the last one as long as it holds: within a round, or with nothing new."""
         name = policy.spec.objective.policy
@@ -244,13 +248,17 @@ class Allocator:
         logger.info("solved jobs=%d: %s", len(inputs.problem.jobs), solve.message)
         return solve
 
-    def _publish(self, wishes: dict[Key, Wish], jobs: list[JobView]) -> None:
-        old = self._reconciler.wishes
-        self._reconciler.wishes = wishes
+    def _publish(self, assignments: dict[Key, Assignment], jobs: list[JobView]) -> None:
+        old = self._reconciler.assignments
+        self._reconciler.assignments = assignments
         for view in jobs:
-            wish = wishes.get(view.key)
-            waits = view.status.held is None and wish is not None and wish.verb is Verb.PLACE
-            if waits or _without_id(wish) != _without_id(old.get(view.key)):
+            assignment = assignments.get(view.key)
+            waits = (
+                view.status.allocation is None
+                and assignment is not None
+                and assignment.action is AssignmentAction.PLACE
+            )
+            if waits or _without_id(assignment) != _without_id(old.get(view.key)):
                 self._enqueue(view.key)
 
     async def _report(self, item: Object, report: PolicyReport) -> None:
@@ -263,10 +271,10 @@ class Allocator:
         await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
 
 
-def _without_id(wish: Wish | None) -> Wish | None:
-    """What of a wish is worth a pass."""
+def _without_id(assignment: Assignment | None) -> Assignment | None:
+    """What of an assignment is worth a pass."""
     return (
         None
-        if wish is None
-        else dataclasses.replace(wish, plan_id="", why="", next_best="", isolated_speed=0.0)
+        if assignment is None
+        else dataclasses.replace(assignment, plan_id="", why="", next_best="", isolated_speed=0.0)
     )

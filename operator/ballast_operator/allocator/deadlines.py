@@ -5,7 +5,7 @@ from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.views.wish import Advice
+from ballast_operator.views.assignment import Advice
 
 
 def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advice, ...]:
@@ -36,7 +36,7 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
         "jobs with earlier deadlines need the GPUs that it would need; it goes on without its deadline. "
         "To fix: set a later spec.deadline, or add nodes"
     )
-    return (_advice(False, JobReason.DEADLINE_CROWDED_OUT, message),)
+    return (_advice(False, JobReason.DEADLINE_CONTENDED, message),)
 
 
 def _advice(value: bool, reason: JobReason, message: str) -> Advice:

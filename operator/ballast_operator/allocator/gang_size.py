@@ -38,12 +38,15 @@ def most_gpus(view: JobView) -> int:
 
 def may_grow(view: JobView, now: Time) -> bool:
     """Whether the gang trains, wants more GPUs, and has not just tried to get some."""
-    held, spec = view.status.held, view.spec
-    if held is None or spec is None or not spec.grow or not view.acknowledged or view.shrinking:
+    allocation, spec = view.status.allocation, view.spec
+    if allocation is None or spec is None or not spec.grow or not view.acknowledged or view.shrinking:
         return False
-    if held.joining or len(held.slots) >= most_gpus(view) or not _same_recipe(view, spec):
+    if allocation.joining or len(allocation.slots) >= most_gpus(view) or not _same_recipe(view, spec):
         return False
-    return held.joining_since is None or (now - held.joining_since).total_seconds() >= GROWTH_PAUSE_SECONDS
+    return (
+        allocation.joining_since is None
+        or (now - allocation.joining_since).total_seconds() >= GROWTH_PAUSE_SECONDS
+    )
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:
@@ -65,7 +68,7 @@ def gang_size(
 ) -> int:
     """Most ranks that the job wants, some pool it may use has, and its schedule exists for.
 
-    At least ``minStages``, be they too many for the pools or the schedule: :func:`refuse` says so.
+    At least ``minStages``, be they too many for the pools or the schedule: :func:`admission_error` says so.
     """
     spec = view.spec
     assert spec is not None
@@ -77,12 +80,12 @@ def gang_size(
 
 def growth_sizes(view: JobView) -> tuple[int, ...]:
     """Sizes that the gang could grow to, fewest first."""
-    spec, held = view.spec, view.status.held
-    assert spec is not None and held is not None
-    return tuple(size for size in range(len(held.slots) + 1, most_gpus(view) + 1) if spec.suits(size))
+    spec, allocation = view.spec, view.status.allocation
+    assert spec is not None and allocation is not None
+    return tuple(size for size in range(len(allocation.slots) + 1, most_gpus(view) + 1) if spec.suits(size))
 
 
-def refuse(
+def admission_error(
     spec: JobSpec, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str], size: int
 ) -> Refusal | None:
     """Why no round of this policy can ever place the job; None: one can."""

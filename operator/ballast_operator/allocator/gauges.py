@@ -16,9 +16,9 @@ def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView]) ->
         total = sum(node.gpus for node in snapshot.nodes if node.pool == pool)
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         taken = sum(
-            len(view.status.held.slots)
+            len(view.status.allocation.slots)
             for view in jobs
-            if view.status.held is not None and view.status.held.pool == pool
+            if view.status.allocation is not None and view.status.allocation.pool == pool
         )
         metrics.gpus_allocated.labels(pool, gpu_type).set(taken)
     effective = 0.0

@@ -1,7 +1,7 @@
 """What a policy needs beyond a snapshot, and what counts where the cluster does not say it.
 
 A missing value never stops the allocator: it is replaced by a default that conditions name
-(``Informed`` of the job or of the ClusterPolicy), and everybody else goes on.
+(``InputsComplete`` of the job or of the ClusterPolicy), and everybody else goes on.
 
 | missing | policies | what counts |
 |---|---|---|
@@ -23,43 +23,43 @@ from ballast_operator.api.cluster_policy import EntityShare, Objective
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class CompletedProblem:
     """A problem that the policy can be asked, and the defaults in it.
 
     Attributes:
         problem: the snapshot's, completed.
-        asked: the policy asks jobs for something that not every job has.
-        of_jobs: job -> its defaults, in words.
-        of_pools: defaults in place of prices, in words.
+        defaults_possible: the policy asks jobs for something that not every job has.
+        job_defaults: job -> its defaults, in words.
+        pool_defaults: defaults in place of prices, in words.
     """
 
     problem: Problem
-    asked: bool = False
-    of_jobs: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    of_pools: tuple[str, ...] = ()
+    defaults_possible: bool = False
+    job_defaults: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    pool_defaults: tuple[str, ...] = ()
 
 
-def complete(objective: Objective, snapshot: Snapshot) -> Inputs:
+def complete(objective: Objective, snapshot: Snapshot) -> CompletedProblem:
     """The snapshot's problem with all that ``objective.policy`` needs."""
     policy, problem = find_policy(objective.policy), snapshot.problem
-    of_jobs: dict[str, list[str]] = {}
-    of_pools: tuple[str, ...] = ()
+    job_defaults: dict[str, list[str]] = {}
+    pool_defaults: tuple[str, ...] = ()
     if Reads.TEAMS in policy.reads:
-        problem = _with_teams(objective.entities, problem, of_jobs)
+        problem = _with_teams(objective.entities, problem, job_defaults)
     if Reads.PRICES in policy.reads:
-        problem, of_pools = _with_prices(problem)
+        problem, pool_defaults = _with_prices(problem)
     if policy.compares_speeds and snapshot.unmeasured:
-        problem = _with_speeds(problem, snapshot.unmeasured, of_jobs)
-    return Inputs(
+        problem = _with_speeds(problem, snapshot.unmeasured, job_defaults)
+    return CompletedProblem(
         problem=problem,
-        asked=Reads.TEAMS in policy.reads or policy.compares_speeds,
-        of_jobs={name: tuple(words) for name, words in of_jobs.items()},
-        of_pools=of_pools,
+        defaults_possible=Reads.TEAMS in policy.reads or policy.compares_speeds,
+        job_defaults={name: tuple(words) for name, words in job_defaults.items()},
+        pool_defaults=pool_defaults,
     )
 
 
 def _with_teams(
-    entities: Mapping[str, EntityShare], problem: Problem, of_jobs: dict[str, list[str]]
+    entities: Mapping[str, EntityShare], problem: Problem, job_defaults: dict[str, list[str]]
 ) -> Problem:
     teams = {
         name: Entity(weight=entity.weight, policy=entity.policy, parent=entity.parent)
@@ -75,7 +75,7 @@ def _with_teams(
             strangers.add(job.name)
         else:
             continue
-        of_jobs.setdefault(job.name, []).append(
+        job_defaults.setdefault(job.name, []).append(
             f"spec.entity: {lack}; the job counts as a team of its own, by spec.weight"
         )
     jobs = (dataclasses.replace(job, entity=None) if job.name in strangers else job for job in problem.jobs)
@@ -93,12 +93,12 @@ def _with_prices(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     return dataclasses.replace(problem, prices={**problem.prices, **dict.fromkeys(missing, price)}), (words,)
 
 
-def _with_speeds(problem: Problem, unmeasured: frozenset[str], of_jobs: dict[str, list[str]]) -> Problem:
+def _with_speeds(problem: Problem, unmeasured: frozenset[str], job_defaults: dict[str, list[str]]) -> Problem:
     measured = tuple(job for job in problem.jobs if job.name not in unmeasured)
     speed_a_gpu = _speed_a_gpu(measured, problem.gpu_types)
     what = "the other jobs' mean speed a GPU" if speed_a_gpu else "1 step/s on every GPU type"
     for name in unmeasured:
-        of_jobs.setdefault(name, []).append(
+        job_defaults.setdefault(name, []).append(
             f"spec.throughput: nothing given and nothing measured yet; {what} counts"
         )
 
@@ -124,7 +124,7 @@ def _speed_a_gpu(jobs: tuple[Job, ...], gpu_types: tuple[str, ...]) -> dict[str,
     return {gpu_type: means.get(gpu_type, overall) for gpu_type in gpu_types}
 
 
-def structure(policy: str, inputs: Inputs, unmeasured: frozenset[str], *, moment: float) -> str:
+def structure(policy: str, inputs: CompletedProblem, unmeasured: frozenset[str], *, moment: float) -> str:
     """Equal while neither the jobs, what they ask for, nor the GPUs change; ``moment`` in epoch seconds.
 
     Speeds, steps and times are not in it: within a round they make no question worth asking anew.

@@ -7,7 +7,7 @@ from typing import Any
 
 from ballast_policies.rounds import Round
 
-from ballast_operator.allocator.inputs import Inputs
+from ballast_operator.allocator.inputs import CompletedProblem
 from ballast_operator.allocator.snapshot import Snapshot, held_by_pool
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy as api
@@ -26,7 +26,7 @@ class PolicyReport:
     misconfigured: str = ""
     policy_in_force: str = ""
     snapshot: Snapshot | None = None
-    inputs: Inputs | None = None
+    inputs: CompletedProblem | None = None
     jobs: Sequence[JobView] = ()
     policy: api.ClusterPolicy | None = None
     solve: Solve | None = None
@@ -36,7 +36,7 @@ class PolicyReport:
 
 
 NAMED_JOBS = 5
-"""Jobs named in the condition Informed; each of them says it of itself too."""
+"""Jobs named in the condition InputsComplete; each of them says it of itself too."""
 
 Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
 
@@ -86,7 +86,7 @@ def policy_status(
 
 
 def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
-    """The conditions, in order: Valid; after a solve Solved, SolverHealthy, Informed; Ready."""
+    """The conditions, in order: Valid; after a solve Solved, SolverHealthy, InputsComplete; Ready."""
     if report.misconfigured:
         return (
             (PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
@@ -133,24 +133,28 @@ def _healthy(solve: Solve) -> Verdict:
     return PolicyCondition.SOLVER_HEALTHY, answers, solve.health, message
 
 
-def _informed(inputs: Inputs | None) -> Verdict:
-    words = [] if inputs is None else list(inputs.of_pools)
-    if inputs is not None and inputs.of_jobs:
-        named = [f"{job} ({'; '.join(said)})" for job, said in sorted(inputs.of_jobs.items())[:NAMED_JOBS]]
-        more = len(inputs.of_jobs) - len(named)
+def _informed(inputs: CompletedProblem | None) -> Verdict:
+    words = [] if inputs is None else list(inputs.pool_defaults)
+    if inputs is not None and inputs.job_defaults:
+        named = [
+            f"{job} ({'; '.join(said)})" for job, said in sorted(inputs.job_defaults.items())[:NAMED_JOBS]
+        ]
+        more = len(inputs.job_defaults) - len(named)
         words.append(f"defaults for {', '.join(named)}{f' and {more} more jobs' if more else ''}")
     if words:
         message = f"{'. '.join(words)}. To fix: set the fields"
-        return PolicyCondition.INFORMED, False, PolicyReason.DEFAULTS_USED, message
-    return PolicyCondition.INFORMED, True, PolicyReason.COMPLETE, "no default is used"
+        return PolicyCondition.INPUTS_COMPLETE, False, PolicyReason.DEFAULTS_USED, message
+    return PolicyCondition.INPUTS_COMPLETE, True, PolicyReason.COMPLETE, "no default is used"
 
 
 def _valid(snapshot: Snapshot, policy: api.ClusterPolicy) -> Verdict:
     if snapshot.empty_pools:
         message = f"no node matches pool {', '.join(snapshot.empty_pools)} at present"
         return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
-    if snapshot.dry_pools:
-        message = f"nodes of pool {', '.join(snapshot.dry_pools)} do not offer the pool's gpuResource"
+    if snapshot.pools_without_gpus:
+        message = (
+            f"nodes of pool {', '.join(snapshot.pools_without_gpus)} do not offer the pool's gpuResource"
+        )
         return PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message
     message = f"{len(policy.spec.node_pools)} pools, {len(snapshot.nodes)} nodes"
     return PolicyCondition.VALID, True, PolicyReason.VALID, message
@@ -174,7 +178,7 @@ def _status(
         for pool in policy.spec.node_pools
     )
     wanting = [view for view in report.jobs if not view.status.finished and not view.deleting]
-    running = sum(1 for view in wanting if view.status.held is not None)
+    running = sum(1 for view in wanting if view.status.allocation is not None)
     solve, round_ = report.solve, report.round_
     last: api.Round | None = None
     proposed: tuple[api.Proposed, ...] = ()

@@ -5,7 +5,7 @@ import logging
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_round
 
-from ballast_operator.allocator.grants import Grants, Standing
+from ballast_operator.allocator.pending_grants import EffectivePlacements, PendingGrants
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
@@ -26,7 +26,7 @@ class Rounds:
         self.plan_id = ""
         self.memory: RoundMemory | None = None
         self._number = 0
-        self._grants = Grants()
+        self._grants = PendingGrants()
 
     def decide(
         self, policy: ClusterPolicy, snapshot: Snapshot, allocation: Allocation, *, moment: float
@@ -42,9 +42,9 @@ class Rounds:
             # On the grid: a decision that comes late does not delay the rounds after it.
             self.next_at += length * (1 + (moment - self.next_at) // length)
         self.next_at = min(self.next_at, moment + length)  # roundSeconds may have been lowered since
-        standing = Standing(running=snapshot.running, since=snapshot.running_since)
+        effective = EffectivePlacements(running=snapshot.running, since=snapshot.running_since)
         if not at_boundary:
-            standing = self._grants.standing(snapshot, moment=moment)
+            effective = self._grants.effective_placements(snapshot, moment=moment)
         decided = decide_round(
             now=moment,
             shares=allocation.allocation,
@@ -53,8 +53,8 @@ class Rounds:
             state=RoundState(
                 received=memory.account.received,
                 promised=memory.account.promised,
-                running=standing.running,
-                running_since=standing.since,
+                running=effective.running,
+                running_since=effective.since,
                 moves=memory.moves,
             ),
             settings=RoundSettings(

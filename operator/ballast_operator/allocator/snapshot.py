@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.rounds import Node, Placement
 
-from ballast_operator.allocator.gang_size import Refusal, gang_size, growth_sizes, may_grow, refuse
-from ballast_operator.allocator.throughput import Measurements, Wanted
+from ballast_operator.allocator.gang_size import Refusal, admission_error, gang_size, growth_sizes, may_grow
+from ballast_operator.allocator.throughput import GangRequest, Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, NodePool
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Cause, Held
+from ballast_operator.views.status import Cause, JobAllocation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Snapshot:
         unmeasured: jobs of whose speed nothing is known: any figure of theirs is a guess.
         refusals: jobs that cannot be placed by this policy.
         overlaps: nodes that match two pools, in words.
-        empty_pools, dry_pools: pools without nodes; pools whose nodes offer no GPU.
+        empty_pools, pools_without_gpus: pools without nodes; pools whose nodes offer no GPU.
     """
 
     nodes: tuple[Node, ...]
@@ -47,7 +47,7 @@ class Snapshot:
     refusals: Mapping[Key, Refusal]
     overlaps: tuple[str, ...]
     empty_pools: tuple[str, ...]
-    dry_pools: tuple[str, ...]
+    pools_without_gpus: tuple[str, ...]
     growable: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
@@ -69,9 +69,9 @@ def take_snapshot(
     pools, overlaps = assign_nodes(spec.node_pools, nodes)
     held_on: dict[str, Counter[str]] = defaultdict(Counter)
     for view in jobs:
-        held = view.status.held
-        if held is not None and held.ending is None:
-            held_on[held.pool].update(held.nodes)
+        allocation = view.status.allocation
+        if allocation is not None and allocation.ending is None:
+            held_on[allocation.pool].update(allocation.nodes)
     values: list[Node] = []
     for pool in spec.node_pools:
         foreign = foreign_use(pods, pool.gpu_resource)
@@ -93,16 +93,28 @@ def take_snapshot(
         if not wants_gpus(view, now):
             continue
         assert view.spec is not None
-        held = view.status.held if view.status.held is not None and view.status.held.ending is None else None
+        allocation = (
+            view.status.allocation
+            if view.status.allocation is not None and view.status.allocation.ending is None
+            else None
+        )
         allowed = [t for t in gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types]
-        size = len(held.slots) if held is not None else gang_size(view, spec.node_pools, by_pool, allowed)
-        refusal = None if held is not None else refuse(view.spec, spec.node_pools, by_pool, allowed, size)
+        size = (
+            len(allocation.slots)
+            if allocation is not None
+            else gang_size(view, spec.node_pools, by_pool, allowed)
+        )
+        refusal = (
+            None
+            if allocation is not None
+            else admission_error(view.spec, spec.node_pools, by_pool, allowed, size)
+        )
         if refusal is not None:
             refusals[view.key] = refusal
             continue
-        takers.append((view, Wanted(key=view.key, spec=view.spec, stages=size), held, allowed))
+        takers.append((view, GangRequest(key=view.key, spec=view.spec, stages=size), allocation, allowed))
     speeds = measurements.estimates((wanted for _, wanted, _, _ in takers), gpu_types)
-    for view, wanted, held, allowed in takers:
+    for view, wanted, allocation, allowed in takers:
         name, size = job_id(view.key), wanted.stages
         known = {gpu_type: speeds[view.key][gpu_type] for gpu_type in allowed}
         rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
@@ -110,9 +122,11 @@ def take_snapshot(
             unmeasured.add(name)
         problem_jobs.append(as_job(view, wanted.spec, name=name, gpus=size, rates=rates, now=now))
         keys[name], launches[name] = view.key, view.status.launches
-        if held is not None:
-            running[name] = Placement(gpu_type=held.gpu_type, pool=held.pool, nodes=held.nodes)
-            since[name] = held.since.timestamp()
+        if allocation is not None:
+            running[name] = Placement(
+                gpu_type=allocation.gpu_type, pool=allocation.pool, nodes=allocation.nodes
+            )
+            since[name] = allocation.since.timestamp()
             if may_grow(view, now):
                 growable[name] = growth_sizes(view)
     return Snapshot(
@@ -133,7 +147,7 @@ def take_snapshot(
         refusals=refusals,
         overlaps=tuple(overlaps),
         empty_pools=tuple(name for name, members in pools.items() if not members),
-        dry_pools=tuple(
+        pools_without_gpus=tuple(
             pool.name
             for pool in spec.node_pools
             if pools[pool.name] and not any(node.gpus(pool.gpu_resource) for node in pools[pool.name])
@@ -165,7 +179,9 @@ def wants_gpus(view: JobView, now: Time) -> bool:
     if view.spec.suspend or (status.next_launch_at is not None and status.next_launch_at > now):
         return False
     return (
-        status.held is None or status.held.ending is None or status.held.ending.cause is not Cause.COMPLETED
+        status.allocation is None
+        or status.allocation.ending is None
+        or status.allocation.ending.cause is not Cause.COMPLETED
     )
 
 
@@ -210,7 +226,7 @@ def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs that jobs hold, those on their way out included."""
     found: Counter[str] = Counter()
     for view in jobs:
-        held: Held | None = view.status.held
-        if held is not None:
-            found[held.pool] += len(held.slots)
+        allocation: JobAllocation | None = view.status.allocation
+        if allocation is not None:
+            found[allocation.pool] += len(allocation.slots)
     return found

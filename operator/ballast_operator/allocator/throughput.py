@@ -40,7 +40,7 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class GangRequest:
     """A job, and the gang for which its speed is asked."""
 
     key: Key
@@ -55,22 +55,22 @@ class Measurements:
         self._jobs: dict[Key, Measured] = {}
         self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
 
-    def take_in(self, view: JobView) -> None:
+    def record(self, view: JobView) -> None:
         """Add the job's newest report, once."""
-        held, lease = view.status.held, view.lease
-        if held is None or lease is None or lease.report is None or not view.acknowledged:
+        allocation, lease = view.status.allocation, view.lease
+        if allocation is None or lease is None or lease.report is None or not view.acknowledged:
             return
         report, plan = lease.report, view.launched_plan
         if plan is None or report.epoch != plan.epoch or not report.steps_per_second:
             return
         measured = self._jobs.setdefault(view.key, Measured())
-        if view.spec is None or (measured.launch, measured.step) == (held.launch, report.step):
+        if view.spec is None or (measured.launch, measured.step) == (allocation.launch, report.step):
             return
-        measured.launch, measured.step = held.launch, report.step
+        measured.launch, measured.step = allocation.launch, report.step
         kind = kind_of(view.spec)
         # Kinds are in order of their newest report.
         profile = self._kinds[kind] = self._kinds.pop(kind, {})
-        where = (held.gpu_type, len(plan.ranks))
+        where = (allocation.gpu_type, len(plan.ranks))
         prior = profile.get(where)
         before = measured.speeds.get(where) or stated(view.spec, *where)
         if before is None:
@@ -78,7 +78,7 @@ class Measurements:
         measured.speeds[where] = before.measured(report.steps_per_second)
         profile[where] = (prior or NOT_SEEN).measured(report.steps_per_second)
 
-    def of(self, key: Key) -> Speeds:
+    def reported_by(self, key: Key) -> Speeds:
         """What the job itself has reported."""
         measured = self._jobs.get(key)
         return {} if measured is None else dict(measured.speeds)
@@ -91,7 +91,7 @@ class Measurements:
             del self._kinds[kind]
 
     def estimates(
-        self, wanted: Iterable[Wanted], gpu_types: tuple[str, ...]
+        self, wanted: Iterable[GangRequest], gpu_types: tuple[str, ...]
     ) -> dict[Key, dict[str, Estimate]]:
         """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run."""
         wanted = list(wanted)
@@ -105,7 +105,7 @@ class Measurements:
         for job in wanted:
             name, profile = "/".join(job.key), self._kinds.get(kind_of(job.spec), {})
             types[name] = job_type = JobType(name=variant_of(job.spec), gpus=job.stages)
-            reports, mine = self.of(job.key), {}
+            reports, mine = self.reported_by(job.key), {}
             for gpu_type in gpu_types:
                 prior = stated(job.spec, gpu_type, job.stages) or resized(profile, gpu_type, job.stages)
                 if prior is not None:
@@ -113,7 +113,7 @@ class Measurements:
                 report = resized(reports, gpu_type, job.stages)
                 if report is not None:
                     mine[gpu_type] = report
-            own[name] = settled(job, mine)
+            own[name] = reconcile_with_spec(job, mine)
         estimator = Estimator(
             profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
             gpu_types=gpu_types,
@@ -170,7 +170,7 @@ def resized(speeds: Speeds, gpu_type: str, stages: int) -> Estimate | None:
     )
 
 
-def settled(job: Wanted, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:
+def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """GPU type -> reports; where they bear out how the spec says that types compare, exactly so.
 
     A window with a pause in it would otherwise change who gets which GPU. Beyond PRIOR_DEVIATION the

@@ -262,7 +262,7 @@ class ClusterPolicyStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
-    """Valid, Solved, SolverHealthy, Informed, Ready."""
+    """Valid, Solved, SolverHealthy, InputsComplete, Ready."""
     capacity: Annotated[
         tuple[PoolCapacity, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),

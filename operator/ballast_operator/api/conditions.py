@@ -43,7 +43,7 @@ class JobCondition(enum.StrEnum):
     """The job has taken more GPUs while training."""
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
-    INFORMED = "Informed"
+    INPUTS_COMPLETE = "InputsComplete"
     """The policy knows of the job what it needs; False: it goes on with defaults. Absent: never asked for."""
     ON_TIME = "OnTime"
     """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
@@ -145,9 +145,9 @@ class JobReason(enum.StrEnum):
     RESUMED = "Resumed"
     """No longer preempted: it goes on from its checkpoint."""
 
-    # Informed
+    # InputsComplete
     COMPLETE = "Complete"
-    """Informed: no default is used."""
+    """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
     """Not informed: the message names each field that the policy needs, and what counts in its place."""
 
@@ -158,7 +158,7 @@ class JobReason(enum.StrEnum):
     """Not on time: the deadline is over; the job goes on without it."""
     DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
     """Not on time: alone on its fastest GPUs it would be late; the job goes on without its deadline."""
-    DEADLINE_CROWDED_OUT = "DeadlineCrowdedOut"
+    DEADLINE_CONTENDED = "DeadlineContended"
     """Not on time: earlier deadlines need the GPUs; the job goes on without its deadline."""
 
     # Succeeded, Failed
@@ -177,7 +177,7 @@ class PolicyCondition(enum.StrEnum):
     """The last allocation came from the solver of the chosen policy."""
     SOLVER_HEALTHY = "SolverHealthy"
     """The solver's process answers in time."""
-    INFORMED = "Informed"
+    INPUTS_COMPLETE = "InputsComplete"
     """The policy knows all that it needs; False: it goes on with defaults, which the message names."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
@@ -218,9 +218,9 @@ class PolicyReason(enum.StrEnum):
     SOLVER_DIED = "SolverDied"
     """Not healthy: the process ended over the last question; the greedy fallback decided."""
 
-    # Informed
+    # InputsComplete
     COMPLETE = "Complete"
-    """Informed: no default is used."""
+    """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
     """Not informed: the message names pools and jobs, the fields, and what counts in their place."""
 

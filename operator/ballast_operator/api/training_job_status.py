@@ -165,7 +165,8 @@ class TrainingJobStatus(StatusModel):
     state: JobState | None = None
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
-    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, Informed, OnTime, Succeeded, Failed."""
+    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime; at the end
+    Succeeded or Failed."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None

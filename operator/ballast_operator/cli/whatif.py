@@ -99,7 +99,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
     observer, measurements = Observer(caches), Measurements()
     jobs = observer.jobs()
     for view in jobs:
-        measurements.take_in(view)
+        measurements.record(view)
     snapshot = take_snapshot(
         policy.spec,
         nodes=observer.nodes(),
@@ -144,8 +144,10 @@ def pose(
         posed = dataclasses.replace(snapshot, problem=problem)
         inputs = complete(objective.model_copy(update={"policy": policy}), posed)
         problem = inputs.problem
-        notes |= dict.fromkeys(inputs.of_pools)
-        notes |= dict.fromkeys(f"{job}: {words}" for job, said in inputs.of_jobs.items() for words in said)
+        notes |= dict.fromkeys(inputs.pool_defaults)
+        notes |= dict.fromkeys(
+            f"{job}: {words}" for job, said in inputs.job_defaults.items() for words in said
+        )
     return problem, tuple(notes)
 
 

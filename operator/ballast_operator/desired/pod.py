@@ -10,7 +10,7 @@ from ballast_operator.desired.owned import owned
 from ballast_operator.kube.kinds import POD, Object
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Held, Slot
+from ballast_operator.views.status import JobAllocation, Slot
 
 COMMAND = ["ballast-train", "pod"]
 """What the first container runs unless the template says otherwise."""
@@ -23,13 +23,18 @@ USUAL_GRACE_SECONDS = 30
 
 
 def pod_object(
-    view: JobView, spec: JobSpec, held: Held, *, rank: int, slot: Slot, gpu_resource: str
+    view: JobView, spec: JobSpec, allocation: JobAllocation, *, rank: int, slot: Slot, gpu_resource: str
 ) -> dict[str, Any]:
     """The pod of ``rank``, pinned to the slot's node; kube-scheduler still binds it."""
     template = copy.deepcopy(dict(spec.template))
     pod = owned(view, POD, slot.pod, spec=dict(template.get("spec") or {}))
     metadata, wanted = pod["metadata"], template.get("metadata") or {}
-    ours = {**metadata["labels"], JOB_LABEL: view.name, LAUNCH_LABEL: str(held.launch), RANK_LABEL: str(rank)}
+    ours = {
+        **metadata["labels"],
+        JOB_LABEL: view.name,
+        LAUNCH_LABEL: str(allocation.launch),
+        RANK_LABEL: str(rank),
+    }
     metadata["labels"] = {**(wanted.get("labels") or {}), **ours}
     if wanted.get("annotations"):
         metadata["annotations"] = dict(wanted["annotations"])

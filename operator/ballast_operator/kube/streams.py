@@ -121,7 +121,7 @@ async def first_sync(caches: Caches, cluster: Cluster, namespace: str, waits: Wa
     waits.end(WaitReason.CACHES)
 
 
-async def keep_in_step(
+async def resync_periodically(
     caches: Caches, cluster: Cluster, namespace: str, waits: Waits, *, every_seconds: float
 ) -> None:
     """:func:`resync` until cancelled. ``/healthz`` fails where a watch stays behind what lists show.

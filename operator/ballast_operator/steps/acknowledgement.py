@@ -2,30 +2,32 @@
 
 from ballast_policies.contract import Plan
 
-from ballast_operator.steps.outcome import Outcome, Situation, seconds_since
-from ballast_operator.steps.stopping import end
+from ballast_operator.steps.context import ReconcileContext, StepResult, seconds_since
+from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.views.status import Cause
 
 
-def awaited(situation: Situation, plan: Plan, *, change: str, seconds: float, cause: Cause) -> Outcome | None:
+def await_acknowledgement(
+    context: ReconcileContext, plan: Plan, *, change: str, seconds: float, cause: Cause
+) -> StepResult | None:
     """What to do while ``plan`` is not acknowledged: wait, or end the launch by ``cause``; None: it is.
 
     Args:
-        situation: of the job; its plan has been written.
+        context: of the job; its plan has been written.
         plan: the one that is to be acknowledged.
         change: what it does, in the message's word ("shrink").
         seconds: from the plan's writing to the end of patience.
         cause: of the end.
     """
-    view = situation.view
+    view = context.view
     assert view.plan_written is not None
     if view.acknowledged:
         return None
-    left = seconds - seconds_since(situation, view.plan_written)
+    left = seconds - seconds_since(context, view.plan_written)
     if left > 0:
-        return Outcome(status=view.status, again_seconds=left)
-    return end(
-        situation,
+        return StepResult(status=view.status, requeue_after_seconds=left)
+    return begin_termination(
+        context,
         cause,
         f"the {change} to {len(plan.ranks)} pods (epoch {plan.epoch}) was not acknowledged within "
         f"{seconds:g} s; restarting from the checkpoint",

@@ -1,4 +1,4 @@
-"""The page on which a job's pass is decided: from a view to an outcome, nothing else."""
+"""The page on which a job's pass is decided: from a view to a result, nothing else."""
 
 import dataclasses
 
@@ -6,19 +6,22 @@ from ballast_policies.contract import GPU_RESOURCE, Directive
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.advised import advised
-from ballast_operator.steps.finished import tidy
+from ballast_operator.steps.accounting import account_suspension
+from ballast_operator.steps.context import (
+    ReconcileContext,
+    StepResult,
+    apply_allocator_conditions,
+    set_condition,
+)
 from ballast_operator.steps.gang import start_gang
-from ballast_operator.steps.outcome import Outcome, Situation, set_condition
 from ballast_operator.steps.running import run_gang
-from ballast_operator.steps.shrinking import carry_on_shrink
-from ballast_operator.steps.stopping import end, stop_gang
-from ballast_operator.steps.suspension import clocked
+from ballast_operator.steps.shrinking import continue_shrink
+from ballast_operator.steps.stopping import begin_termination, reconcile_finished, stop_gang
 from ballast_operator.steps.waiting import wait_or_launch
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.status import Cause, JobStatus
-from ballast_operator.views.wish import Verb, Wish
 
 LACKS_RIGHT_SECONDS = 10.0
 """Pause before a request that the operator has no right to is tried again."""
@@ -27,35 +30,35 @@ LACKS_RIGHT_SECONDS = 10.0
 def decide(
     view: JobView,
     *,
-    wish: Wish | None,
+    assignment: Assignment | None,
     shortage: str,
     now: Time,
     settings: JobSettings,
     price_per_hour: float = 0.0,
     gpu_resource: str = GPU_RESOURCE,
-) -> Outcome:
+) -> StepResult:
     """What to do about a job now.
 
     Args:
         view: the job and all that belongs to it.
-        wish: what the allocator wants; None: it has not spoken yet.
-        shortage: why the wish's nodes cannot hold the gang yet, in words; empty: they can.
+        assignment: what the allocator wants; None: it has not spoken yet.
+        shortage: why the assignment's nodes cannot hold the gang yet, in words; empty: they can.
         now: the present.
         settings: deadlines.
         price_per_hour: of one GPU that the job holds.
         gpu_resource: extended resource that a pod of the gang asks for.
     """
     if view.deleting:
-        return Outcome(status=view.status)  # the garbage collector deletes what the job owns
+        return StepResult(status=view.status)  # the garbage collector deletes what the job owns
     view = dataclasses.replace(
         view, status=dataclasses.replace(view.status, observed_generation=view.generation)
     )
     if view.spec is None:
-        return Outcome(status=_misconfigured(view, now))
-    situation = Situation(
+        return StepResult(status=_misconfigured(view, now))
+    context = ReconcileContext(
         view=view,
         spec=view.spec,
-        wish=wish,
+        assignment=assignment,
         shortage=shortage,
         now=now,
         settings=settings,
@@ -63,38 +66,47 @@ def decide(
         gpu_resource=gpu_resource,
     )
     if view.status.finished:
-        return tidy(situation)
-    status = clocked(situation, advised(situation))
-    return _next_step(dataclasses.replace(situation, view=dataclasses.replace(view, status=status)))
+        return reconcile_finished(context)
+    status = account_suspension(context, apply_allocator_conditions(context))
+    return _next_step(dataclasses.replace(context, view=dataclasses.replace(view, status=status)))
 
 
-def _next_step(situation: Situation) -> Outcome:
+def _next_step(context: ReconcileContext) -> StepResult:
     """What to do about a job that is not at its end."""
-    view, spec, wish, held = situation.view, situation.spec, situation.wish, situation.view.status.held
-    if held is None:
-        return wait_or_launch(situation)
-    if held.ending is not None:
-        return stop_gang(situation)
+    view, spec, assignment, allocation = (
+        context.view,
+        context.spec,
+        context.assignment,
+        context.view.status.allocation,
+    )
+    if allocation is None:
+        return wait_or_launch(context)
+    if allocation.ending is not None:
+        return stop_gang(context)
     if view.finished_step is not None and view.shrinking and view.acknowledged:
-        return carry_on_shrink(situation)  # it was done before the job was: release and say so first
+        return continue_shrink(context)  # it was done before the job was: release and say so first
     if view.finished_step is not None:
         done = f"{view.finished_step} of {spec.total_steps} steps are done and saved"
-        return end(situation, Cause.COMPLETED, done)
+        return begin_termination(context, Cause.COMPLETED, done)
     if spec.suspend:
-        return end(situation, Cause.SUSPENDED, "spec.suspend is set")
-    unwanted = wish is not None and wish.launches == held.launch and wish.verb is not Verb.KEEP
+        return begin_termination(context, Cause.SUSPENDED, "spec.suspend is set")
+    unwanted = (
+        assignment is not None
+        and assignment.launches == allocation.launch
+        and assignment.action is not AssignmentAction.KEEP
+    )
     if unwanted and not _committed(view):
-        why = wish.why if wish is not None else ""
-        return end(situation, Cause.PREEMPTED, why or "the allocator took the GPUs back")
-    return start_gang(situation) if view.launched_plan is None else run_gang(situation)
+        why = assignment.why if assignment is not None else ""
+        return begin_termination(context, Cause.PREEMPTED, why or "the allocator took the GPUs back")
+    return start_gang(context) if view.launched_plan is None else run_gang(context)
 
 
 def _committed(view: JobView) -> bool:
     """In the middle of a change of shape: it ends, one way or the other, before the GPUs are taken back."""
-    plan, held = view.launched_plan, view.status.held
-    if plan is None or held is None:
+    plan, allocation = view.launched_plan, view.status.allocation
+    if plan is None or allocation is None:
         return False
-    if plan.directive is Directive.GROW and held.joining:
+    if plan.directive is Directive.GROW and allocation.joining:
         return True
     return plan.directive is Directive.SHRINK and view.shrinking
 
@@ -111,25 +123,29 @@ def _misconfigured(view: JobView, now: Time) -> JobStatus:
     )
 
 
-def refused(view: JobView, message: str, *, now: Time, settings: JobSettings) -> Outcome:
+def refused(view: JobView, message: str, *, now: Time, settings: JobSettings) -> StepResult:
     """The API server refuses an object of the job: the template is wrong, or a quota forbids it.
 
     Either ends the launch and counts toward ``backoffLimit``, so that it is not tried for ever.
     """
-    held = view.status.held
-    if view.spec is None or held is None or held.ending is not None:
-        return Outcome(status=view.status, again_seconds=settings.restart_max_seconds)
-    situation = Situation(view=view, spec=view.spec, wish=None, shortage="", now=now, settings=settings)
-    return end(situation, Cause.USER_ERROR, f"the API server refused an object of the job: {message}")
+    allocation = view.status.allocation
+    if view.spec is None or allocation is None or allocation.ending is not None:
+        return StepResult(status=view.status, requeue_after_seconds=settings.restart_max_seconds)
+    context = ReconcileContext(
+        view=view, spec=view.spec, assignment=None, shortage="", now=now, settings=settings
+    )
+    return begin_termination(
+        context, Cause.USER_ERROR, f"the API server refused an object of the job: {message}"
+    )
 
 
-def lacks_right(view: JobView, message: str, *, now: Time) -> Outcome:
+def lacks_right(view: JobView, message: str, *, now: Time) -> StepResult:
     """The operator's account may not do what the job needs: it waits, and ``backoffLimit`` is not touched.
 
     Nothing of what was decided is written; the same is decided and tried again.
     """
-    held, status = view.status.held, view.status
-    if held is not None and not status.is_true(JobCondition.RUNNING):
+    allocation, status = view.status.allocation, view.status
+    if allocation is not None and not status.is_true(JobCondition.RUNNING):
         status = set_condition(
             status,
             JobCondition.RUNNING,
@@ -139,4 +155,4 @@ def lacks_right(view: JobView, message: str, *, now: Time) -> Outcome:
             now=now,
             generation=view.generation,
         )
-    return Outcome(status=status, again_seconds=LACKS_RIGHT_SECONDS)
+    return StepResult(status=status, requeue_after_seconds=LACKS_RIGHT_SECONDS)

@@ -2,7 +2,7 @@
 
 from ballast_policies.contract import Directive
 
-from ballast_operator.steps.outcome import Situation, seconds_since
+from ballast_operator.steps.context import ReconcileContext, seconds_since
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.status import Cause
@@ -10,13 +10,13 @@ from ballast_operator.views.status import Cause
 Failure = tuple[Cause, str]
 
 
-def failed(situation: Situation) -> Failure | None:
+def find_failure(context: ReconcileContext) -> Failure | None:
     """Why the gang cannot go on, or None.
 
     A rank that dies takes others with it, and their ends may be seen first; where only followers have
     ended, the culprit is waited for ``exit_seconds`` (see :func:`settling`).
     """
-    view = situation.view
+    view = context.view
     plan = view.launched_plan
     released = {pod.name for pod in view.released} if view.shrinking else set()
     outside = {*view.newcomers, *(pod.name for pod in view.gang if _given_up(view, pod))}
@@ -27,7 +27,7 @@ def failed(situation: Situation) -> Failure | None:
     culprit = next((pod for pod in gang if pod.at_fault), None)
     if culprit is not None:
         return Cause.USER_ERROR, describe(culprit)
-    lost = _lost(situation, gang)
+    lost = _lost(context, gang)
     if lost is not None:
         return lost
     if plan is None:
@@ -36,24 +36,29 @@ def failed(situation: Situation) -> Failure | None:
     if missing:
         return Cause.POD_LOST, f"deleted by someone else: {', '.join(missing)}"
     peers = [pod for pod in gang if pod.lost_peer]
-    if peers and not settling(situation):
+    if peers and not settling(context):
         return Cause.PEER_LOST, f"{describe(peers[0])}; no other rank is to blame"
-    return _silent(situation, started=view.acknowledged or plan.directive is not Directive.RUN)
+    return _silent(context, started=view.acknowledged or plan.directive is not Directive.RUN)
 
 
 def _given_up(view: JobView, pod: PodView) -> bool:
     """A newcomer of a growth that was given up: never a rank of the gang."""
-    held, plan = view.status.held, view.launched_plan
-    if held is None or plan is None or not held.first_newcomer or pod.rank < held.first_newcomer:
+    allocation, plan = view.status.allocation, view.launched_plan
+    if (
+        allocation is None
+        or plan is None
+        or not allocation.first_newcomer
+        or pod.rank < allocation.first_newcomer
+    ):
         return False
-    return pod.name not in held.pods and plan.rank_of(pod.name) is None and not view.shrinking
+    return pod.name not in allocation.pods and plan.rank_of(pod.name) is None and not view.shrinking
 
 
-def settling(situation: Situation) -> bool:
+def settling(context: ReconcileContext) -> bool:
     """Some rank has just ended because of another: the other's end will be seen soon."""
-    quiet = situation.view.lease.quiet_seconds if situation.view.lease is not None else 0.0
-    return quiet < situation.settings.exit_seconds and any(
-        pod.alive and pod.node_ready for pod in situation.view.gang
+    quiet = context.view.lease.quiet_seconds if context.view.lease is not None else 0.0
+    return quiet < context.settings.exit_seconds and any(
+        pod.alive and pod.node_ready for pod in context.view.gang
     )
 
 
@@ -65,7 +70,7 @@ def describe(pod: PodView) -> str:
     return f"pod {pod.name} ended{code}" + (f" ({reason})" if reason else "") + (f": {said}" if said else "")
 
 
-def _lost(situation: Situation, gang: list[PodView]) -> Failure | None:
+def _lost(context: ReconcileContext, gang: list[PodView]) -> Failure | None:
     for pod in gang:
         if pod.leaving and pod.alive:
             return Cause.POD_LOST, f"pod {pod.name} is being deleted by someone else"
@@ -75,21 +80,21 @@ def _lost(situation: Situation, gang: list[PodView]) -> Failure | None:
             return Cause.NODE_LOST, f"node {pod.node} is lost; {describe(pod)}"
         return Cause.POD_LOST, describe(pod)
     dead = sorted({pod.node for pod in gang if pod.node and not pod.node_ready})
-    lease = situation.view.lease
-    if dead and (lease is None or lease.quiet_seconds > situation.settings.exit_seconds):
+    lease = context.view.lease
+    if dead and (lease is None or lease.quiet_seconds > context.settings.exit_seconds):
         return Cause.NODE_LOST, f"node {', '.join(dead)} is not ready and the job is silent"
     return None
 
 
-def _silent(situation: Situation, *, started: bool) -> Failure | None:
-    view, settings = situation.view, situation.settings
+def _silent(context: ReconcileContext, *, started: bool) -> Failure | None:
+    view, settings = context.view, context.settings
     quiet = view.lease.quiet_seconds if view.lease is not None else 0.0
     if started:
         if quiet > settings.heartbeat_seconds and any(pod.alive for pod in view.kept):
             return Cause.HUNG, f"the lease was not renewed for {quiet:.0f} s while pods run"
         return None
     assert view.plan_written is not None
-    since = seconds_since(situation, view.plan_written)
+    since = seconds_since(context, view.plan_written)
     if since > settings.start_seconds:
         return Cause.HUNG, f"no acknowledgement of the plan within {settings.start_seconds:g} s"
     return None

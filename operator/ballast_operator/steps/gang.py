@@ -7,67 +7,77 @@ from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
 from ballast_operator.kube.kinds import LEASE
-from ballast_operator.steps.failure import failed
-from ballast_operator.steps.outcome import Apply, CreatePod, Outcome, Situation, WritePlan, say, seconds_since
-from ballast_operator.steps.stopping import end
-from ballast_operator.views.status import Cause, Held
+from ballast_operator.steps.context import (
+    Apply,
+    CreatePod,
+    ReconcileContext,
+    StepResult,
+    WritePlan,
+    seconds_since,
+    with_condition,
+)
+from ballast_operator.steps.failure import find_failure
+from ballast_operator.steps.stopping import begin_termination
+from ballast_operator.views.status import Cause, JobAllocation
 
 
-def start_gang(situation: Situation) -> Outcome:
+def start_gang(context: ReconcileContext) -> StepResult:
     """One pass of a launch whose plan is not written yet."""
-    view = situation.view
-    held = _held(situation)
-    failure = failed(situation)
+    view = context.view
+    allocation = _held(context)
+    failure = find_failure(context)
     if failure is not None:
-        return end(situation, *failure)
+        return begin_termination(context, *failure)
     gang = {pod.name: pod for pod in view.gang}
-    ready = [gang[name] for name in held.pods if name in gang and gang[name].ready_for_plan]
-    late = seconds_since(situation, held.since) - situation.settings.bind_seconds
-    if len(ready) < len(held.slots):
+    ready = [gang[name] for name in allocation.pods if name in gang and gang[name].ready_for_plan]
+    late = seconds_since(context, allocation.since) - context.settings.bind_seconds
+    if len(ready) < len(allocation.slots):
         if late >= 0:
-            return end(situation, Cause.NOT_BOUND, _not_bound(situation, held, len(ready)))
-        status = say(
-            situation,
+            return begin_termination(context, Cause.NOT_BOUND, _not_bound(context, allocation, len(ready)))
+        status = with_condition(
+            context,
             view.status,
             JobCondition.RUNNING,
             False,
             JobReason.PODS_STARTING,
-            f"{len(ready)} of {len(held.slots)} pods run" + _waits(situation),
+            f"{len(ready)} of {len(allocation.slots)} pods run" + _waits(context),
         )
-        return Outcome(status=status, actions=_missing(situation, held), again_seconds=-late)
+        return StepResult(status=status, actions=_missing(context, allocation), requeue_after_seconds=-late)
     plan = Plan(
         job=view.name,
         epoch=(view.plan.epoch if view.plan is not None else 0) + 1,
-        launch=held.launch,
+        launch=allocation.launch,
         directive=Directive.RUN,
         ranks=tuple(
-            Rank(rank=rank, pod=pod.name, address=pod.address, gpu_type=held.gpu_type)
+            Rank(rank=rank, pod=pod.name, address=pod.address, gpu_type=allocation.gpu_type)
             for rank, pod in enumerate(ready)
         ),
-        stages=situation.spec.first_stages(len(ready)),
-        reason=f"launch {held.launch} on pool {held.pool}",
+        stages=context.spec.first_stages(len(ready)),
+        reason=f"launch {allocation.launch} on pool {allocation.pool}",
     )
-    status = say(
-        situation,
+    status = with_condition(
+        context,
         view.status,
         JobCondition.RUNNING,
         False,
         JobReason.RANKS_MEETING,
         f"{len(ready)} pods run; ranks connect and load the checkpoint",
     )
-    return Outcome(status=status, actions=(WritePlan(plan),), again_seconds=situation.settings.start_seconds)
+    return StepResult(
+        status=status, actions=(WritePlan(plan),), requeue_after_seconds=context.settings.start_seconds
+    )
 
 
-def _held(situation: Situation) -> Held:
-    held = situation.view.status.held
-    assert held is not None
-    return held
+def _held(context: ReconcileContext) -> JobAllocation:
+    allocation = context.view.status.allocation
+    assert allocation is not None
+    return allocation
 
 
-def _missing(situation: Situation, held: Held) -> tuple[Apply | CreatePod, ...]:
-    view = situation.view
+def _missing(context: ReconcileContext, allocation: JobAllocation) -> tuple[Apply | CreatePod, ...]:
+    view = context.view
     there = {pod.name for pod in view.gang}
-    absent = [(rank, slot) for rank, slot in enumerate(held.slots) if slot.pod not in there]
+    absent = [(rank, slot) for rank, slot in enumerate(allocation.slots) if slot.pod not in there]
     if not absent:
         return ()
     objects = [*access_objects(view), (LEASE, lease_object(view))]
@@ -76,7 +86,7 @@ def _missing(situation: Situation, held: Held) -> tuple[Apply | CreatePod, ...]:
         *(
             CreatePod(
                 pod_object(
-                    view, situation.spec, held, rank=rank, slot=slot, gpu_resource=situation.gpu_resource
+                    view, context.spec, allocation, rank=rank, slot=slot, gpu_resource=context.gpu_resource
                 )
             )
             for rank, slot in absent
@@ -84,17 +94,17 @@ def _missing(situation: Situation, held: Held) -> tuple[Apply | CreatePod, ...]:
     )
 
 
-def _waits(situation: Situation) -> str:
+def _waits(context: ReconcileContext) -> str:
     waits = [
         f"{pod.name}: {pod.reason} {pod.detail}".strip()
-        for pod in situation.view.gang
+        for pod in context.view.gang
         if pod.reason and not pod.ready_for_plan
     ]
     return "; " + "; ".join(waits) if waits else ""
 
 
-def _not_bound(situation: Situation, held: Held, ready: int) -> str:
+def _not_bound(context: ReconcileContext, allocation: JobAllocation, ready: int) -> str:
     return (
-        f"only {ready} of {len(held.slots)} pods ran within {situation.settings.bind_seconds:g} s, "
-        f"so all are taken back{_waits(situation)}"
+        f"only {ready} of {len(allocation.slots)} pods ran within {context.settings.bind_seconds:g} s, "
+        f"so all are taken back{_waits(context)}"
     )

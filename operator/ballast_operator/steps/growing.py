@@ -10,147 +10,169 @@ from ballast_policies.contract import Plan, Rank, pod_name
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import pod_object
-from ballast_operator.steps.acknowledgement import awaited
-from ballast_operator.steps.cost import accrue
-from ballast_operator.steps.failure import describe
-from ballast_operator.steps.outcome import (
+from ballast_operator.steps.accounting import accrue_cost
+from ballast_operator.steps.acknowledgement import await_acknowledgement
+from ballast_operator.steps.context import (
     CreatePod,
     DeletePod,
-    Outcome,
-    Situation,
+    ReconcileContext,
+    StepResult,
     WritePlan,
-    say,
     seconds_since,
+    with_condition,
 )
+from ballast_operator.steps.failure import describe
+from ballast_operator.views.assignment import AssignmentAction
 from ballast_operator.views.job import JobView
-from ballast_operator.views.status import Cause, Held, Slot
-from ballast_operator.views.wish import Verb
+from ballast_operator.views.status import Cause, JobAllocation, Slot
 
 
-def strays(view: JobView) -> tuple[DeletePod, ...]:
+def delete_abandoned_pods(view: JobView) -> tuple[DeletePod, ...]:
     """Deletions of newcomers that were given up."""
-    held = view.status.held
-    if held is None:
+    allocation = view.status.allocation
+    if allocation is None:
         return ()
     return tuple(
         DeletePod(pod.name, pod.uid)
         for pod in view.gang
-        if pod.name not in held.pods and pod.rank >= held.first_newcomer and not pod.leaving
+        if pod.name not in allocation.pods and pod.rank >= allocation.first_newcomer and not pod.leaving
     )
 
 
-def wants_to_grow(situation: Situation) -> bool:
+def wants_to_grow(context: ReconcileContext) -> bool:
     """Whether the allocator offers GPUs to this very gang, and it is in a state to take them."""
-    view, wish, held = situation.view, situation.wish, situation.view.status.held
+    view, assignment, allocation = context.view, context.assignment, context.view.status.allocation
     plan = view.launched_plan
-    if wish is None or held is None or plan is None or wish.verb is not Verb.KEEP or not wish.more:
+    if (
+        assignment is None
+        or allocation is None
+        or plan is None
+        or assignment.action is not AssignmentAction.KEEP
+        or not assignment.extra_nodes
+    ):
         return False
-    same = wish.launches == held.launch and wish.nodes == held.nodes and len(plan.ranks) == len(held.slots)
-    return same and view.acknowledged and not situation.shortage and not strays(view)
+    same = (
+        assignment.launches == allocation.launch
+        and assignment.nodes == allocation.nodes
+        and len(plan.ranks) == len(allocation.slots)
+    )
+    return same and view.acknowledged and not context.shortage and not delete_abandoned_pods(view)
 
 
-def begin_growth(situation: Situation) -> Outcome:
+def begin_growth(context: ReconcileContext) -> StepResult:
     """Write down the larger gang; its pods follow in the next pass."""
-    view, wish, held = situation.view, situation.wish, situation.view.status.held
-    assert wish is not None and held is not None
+    view, assignment, allocation = context.view, context.assignment, context.view.status.allocation
+    assert assignment is not None and allocation is not None
     first = max(pod.rank for pod in view.gang) + 1
     new = tuple(
-        Slot(pod=pod_name(view.name, held.launch, first + i), node=node) for i, node in enumerate(wish.more)
+        Slot(pod=pod_name(view.name, allocation.launch, first + i), node=node)
+        for i, node in enumerate(assignment.extra_nodes)
     )
-    status = accrue(situation, view.status)
-    held = dataclasses.replace(
-        held,
-        slots=held.slots + new,
+    status = accrue_cost(context, view.status)
+    allocation = dataclasses.replace(
+        allocation,
+        slots=allocation.slots + new,
         joining=tuple(slot.pod for slot in new),
-        joining_since=situation.now,
+        joining_since=context.now,
         first_newcomer=first,
     )
-    status = dataclasses.replace(status, held=held)
-    message = f"to join: {', '.join(held.joining)}; no other job can use these GPUs of pool {held.pool}"
-    status = say(situation, status, JobCondition.GROWN, False, JobReason.GROWING, message)
-    return Outcome(status=status, again_seconds=0.0)
+    status = dataclasses.replace(status, allocation=allocation)
+    message = (
+        f"to join: {', '.join(allocation.joining)}; no other job can use these GPUs of pool {allocation.pool}"
+    )
+    status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWING, message)
+    return StepResult(status=status, requeue_after_seconds=0.0)
 
 
-def carry_on_growth(situation: Situation) -> Outcome:
+def continue_growth(context: ReconcileContext) -> StepResult:
     """One pass of a growth that is written down."""
-    view, held, plan = situation.view, situation.view.status.held, situation.view.launched_plan
-    assert held is not None and plan is not None and held.joining_since is not None
-    if plan.rank_of(held.joining[0]) is not None:
-        return _meet(situation, held, plan)
-    newcomers = {pod.name: pod for pod in view.gang if pod.name in held.joining}
+    view, allocation, plan = context.view, context.view.status.allocation, context.view.launched_plan
+    assert allocation is not None and plan is not None and allocation.joining_since is not None
+    if plan.rank_of(allocation.joining[0]) is not None:
+        return _await_join(context, allocation, plan)
+    newcomers = {pod.name: pod for pod in view.gang if pod.name in allocation.joining}
     ended = next((pod for pod in newcomers.values() if not pod.alive or pod.leaving), None)
-    left = situation.settings.bind_seconds - seconds_since(situation, held.joining_since)
+    left = context.settings.bind_seconds - seconds_since(context, allocation.joining_since)
     if ended is not None:
         return _give_up(
-            situation, held, describe(ended) if not ended.alive else f"pod {ended.name} is deleted"
+            context, allocation, describe(ended) if not ended.alive else f"pod {ended.name} is deleted"
         )
-    ready = [newcomers[name] for name in held.joining if name in newcomers and newcomers[name].ready_for_plan]
-    if len(ready) < len(held.joining) and left <= 0:
-        limit = situation.settings.bind_seconds
+    ready = [
+        newcomers[name] for name in allocation.joining if name in newcomers and newcomers[name].ready_for_plan
+    ]
+    if len(ready) < len(allocation.joining) and left <= 0:
+        limit = context.settings.bind_seconds
         return _give_up(
-            situation, held, f"only {len(ready)} of {len(held.joining)} pods ran within {limit:g} s"
+            context, allocation, f"only {len(ready)} of {len(allocation.joining)} pods ran within {limit:g} s"
         )
-    if len(ready) < len(held.joining):
+    if len(ready) < len(allocation.joining):
         makes = tuple(
             CreatePod(
                 pod_object(
                     view,
-                    situation.spec,
-                    held,
-                    rank=held.first_newcomer + i,
-                    slot=next(slot for slot in held.slots if slot.pod == name),
-                    gpu_resource=situation.gpu_resource,
+                    context.spec,
+                    allocation,
+                    rank=allocation.first_newcomer + i,
+                    slot=next(slot for slot in allocation.slots if slot.pod == name),
+                    gpu_resource=context.gpu_resource,
                 )
             )
-            for i, name in enumerate(held.joining)
+            for i, name in enumerate(allocation.joining)
             if name not in newcomers
         )
-        return Outcome(status=view.status, actions=makes, again_seconds=left)
+        return StepResult(status=view.status, actions=makes, requeue_after_seconds=left)
     new = tuple(
-        Rank(rank=len(plan.ranks) + i, pod=pod.name, address=pod.address, gpu_type=held.gpu_type)
+        Rank(rank=len(plan.ranks) + i, pod=pod.name, address=pod.address, gpu_type=allocation.gpu_type)
         for i, pod in enumerate(ready)
     )
-    grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {held.pool}")
-    return Outcome(
-        status=view.status, actions=(WritePlan(grown),), again_seconds=situation.settings.start_seconds
+    grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {allocation.pool}")
+    return StepResult(
+        status=view.status, actions=(WritePlan(grown),), requeue_after_seconds=context.settings.start_seconds
     )
 
 
-def _meet(situation: Situation, held: Held, plan: Plan) -> Outcome:
+def _await_join(context: ReconcileContext, allocation: JobAllocation, plan: Plan) -> StepResult:
     """The plan names the newcomers: done when rank 0 says so."""
-    view = situation.view
-    waiting = awaited(
-        situation,
+    view = context.view
+    waiting = await_acknowledgement(
+        context,
         plan,
         change="growth",
-        seconds=situation.settings.start_seconds,
+        seconds=context.settings.start_seconds,
         cause=Cause.GROW_TIMEOUT,
     )
     if waiting is not None:
         return waiting
-    slots = {slot.pod: slot for slot in held.slots}
-    held_now = dataclasses.replace(held, slots=tuple(slots[rank.pod] for rank in plan.ranks), joining=())
-    status = dataclasses.replace(view.status, held=held_now)
-    message = f"{', '.join(held.joining)} joined; {len(plan.ranks)} ranks train"
-    status = say(situation, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
-    return Outcome(
-        status=status, allocate=True, again_seconds=0.0, counts=(("grown_gpus", "", len(held.joining)),)
+    slots = {slot.pod: slot for slot in allocation.slots}
+    held_now = dataclasses.replace(
+        allocation, slots=tuple(slots[rank.pod] for rank in plan.ranks), joining=()
+    )
+    status = dataclasses.replace(view.status, allocation=held_now)
+    message = f"{', '.join(allocation.joining)} joined; {len(plan.ranks)} ranks train"
+    status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
+    return StepResult(
+        status=status,
+        allocate=True,
+        requeue_after_seconds=0.0,
+        metric_increments=(("grown_gpus", "", len(allocation.joining)),),
     )
 
 
-def _give_up(situation: Situation, held: Held, why: str) -> Outcome:
+def _give_up(context: ReconcileContext, allocation: JobAllocation, why: str) -> StepResult:
     """Back to the gang that trains; its newcomers are deleted as strays, in this pass or the next."""
-    status = accrue(situation, situation.view.status)
+    status = accrue_cost(context, context.view.status)
     smaller = dataclasses.replace(
-        held, slots=tuple(slot for slot in held.slots if slot.pod not in held.joining), joining=()
+        allocation,
+        slots=tuple(slot for slot in allocation.slots if slot.pod not in allocation.joining),
+        joining=(),
     )
-    status = dataclasses.replace(status, held=smaller)
-    status = say(
-        situation,
+    status = dataclasses.replace(status, allocation=smaller)
+    status = with_condition(
+        context,
         status,
         JobCondition.GROWN,
         False,
         JobReason.GROWTH_GIVEN_UP,
         f"{why}; the gang goes on as it was",
     )
-    return Outcome(status=status, allocate=True, again_seconds=0.0)
+    return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)

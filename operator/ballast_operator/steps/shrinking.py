@@ -6,13 +6,13 @@ from typing import Any
 from ballast_policies.contract import Plan, Proposal
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.steps.acknowledgement import awaited
-from ballast_operator.steps.cost import accrue
-from ballast_operator.steps.outcome import (
-    Outcome,
-    Situation,
+from ballast_operator.steps.accounting import accrue_cost
+from ballast_operator.steps.acknowledgement import await_acknowledgement
+from ballast_operator.steps.context import (
+    ReconcileContext,
+    StepResult,
     WritePlan,
-    say,
+    with_condition,
 )
 from ballast_operator.steps.stopping import deletions
 from ballast_operator.views.clock import show
@@ -22,18 +22,18 @@ KEPT_REPACKS = 20
 """``status.repacks`` holds the newest so many."""
 
 
-def open_proposal(situation: Situation) -> Proposal | None:
+def open_proposal(context: ReconcileContext) -> Proposal | None:
     """The trainer's proposal, where it speaks of the plan in force and has not been answered."""
-    view = situation.view
+    view = context.view
     plan, lease = view.launched_plan, view.lease
     if plan is None or lease is None or lease.proposal is None or not view.acknowledged:
         return None
     return lease.proposal if lease.proposal.epoch == plan.epoch else None
 
 
-def refusal(situation: Situation, proposal: Proposal) -> str:
+def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     """Why the proposal cannot be accepted, with numbers; empty: it can."""
-    plan, spec = situation.view.launched_plan, situation.spec
+    plan, spec = context.view.launched_plan, context.spec
     assert plan is not None
     pods = [rank.pod for rank in plan.ranks]
     if not spec.repack_enabled:
@@ -60,71 +60,73 @@ def refusal(situation: Situation, proposal: Proposal) -> str:
     return ""
 
 
-def answer(situation: Situation, proposal: Proposal) -> Outcome:
+def answer_proposal(context: ReconcileContext, proposal: Proposal) -> StepResult:
     """Accept or refuse a proposal."""
-    view = situation.view
+    view = context.view
     plan = view.launched_plan
     assert plan is not None
-    why_not = refusal(situation, proposal)
+    why_not = refusal(context, proposal)
     if why_not:
         message = f"proposal of step {proposal.step} refused: {why_not}"
-        status = say(
-            situation, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
+        status = with_condition(
+            context, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
         )
-        return Outcome(status=status)
+        return StepResult(status=status)
     try:
         shrunk = plan.shrink(proposal)
     except ValueError as error:
         message = f"proposal of step {proposal.step} refused: {error}"
-        status = say(
-            situation, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
+        status = with_condition(
+            context, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
         )
-        return Outcome(status=status)
+        return StepResult(status=status)
     message = f"releasing {', '.join(proposal.released_pods)}: {proposal.reason}"
-    status = say(situation, view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message)
-    return Outcome(
-        status=status, actions=(WritePlan(shrunk),), again_seconds=situation.settings.shrink_seconds
+    status = with_condition(context, view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message)
+    return StepResult(
+        status=status, actions=(WritePlan(shrunk),), requeue_after_seconds=context.settings.shrink_seconds
     )
 
 
-def carry_on_shrink(situation: Situation) -> Outcome:
+def continue_shrink(context: ReconcileContext) -> StepResult:
     """One pass of a shrink that is planned: wait for the ack, delete the released pods, write it down."""
-    view, settings = situation.view, situation.settings
-    plan, held = view.launched_plan, view.status.held
-    assert plan is not None and held is not None and view.plan_written is not None
-    waiting = awaited(
-        situation, plan, change="shrink", seconds=settings.shrink_seconds, cause=Cause.SHRINK_TIMEOUT
+    view, settings = context.view, context.settings
+    plan, allocation = view.launched_plan, view.status.allocation
+    assert plan is not None and allocation is not None and view.plan_written is not None
+    waiting = await_acknowledgement(
+        context, plan, change="shrink", seconds=settings.shrink_seconds, cause=Cause.SHRINK_TIMEOUT
     )
     if waiting is not None:
         return waiting
     if view.released:
-        actions = deletions(situation, view.released, since=view.plan_written)
-        return Outcome(status=view.status, actions=actions, again_seconds=settings.exit_seconds)
-    gone = tuple(slot.pod for slot in held.slots if plan.rank_of(slot.pod) is None)
-    kept = {slot.pod: slot for slot in held.slots if plan.rank_of(slot.pod) is not None}
-    entry = _entry(situation, plan, gone)
-    status = accrue(situation, view.status)
-    held = dataclasses.replace(held, slots=tuple(kept[rank.pod] for rank in plan.ranks))
-    status = dataclasses.replace(status, held=held, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
+        actions = deletions(context, view.released, since=view.plan_written)
+        return StepResult(status=view.status, actions=actions, requeue_after_seconds=settings.exit_seconds)
+    gone = tuple(slot.pod for slot in allocation.slots if plan.rank_of(slot.pod) is None)
+    kept = {slot.pod: slot for slot in allocation.slots if plan.rank_of(slot.pod) is not None}
+    entry = _entry(context, plan, gone)
+    status = accrue_cost(context, view.status)
+    allocation = dataclasses.replace(allocation, slots=tuple(kept[rank.pod] for rank in plan.ranks))
+    status = dataclasses.replace(
+        status, allocation=allocation, repacks=(*status.repacks, entry)[-KEPT_REPACKS:]
+    )
     message = f"{', '.join(gone)} released at step {entry['step']}; {len(kept)} pods go on"
-    status = say(situation, status, JobCondition.REPACKED, True, JobReason.PODS_RELEASED, message)
-    return Outcome(
+    status = with_condition(context, status, JobCondition.REPACKED, True, JobReason.PODS_RELEASED, message)
+    return StepResult(
         status=status,
         allocate=True,
-        again_seconds=0.0,
-        counts=(("repacks", "", 1), ("released_gpus", "", len(gone))),
+        requeue_after_seconds=0.0,
+        metric_increments=(("repacks", "", 1), ("released_gpus", "", len(gone))),
     )
 
 
-def _entry(situation: Situation, plan: Plan, gone: tuple[str, ...]) -> dict[str, Any]:
-    view = situation.view
+def _entry(context: ReconcileContext, plan: Plan, gone: tuple[str, ...]) -> dict[str, Any]:
+    view = context.view
     lease = view.lease
     ack = lease.ack if lease is not None else None
     proposal = lease.proposal if lease is not None else None
     uids = {pod.name: pod.uid for pod in view.kept}
     entry: dict[str, Any] = {
         "epoch": plan.epoch,
-        "time": show(situation.now),
+        "time": show(context.now),
         "releasedPods": list(gone),
         "survivors": [{"name": rank.pod, "uid": uids[rank.pod]} for rank in plan.ranks if rank.pod in uids],
         "step": max(0, ack.step) if ack is not None else 0,

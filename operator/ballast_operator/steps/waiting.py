@@ -5,74 +5,89 @@ import dataclasses
 from ballast_policies.contract import pod_name
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.steps.outcome import DeletePod, Outcome, Situation, say, seconds_since
+from ballast_operator.steps.context import (
+    DeletePod,
+    ReconcileContext,
+    StepResult,
+    seconds_since,
+    with_condition,
+)
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import show
-from ballast_operator.views.status import Cause, Held, JobStatus, Slot
-from ballast_operator.views.wish import Verb, Wish
+from ballast_operator.views.status import Cause, JobAllocation, JobStatus, Slot
 
 _LAST_WORDS = frozenset(Cause) - {Cause.COMPLETED}
 
 
-def wait_or_launch(situation: Situation) -> Outcome:
+def wait_or_launch(context: ReconcileContext) -> StepResult:
     """One pass of a job without a gang.
 
     The launch itself is only written down here (``status.allocation``): the pods follow in the next
     pass, so that a crash at any point finds either nothing or the intent.
     """
-    view, status, wish = situation.view, situation.view.status, situation.wish
+    view, status, assignment = context.view, context.view.status, context.assignment
     if view.alive:
-        return Outcome(
+        return StepResult(
             status=_not_admitted(
-                situation,
+                context,
                 status,
                 JobReason.WAITING_FOR_RELEASED_PODS,
                 f"pods of an earlier launch are not gone yet: {', '.join(pod.name for pod in view.alive)}",
             ),
             actions=tuple(DeletePod(pod.name, pod.uid) for pod in view.alive if not pod.leaving),
-            again_seconds=5.0,
+            requeue_after_seconds=5.0,
         )
-    if situation.spec.suspend:
-        return Outcome(status=_not_admitted(situation, status, JobReason.SUSPENDED, "spec.suspend is set"))
-    if status.next_launch_at is not None and status.next_launch_at > situation.now:
-        pause = -seconds_since(situation, status.next_launch_at)
-        return Outcome(
+    if context.spec.suspend:
+        return StepResult(status=_not_admitted(context, status, JobReason.SUSPENDED, "spec.suspend is set"))
+    if status.next_launch_at is not None and status.next_launch_at > context.now:
+        pause = -seconds_since(context, status.next_launch_at)
+        return StepResult(
             status=_not_admitted(
-                situation,
+                context,
                 status,
                 JobReason.BACKING_OFF,
-                f"failed {status.counted_restarts} of at most {situation.spec.backoff_limit + 1} times; "
+                f"failed {status.counted_restarts} of at most {context.spec.backoff_limit + 1} times; "
                 f"the next launch is not before {show(status.next_launch_at)}",
             ),
-            again_seconds=pause,
+            requeue_after_seconds=pause,
         )
-    if wish is None or wish.launches != status.launches or wish.verb is Verb.KEEP:
+    if (
+        assignment is None
+        or assignment.launches != status.launches
+        or assignment.action is AssignmentAction.KEEP
+    ):
         if status.condition(JobCondition.ADMITTED) is None:
             text = "the allocator has not looked at the job yet"
-            status = _not_admitted(situation, status, JobReason.PENDING, text)
-        return Outcome(status=status, allocate=True, again_seconds=5.0)
-    status = decided(status, wish)
-    if wish.verb is Verb.NONE:
-        return Outcome(status=_not_admitted(situation, status, wish.reason, wish.why))
-    if situation.shortage:
-        return Outcome(
+            status = _not_admitted(context, status, JobReason.PENDING, text)
+        return StepResult(status=status, allocate=True, requeue_after_seconds=5.0)
+    status = decided(status, assignment)
+    if assignment.action is AssignmentAction.RELEASE:
+        return StepResult(status=_not_admitted(context, status, assignment.reason, assignment.why))
+    if context.shortage:
+        return StepResult(
             status=_not_admitted(
-                situation, status, JobReason.WAITING_FOR_RELEASED_PODS, f"{wish.chosen}: {situation.shortage}"
+                context,
+                status,
+                JobReason.WAITING_FOR_RELEASED_PODS,
+                f"{assignment.chosen}: {context.shortage}",
             ),
-            again_seconds=5.0,
+            requeue_after_seconds=5.0,
         )
-    return Outcome(
-        status=_launch(situation, status, wish), again_seconds=0.0, counts=(("launches", wish.pool, 1),)
+    return StepResult(
+        status=_launch(context, status, assignment),
+        requeue_after_seconds=0.0,
+        metric_increments=(("launches", assignment.pool, 1),),
     )
 
 
-def decided(status: JobStatus, wish: Wish) -> JobStatus:
-    """The status with ``lastDecision`` taken from the wish."""
+def decided(status: JobStatus, assignment: Assignment) -> JobStatus:
+    """The status with ``lastDecision`` taken from the assignment."""
     decision = {
-        "chosen": wish.chosen[:1024],
-        "nextBest": wish.next_best[:1024],
-        "why": wish.why[:1024],
-        "planId": wish.plan_id,
-        "gpuType": wish.gpu_type,
+        "chosen": assignment.chosen[:1024],
+        "nextBest": assignment.next_best[:1024],
+        "why": assignment.why[:1024],
+        "planId": assignment.plan_id,
+        "gpuType": assignment.gpu_type,
     }
     old = status.last_decision or {}
     if all(old.get(name, "") == value for name, value in decision.items() if name != "planId"):
@@ -80,33 +95,33 @@ def decided(status: JobStatus, wish: Wish) -> JobStatus:
     return dataclasses.replace(status, last_decision=decision)
 
 
-def _launch(situation: Situation, status: JobStatus, wish: Wish) -> JobStatus:
+def _launch(context: ReconcileContext, status: JobStatus, assignment: Assignment) -> JobStatus:
     launch = status.launches + 1
     slots = tuple(
-        Slot(pod=pod_name(situation.view.name, launch, rank), node=node)
-        for rank, node in enumerate(wish.nodes)
+        Slot(pod=pod_name(context.view.name, launch, rank), node=node)
+        for rank, node in enumerate(assignment.nodes)
     )
-    held = Held(
+    allocation = JobAllocation(
         launch=launch,
-        gpu_type=wish.gpu_type,
-        pool=wish.pool,
+        gpu_type=assignment.gpu_type,
+        pool=assignment.pool,
         slots=slots,
-        plan_id=wish.plan_id,
-        since=situation.now,
+        plan_id=assignment.plan_id,
+        since=context.now,
     )
-    status = dataclasses.replace(status, held=held, launches=launch, next_launch_at=None)
-    admitted = wish.why or wish.chosen
-    status = say(situation, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
-    return say(
-        situation, status, JobCondition.RUNNING, False, JobReason.PODS_STARTING, f"0 of {len(slots)} pods run"
+    status = dataclasses.replace(status, allocation=allocation, launches=launch, next_launch_at=None)
+    admitted = assignment.why or assignment.chosen
+    status = with_condition(context, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
+    return with_condition(
+        context, status, JobCondition.RUNNING, False, JobReason.PODS_STARTING, f"0 of {len(slots)} pods run"
     )
 
 
-def _not_admitted(situation: Situation, status: JobStatus, reason: str, message: str) -> JobStatus:
-    status = say(situation, status, JobCondition.ADMITTED, False, reason, message)
+def _not_admitted(context: ReconcileContext, status: JobStatus, reason: str, message: str) -> JobStatus:
+    status = with_condition(context, status, JobCondition.ADMITTED, False, reason, message)
     running = status.condition(JobCondition.RUNNING)
     if running is not None and not running.status and running.reason in _LAST_WORDS:
         return status  # why the last launch ended is worth more than "see Admitted"
-    return say(
-        situation, status, JobCondition.RUNNING, False, JobReason.NOT_ADMITTED, "see condition Admitted"
+    return with_condition(
+        context, status, JobCondition.RUNNING, False, JobReason.NOT_ADMITTED, "see condition Admitted"
     )

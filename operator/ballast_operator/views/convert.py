@@ -11,7 +11,7 @@ from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Cause, Condition, Ending, Held, Isolated, JobStatus, Slot
+from ballast_operator.views.status import Cause, Condition, Ending, Isolated, JobAllocation, JobStatus, Slot
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:
@@ -79,7 +79,7 @@ def _read_status(text: str) -> JobStatus:
             )
             for c in status.conditions
         ),
-        held=_held(status.allocation),
+        allocation=_held(status.allocation),
         launches=status.launches,
         restarts={Cause(cause): count for cause, count in status.restarts.items()},
         progress=status.progress.to_dict() if status.progress is not None else None,
@@ -98,12 +98,12 @@ def _read_status(text: str) -> JobStatus:
     )
 
 
-def _held(allocation: api.JobAllocation | None) -> Held | None:
+def _held(allocation: api.JobAllocation | None) -> JobAllocation | None:
     # The operator writes pods and nodes together. An allocation without them holds nothing.
     if allocation is None or not allocation.pods or len(allocation.pods) != len(allocation.nodes):
         return None
     ending = allocation.ending
-    return Held(
+    return JobAllocation(
         launch=allocation.launch,
         gpu_type=allocation.gpu_type,
         pool=allocation.pool,
@@ -127,8 +127,8 @@ def write_status(status: JobStatus) -> dict[str, Any]:
     Raises:
         pydantic.ValidationError: a value is outside its schema; a bug of a step.
     """
-    held, last = status.held, status.last_decision
-    allocation = None
+    held, last = status.allocation, status.last_decision
+    allocation: api.JobAllocation | None = None
     if held is not None:
         allocation = api.JobAllocation(
             gpu_type=held.gpu_type,
@@ -150,7 +150,7 @@ def write_status(status: JobStatus) -> dict[str, Any]:
         )
     model = api.TrainingJobStatus(
         observed_generation=status.observed_generation,
-        state=state_of(status),
+        state=summary_state(status),
         conditions=tuple(
             ApiCondition(
                 type=c.type,
@@ -186,17 +186,17 @@ def _parsed(model: Any, value: Any) -> Any:
     return None if value is None else model.model_validate_json(json.dumps(value))
 
 
-def state_of(status: JobStatus) -> JobState:
+def summary_state(status: JobStatus) -> JobState:
     """One word for people, from conditions and the gang."""
     if status.is_true("Succeeded"):
         return JobState.SUCCEEDED
     if status.is_true("Failed"):
         return JobState.FAILED
-    if status.held is None:
+    if status.allocation is None:
         admitted = status.condition("Admitted")
         suspended = admitted is not None and admitted.reason == "Suspended"
         return JobState.SUSPENDED if suspended else JobState.WAITING
-    if status.held.ending is not None:
+    if status.allocation.ending is not None:
         return JobState.STOPPING
     if not status.is_true("Running"):
         return JobState.STARTING

@@ -48,7 +48,7 @@ class JobView:
     @property
     def launch(self) -> int:
         """The launch that holds GPUs; 0 where none does."""
-        return self.status.held.launch if self.status.held is not None else 0
+        return self.status.allocation.launch if self.status.allocation is not None else 0
 
     @property
     def gang(self) -> tuple[PodView, ...]:
@@ -77,21 +77,21 @@ class JobView:
     @property
     def shrinking(self) -> bool:
         """A shrink has been planned and its pods are not all accounted for yet."""
-        plan, held = self.launched_plan, self.status.held
+        plan, allocation = self.launched_plan, self.status.allocation
         return (
             plan is not None
-            and held is not None
+            and allocation is not None
             and plan.directive is Directive.SHRINK
-            and len(plan.ranks) < len(held.slots)
+            and len(plan.ranks) < len(allocation.slots)
         )
 
     @property
     def newcomers(self) -> tuple[str, ...]:
         """Pods that are to join the gang and that the plan does not name yet."""
-        plan, held = self.launched_plan, self.status.held
-        if plan is None or held is None:
+        plan, allocation = self.launched_plan, self.status.allocation
+        if plan is None or allocation is None:
             return ()
-        return tuple(name for name in held.joining if plan.rank_of(name) is None)
+        return tuple(name for name in allocation.joining if plan.rank_of(name) is None)
 
     @property
     def finished_step(self) -> int | None:

@@ -13,7 +13,7 @@ from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.desired.pod import pinned_node
 from ballast_operator.kube.kinds import Key, Object
-from ballast_operator.views.status import Held
+from ballast_operator.views.status import JobAllocation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,9 @@ def foreign_use(pods: Iterable[Object], resource: str) -> Counter[str]:
     return used
 
 
-def own_use(pods: Iterable[Object], held: Mapping[Key, Held], resource: str, *, but: Key) -> Counter[str]:
+def own_use(
+    pods: Iterable[Object], held: Mapping[Key, JobAllocation], resource: str, *, but: Key
+) -> Counter[str]:
     """Node -> GPUs that pods of jobs hold, or that written launches other than ``but``'s count on."""
     used: Counter[str] = Counter()
     counted: set[tuple[str, str]] = set()
@@ -114,7 +116,7 @@ def shortage(
     key: Key,
     nodes: Mapping[str, NodeView],
     pods: Iterable[Object],
-    held: Mapping[Key, Held],
+    held: Mapping[Key, JobAllocation],
     resource: str,
 ) -> str:
     """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, in words; empty: it can."""

@@ -13,7 +13,7 @@ from ballast_operator.views.clock import Time
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job's wishes.
+    """A job's assignments.
 
     Attributes:
         config: the trainer's share of the spec, verbatim.

@@ -1,6 +1,6 @@
 """The status of a job as the operator's steps see and make it.
 
-``Held`` is the heart of it: the gang that a job has, or is about to have.  It is written before the
+``JobAllocation`` is the heart of it: the gang that a job has, or is about to have.  It is written before the
 first pod is created and removed after the last one is gone; so whoever reads the status after a crash
 knows at least as much as the one who crashed.
 """
@@ -79,7 +79,7 @@ class Slot:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class JobAllocation:
     """The gang that a job holds, one GPU a pod.
 
     Attributes:
@@ -151,7 +151,7 @@ class JobStatus:
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    held: Held | None = None
+    allocation: JobAllocation | None = None
     launches: int = 0
     restarts: Mapping[Cause, int] = dataclasses.field(default_factory=dict)
     progress: Mapping[str, Any] | None = None

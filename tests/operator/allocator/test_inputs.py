@@ -1,7 +1,7 @@
 """What a policy needs and the cluster does not say is replaced by a default that is named."""
 
 import pytest
-from ballast_operator.allocator.inputs import Inputs, complete, structure, values
+from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
 from ballast_operator.allocator.snapshot import Snapshot, price_by_type
 from ballast_operator.api.cluster_policy import NodePool, Objective
 from ballast_policies.allocation.problem import Job, Problem
@@ -42,7 +42,7 @@ def snapshot(
         refusals={},
         overlaps=(),
         empty_pools=(),
-        dry_pools=(),
+        pools_without_gpus=(),
     )
 
 
@@ -76,9 +76,9 @@ def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
     assert [found.entity for found in inputs.problem.jobs] == ["vision", None, None, "interns"]
     assert inputs.problem.entities["interns"].parent == "vision"
     assert inputs.problem.entities["speech"].policy == "fifo"
-    assert set(inputs.of_jobs) == {"b", "c"}
-    assert "spec.entity: cooking is not one of" in inputs.of_jobs["b"][0]
-    assert "spec.entity: not set" in inputs.of_jobs["c"][0]
+    assert set(inputs.job_defaults) == {"b", "c"}
+    assert "spec.entity: cooking is not one of" in inputs.job_defaults["b"][0]
+    assert "spec.entity: not set" in inputs.job_defaults["c"][0]
 
 
 def test_without_entities_the_teams_that_jobs_name_are_equal():
@@ -86,7 +86,7 @@ def test_without_entities_the_teams_that_jobs_name_are_equal():
     jobs = (job("a", entity="x", gpus=1), job("b", entity="y"), job("c", entity="y"))
     inputs = complete(objective("hierarchical"), snapshot(*jobs))
     levels = allocate("hierarchical", inputs.problem).levels
-    assert inputs.of_jobs == {}
+    assert inputs.job_defaults == {}
     assert levels["a"] > 1.2 * levels["b"]
 
 
@@ -94,11 +94,11 @@ def test_a_price_that_is_missing_is_the_mean_of_the_others_and_is_named():
     """One default for the types without a price; 1 where there is none at all."""
     some = complete(objective("min-cost"), snapshot(job("a"), prices={"v100": 3.0}))
     assert some.problem.prices == {"v100": 3.0, "k80": 3.0}
-    assert "none for k80; 3 counts" in some.of_pools[0]
+    assert "none for k80; 3 counts" in some.pool_defaults[0]
     none = complete(objective("min-cost"), snapshot(job("a"), prices={}))
     assert none.problem.prices == {"v100": 1.0, "k80": 1.0}
-    assert "as no pool has a price" in none.of_pools[0]
-    assert complete(objective("makespan"), snapshot(job("a"), prices={})).of_pools == ()
+    assert "as no pool has a price" in none.pool_defaults[0]
+    assert complete(objective("makespan"), snapshot(job("a"), prices={})).pool_defaults == ()
 
 
 def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
@@ -107,11 +107,11 @@ def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
     taken = snapshot(*jobs, unmeasured=("new",))
     inputs = complete(objective("makespan"), taken)
     assert inputs.problem.jobs[2].throughput == pytest.approx({"v100": 6.0, "k80": 1.5})
-    assert "spec.throughput: nothing given and nothing measured yet" in inputs.of_jobs["new"][0]
-    assert complete(objective("max-min-fairness"), taken).of_jobs == {}
+    assert "spec.throughput: nothing given and nothing measured yet" in inputs.job_defaults["new"][0]
+    assert complete(objective("max-min-fairness"), taken).job_defaults == {}
     alone = complete(objective("makespan"), snapshot(jobs[2], unmeasured=("new",)))
     assert alone.problem.jobs[0].throughput == {"v100": 1.0, "k80": 1.0}
-    assert "1 step/s on every GPU type" in alone.of_jobs["new"][0]
+    assert "1 step/s on every GPU type" in alone.job_defaults["new"][0]
 
 
 def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
@@ -159,6 +159,6 @@ def test_within_a_round_only_other_jobs_or_wishes_are_news(fields, later, same):
 
     def asked(moment, **changed):
         problem = snapshot(job("a", **{"deadline": 100.0, **changed})).problem
-        return structure("makespan", Inputs(problem=problem), frozenset(), moment=moment)
+        return structure("makespan", CompletedProblem(problem=problem), frozenset(), moment=moment)
 
     assert (asked(0.0) == asked(later, **fields)) is same

@@ -45,7 +45,7 @@ def snapshot(sizes, *, running=(), launches=None, gpus=2):
         refusals={},
         overlaps=(),
         empty_pools=(),
-        dry_pools=(),
+        pools_without_gpus=(),
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from ballast_operator.allocator.throughput import Measurements, Wanted, kind_of
+from ballast_operator.allocator.throughput import GangRequest, Measurements, kind_of
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.status import JobStatus
 from ballast_policies.contract import Ack, Report
@@ -26,13 +26,13 @@ def a_report(job, spec, *, rate, step, gpu_type="v100", stages=2):
     view = a_view(pods=pods, plan=a_plan(pods), spec=spec, key=("team", job))
     report = Report(epoch=1, step=step, loss=1.0, steps_per_second=rate)
     lease = LeaseView(report=report, ack=Ack(epoch=1, step=0))
-    held = dataclasses.replace(view.status.held, gpu_type=gpu_type)
-    return dataclasses.replace(view, lease=lease, status=JobStatus(held=held, launches=1))
+    allocation = dataclasses.replace(view.status.allocation, gpu_type=gpu_type)
+    return dataclasses.replace(view, lease=lease, status=JobStatus(allocation=allocation, launches=1))
 
 
 def estimates(measurements, job, spec, *, stages=2, types=TYPES):
     key = ("team", job)
-    return measurements.estimates([Wanted(key=key, spec=spec, stages=stages)], types)[key]
+    return measurements.estimates([GangRequest(key=key, spec=spec, stages=stages)], types)[key]
 
 
 def speeds(*args, **options):
@@ -50,7 +50,7 @@ def test_a_job_that_got_faster_got_faster_everywhere():
     """Measured at twice the stated speed on one type: the ratio carries over."""
     measurements, spec = Measurements(), a_spec(throughput=KNOWN)
     for step in range(20):
-        measurements.take_in(a_report("a", spec, rate=8.0, step=step, stages=4))
+        measurements.record(a_report("a", spec, rate=8.0, step=step, stages=4))
     found = speeds(measurements, "a", spec, stages=4)
     assert found == pytest.approx({"v100": 8.0, "k80": 2.0}, rel=1e-3)
 
@@ -60,8 +60,8 @@ def test_reports_change_how_types_compare_only_where_they_contradict_the_spec(ra
     """4 to 1 stated: 0.95 on a K80 bears it out; twice the stated speed does not."""
     measurements, spec = Measurements(), a_spec(throughput=KNOWN)
     for step in range(20):
-        measurements.take_in(a_report("a", spec, rate=4.0, step=2 * step, stages=4))
-        measurements.take_in(a_report("a", spec, rate=rate, step=2 * step + 1, stages=4, gpu_type="k80"))
+        measurements.record(a_report("a", spec, rate=4.0, step=2 * step, stages=4))
+        measurements.record(a_report("a", spec, rate=rate, step=2 * step + 1, stages=4, gpu_type="k80"))
     found = speeds(measurements, "a", spec, stages=4)
     assert found["v100"] / found["k80"] == pytest.approx(ratio, rel=1e-3)
 
@@ -88,7 +88,7 @@ def test_a_report_is_taken_in_once():
     """The same report seen in a hundred passes is one measurement."""
     measurements, spec = Measurements(), a_spec()
     for _ in range(100):
-        measurements.take_in(a_report("a", spec, rate=3.0, step=7))
+        measurements.record(a_report("a", spec, rate=3.0, step=7))
     assert estimates(measurements, "a", spec)["v100"].reports == 1
 
 
@@ -98,10 +98,10 @@ def test_reports_are_averaged_and_their_uncertainty_decays():
     before = estimates(measurements, "a", spec)["v100"].deviation
     deviations = []
     for step in range(30):
-        measurements.take_in(a_report("a", spec, rate=2.2, step=step))
+        measurements.record(a_report("a", spec, rate=2.2, step=step))
         deviations.append(estimates(measurements, "a", spec)["v100"].deviation)
     assert before > deviations[0] > deviations[-1]
-    measurements.take_in(a_report("a", spec, rate=4.4, step=30))
+    measurements.record(a_report("a", spec, rate=4.4, step=30))
     moved = math.log(speeds(measurements, "a", spec)["v100"] / 2.2) / math.log(2)
     assert moved == pytest.approx(ALPHA, rel=0.01)
 
@@ -110,8 +110,8 @@ def test_a_new_job_starts_at_what_others_of_its_kind_have_reported_also_when_the
     """Prior by kind: the same model and batches, nothing stated, nothing reported yet."""
     measurements, spec = Measurements(), a_spec(config=config())
     for step in range(5):
-        measurements.take_in(a_report("old", spec, rate=6.0, step=step))
-        measurements.take_in(a_report("other", spec, rate=1.5, step=step, gpu_type="k80"))
+        measurements.record(a_report("old", spec, rate=6.0, step=step))
+        measurements.record(a_report("other", spec, rate=1.5, step=step, gpu_type="k80"))
     measurements.keep([])
     found = estimates(measurements, "new", spec)
     assert found["v100"].source == found["k80"].source == "prior"
@@ -127,10 +127,10 @@ def test_a_type_on_which_a_kind_was_never_seen_is_completed_from_the_other_kinds
     measurements = Measurements()
     for kind in range(12):
         spec = a_spec(config=config(f"model-{kind}"))
-        measurements.take_in(a_report(f"{kind}", spec, rate=2.0 + kind, step=1))
-        measurements.take_in(a_report(f"{kind}", spec, rate=(2.0 + kind) / 4, step=2, gpu_type="k80"))
+        measurements.record(a_report(f"{kind}", spec, rate=2.0 + kind, step=1))
+        measurements.record(a_report(f"{kind}", spec, rate=(2.0 + kind) / 4, step=2, gpu_type="k80"))
     spec = a_spec(config=config("newest"))
-    measurements.take_in(a_report("newest", spec, rate=5.0, step=1))
+    measurements.record(a_report("newest", spec, rate=5.0, step=1))
     found = estimates(measurements, "newest", spec)
     assert found["k80"].source == "completed"
     assert found["k80"].steps_per_second == pytest.approx(5.0 / 4, rel=0.1)
@@ -142,7 +142,7 @@ def test_a_type_on_which_a_kind_was_never_seen_is_completed_from_the_other_kinds
 def test_a_gang_of_another_size_is_in_proportion_to_what_was_measured():
     """Measured with two stages, asked for one: half, and less certain."""
     measurements, spec = Measurements(), a_spec(config=config())
-    measurements.take_in(a_report("a", spec, rate=5.0, step=1))
+    measurements.record(a_report("a", spec, rate=5.0, step=1))
     found = estimates(measurements, "a", spec, stages=1)["v100"]
     assert found.steps_per_second == pytest.approx(2.5)
     assert found.deviation > estimates(measurements, "a", spec, stages=2)["v100"].deviation

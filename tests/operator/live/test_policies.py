@@ -100,10 +100,10 @@ def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, polic
             assert (solved["status"], solved["reason"]) == ("True", "Optimal"), solved
             assert f"by {choice}" in policy.condition("Ready")["message"]
             if choice == "hierarchical":
-                said = eventually(lambda: stage.condition("three", "Informed"), "a word on it")
+                said = eventually(lambda: stage.condition("three", "InputsComplete"), "a word on it")
                 assert "spec.entity: not set" in said["message"]
             if choice == "min-cost-slo":
-                assert "pricePerGpuHour: none for fast, slow" in policy.condition("Informed")["message"]
+                assert "pricePerGpuHour: none for fast, slow" in policy.condition("InputsComplete")["message"]
                 said = eventually(lambda: stage.condition("three", "OnTime"), "a word on it")
                 assert (said["status"], said["reason"]) == ("True", "DeadlineWithinReach")
         circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}

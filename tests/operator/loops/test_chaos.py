@@ -123,7 +123,7 @@ class Chaos(RuleBasedStateMachine):
         everybody = lambda: all(simulation.state(name) == "Succeeded" for name in self.names)  # noqa: E731
         self.run(simulation.until(everybody, ticks=3000, seconds=4.0))
         for name in self.names:
-            assert simulation.status(name).held is None
+            assert simulation.status(name).allocation is None
             assert simulation.pods(name) == []
             resumed = simulation.trainers[name].resumed_from
             assert resumed == sorted(resumed)

@@ -21,7 +21,7 @@ def shrinking_cluster() -> Simulation:
 
 async def run_to_the_end(simulation: Simulation) -> None:
     if "second" not in simulation.trainers and "first" in simulation.trainers:
-        await simulation.until(lambda: simulation.status("first").held is not None, seconds=2.0)
+        await simulation.until(lambda: simulation.status("first").allocation is not None, seconds=2.0)
         simulation.add_job("second", stages=(1, 1), trainer={"total": 50}, totalSteps=50)
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers), seconds=2.0

@@ -33,8 +33,8 @@ async def test_a_gang_grows_onto_a_node_that_comes_later():
     simulation.world.put(NODE, node("b", "fast", 3))
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     status = simulation.status("one")
-    assert status.held.nodes == ("a", "a", "b", "b")
-    assert status.held.joining == ()
+    assert status.allocation.nodes == ("a", "a", "b", "b")
+    assert status.allocation.joining == ()
     assert before.items() < uids(simulation).items()
     assert list(uids(simulation)) == ["one-1-0", "one-1-1", "one-1-2", "one-1-3"]
     assert "one-1-2, one-1-3 joined; 4 ranks train" in status.condition("Grown").message
@@ -108,7 +108,7 @@ async def test_a_newcomer_that_fails_ends_the_growth_and_not_the_gang():
     await simulation.tick()
     status = simulation.status("one")
     assert "no such library" in status.condition("Grown").message
-    assert status.held.nodes == ("a", "a")
+    assert status.allocation.nodes == ("a", "a")
     assert uids(simulation) == before
     assert (status.launches, dict(status.restarts)) == (1, {})
     await simulation.until(lambda: simulation.status("one").is_true("Grown"), seconds=5.0)
@@ -147,7 +147,7 @@ async def test_a_gang_that_is_to_go_finishes_its_growth_first():
     simulation = await running_pair()
     simulation.world.patch(POLICY, "", "default", {"spec": {"roundSeconds": 5}})
     simulation.world.put(NODE, node("b", "fast", 2))
-    await simulation.until(lambda: bool(simulation.status("one").held.joining))
+    await simulation.until(lambda: bool(simulation.status("one").allocation.joining))
     simulation.add_job("two", stages=(4, 4), **ENDLESS)
     await simulation.until(lambda: simulation.state("two") == "Running", ticks=400)
     await simulation.until(lambda: simulation.state("one") == "Running", ticks=400)
@@ -169,7 +169,7 @@ async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_witho
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     assert simulation.restarts == 1
     status = simulation.status("one")
-    assert (status.launches, dict(status.restarts), len(status.held.slots)) == (1, {}, 4)
+    assert (status.launches, dict(status.restarts), len(status.allocation.slots)) == (1, {}, 4)
     assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
 
 

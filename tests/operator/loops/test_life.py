@@ -30,11 +30,11 @@ async def test_a_job_is_launched_trains_and_succeeds():
     simulation.add_job("one")
     await simulation.until(lambda: simulation.state("one") == "Running")
     assert len(simulation.pods("one")) == 2
-    held = simulation.status("one").held
-    assert held is not None and held.launch == 1
+    allocation = simulation.status("one").allocation
+    assert allocation is not None and allocation.launch == 1
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     status = simulation.status("one")
-    assert status.held is None and status.progress["step"] == 100 and not status.restarts
+    assert status.allocation is None and status.progress["step"] == 100 and not status.restarts
     assert simulation.pods("one") == []
 
 
@@ -126,7 +126,7 @@ async def test_a_lost_node_sends_the_job_elsewhere():
     simulation = small_cluster()
     simulation.add_job("one", gpuTypes=["fast", "slow"])
     await simulation.until(lambda: simulation.state("one") == "Running")
-    lost = simulation.status("one").held.nodes[0]
+    lost = simulation.status("one").allocation.nodes[0]
     simulation.set_node_ready(lost, False)
     simulation.trainers["one"].silent = True
     await simulation.until(lambda: bool(simulation.status("one").restarts), seconds=5.0)
@@ -145,7 +145,7 @@ async def test_suspending_saves_and_stops_and_resuming_goes_on():
     simulation.world.patch(*_job("one"), {"spec": {**spec, "suspend": True}})
     await simulation.until(lambda: simulation.state("one") == "Suspended")
     stopped_at = simulation.trainers["one"].saved
-    assert simulation.pods("one") == [] and simulation.status("one").held is None
+    assert simulation.pods("one") == [] and simulation.status("one").allocation is None
     simulation.world.patch(*_job("one"), {"spec": {**spec, "suspend": False}})
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.trainers["one"].resumed_from == [0, stopped_at]
@@ -172,7 +172,7 @@ async def test_a_gang_that_cannot_start_whole_is_taken_back_whole():
     simulation.add_job("one", gpuTypes=["fast"])
     await simulation.until(lambda: len(simulation.pods("one")) == 2)
     simulation.set_node_ready("a", False)
-    await simulation.until(lambda: simulation.status("one").held is None, seconds=20.0)
+    await simulation.until(lambda: simulation.status("one").allocation is None, seconds=20.0)
     assert simulation.status("one").condition("Running").reason == JobReason.NOT_BOUND
     assert simulation.pods("one") == []
     simulation.set_node_ready("a", True)
@@ -252,7 +252,7 @@ async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
     allocating = asyncio.create_task(allocator.run())
     for _ in range(3):
         await asyncio.sleep(0)
-    allocator.poke()
+    allocator.trigger()
     allocating.cancel()
     done, _ = await asyncio.wait([allocating], timeout=10)
     assert done and allocating.cancelled()

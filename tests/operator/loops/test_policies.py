@@ -75,20 +75,20 @@ async def test_what_a_policy_lacks_is_said_and_the_others_go_on():
     simulation.add_job("good", stages=(1, 1), entity="vision", **LONG)
     simulation.add_job("stray", stages=(1, 1), entity="cooking", **LONG)
     await simulation.until(lambda: simulation.state("stray") == "Running")
-    informed = simulation.status("stray").condition("Informed")
+    informed = simulation.status("stray").condition("InputsComplete")
     assert (informed.status, informed.reason) == (False, JobReason.DEFAULTS_USED)
     assert (
         "spec.entity: cooking is not one of the ClusterPolicy's entities (speech, vision)" in informed.message
     )
-    assert simulation.status("good").condition("Informed") is None
-    overall = policy_condition(simulation, "Informed")
+    assert simulation.status("good").condition("InputsComplete") is None
+    overall = policy_condition(simulation, "InputsComplete")
     assert (overall["status"], overall["reason"]) == ("False", PolicyReason.DEFAULTS_USED)
     assert f"{NAMESPACE}/stray" in overall["message"]
     simulation.world.patch(JOB, NAMESPACE, "stray", {"spec": {"entity": "speech"}})
     await simulation.tick()
-    informed = simulation.status("stray").condition("Informed")
+    informed = simulation.status("stray").condition("InputsComplete")
     assert (informed.status, informed.reason) == (True, JobReason.COMPLETE)
-    assert policy_condition(simulation, "Informed")["status"] == "True"
+    assert policy_condition(simulation, "InputsComplete")["status"] == "True"
 
 
 async def test_pools_without_prices_do_not_stop_a_policy_of_costs():
@@ -128,7 +128,7 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
         "over": (False, JobReason.DEADLINE_PASSED),
         "far": (False, JobReason.DEADLINE_OUT_OF_REACH),
         "kept": (True, JobReason.DEADLINE_WITHIN_REACH),
-        "late": (False, JobReason.DEADLINE_CROWDED_OUT),
+        "late": (False, JobReason.DEADLINE_CONTENDED),
     }
     choose(simulation, "max-min-fairness")
     await simulation.tick()

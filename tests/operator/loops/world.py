@@ -229,17 +229,23 @@ class FakeCluster:
     def _intent_is_written(self, pod: Mapping[str, Any]) -> None:
         labels = pod["metadata"]["labels"]
         job = self.world.get(JOB, pod["metadata"]["namespace"], labels[JOB_LABEL])
-        held = read_status(job).held if job is not None else None
-        assert held is not None, f"pod {pod['metadata']['name']} was made before its launch was written down"
-        assert pod["metadata"]["name"] in held.pods
-        assert held.ending is None, "a pod was made for a launch that is ending"
+        allocation = read_status(job).allocation if job is not None else None
+        assert allocation is not None, (
+            f"pod {pod['metadata']['name']} was made before its launch was written down"
+        )
+        assert pod["metadata"]["name"] in allocation.pods
+        assert allocation.ending is None, "a pod was made for a launch that is ending"
 
     def _release_is_acknowledged(self, pod: Mapping[str, Any]) -> None:
         """A running gang loses a pod only after the plan left it out and rank 0 said so."""
         namespace, labels = pod["metadata"]["namespace"], pod["metadata"]["labels"]
         job = self.world.get(JOB, namespace, labels[JOB_LABEL])
-        held = read_status(job).held if job is not None else None
-        if held is None or held.ending is not None or held.launch != int(labels[LAUNCH_LABEL]):
+        allocation = read_status(job).allocation if job is not None else None
+        if (
+            allocation is None
+            or allocation.ending is not None
+            or allocation.launch != int(labels[LAUNCH_LABEL])
+        ):
             return
         config = self.world.get(CONFIG_MAP, namespace, plan_config_map_name(labels[JOB_LABEL]))
         assert config is not None, "a pod of a launch without a plan was deleted"

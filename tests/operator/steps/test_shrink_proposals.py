@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.outcome import Situation
+from ballast_operator.steps.context import ReconcileContext
 from ballast_operator.steps.shrinking import refusal
 from ballast_policies.contract import Proposal, Stage
 
@@ -22,9 +22,11 @@ GOOD = Proposal(
 )
 
 
-def situation(**spec) -> Situation:
+def context(**spec) -> ReconcileContext:
     view = a_view(pods=PODS, plan=a_plan(PODS), spec=a_spec(**spec))
-    return Situation(view=view, spec=view.spec, wish=None, shortage="", now=NOW, settings=JobSettings())
+    return ReconcileContext(
+        view=view, spec=view.spec, assignment=None, shortage="", now=NOW, settings=JobSettings()
+    )
 
 
 CASES = {
@@ -56,5 +58,5 @@ CASES = {
 @pytest.mark.parametrize(("spec", "changes", "want_words"), CASES.values(), ids=CASES.keys())
 def test_a_proposal_is_checked_against_the_spec_and_the_plan(spec, changes, want_words):
     """The refusal has the numbers; an empty one accepts."""
-    said = refusal(situation(**spec), dataclasses.replace(GOOD, **changes))
+    said = refusal(context(**spec), dataclasses.replace(GOOD, **changes))
     assert want_words in said if want_words else said == ""

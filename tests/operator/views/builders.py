@@ -6,7 +6,7 @@ from typing import Any
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Held, JobStatus, Slot
+from ballast_operator.views.status import JobAllocation, JobStatus, Slot
 from ballast_policies.contract import Directive, Plan, Rank
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -44,7 +44,7 @@ def a_plan(pods: tuple[str, ...], **changes: Any) -> Plan:
 
 
 def a_view(*, pods: tuple[str, ...], plan: Plan | None, spec: JobSpec, **changes: Any) -> JobView:
-    held = Held(
+    allocation = JobAllocation(
         launch=1,
         gpu_type="v100",
         pool="v100",
@@ -69,7 +69,7 @@ def a_view(*, pods: tuple[str, ...], plan: Plan | None, spec: JobSpec, **changes
         "uid": "uid-job",
         "generation": 1,
         "spec": spec,
-        "status": JobStatus(held=held, launches=1),
+        "status": JobStatus(allocation=allocation, launches=1),
         "pods": views,
         "plan": plan,
         "plan_written": NOW,

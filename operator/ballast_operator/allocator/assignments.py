@@ -1,4 +1,4 @@
-"""From a round to a wish for each job."""
+"""From a round to an assignment for each job."""
 
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.rounds import Round
@@ -6,14 +6,14 @@ from ballast_policies.rounds import Round
 from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
-from ballast_operator.views.wish import Verb, Wish
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 
 
-def wishes_of(
+def assignments_of(
     snapshot: Snapshot, round_: Round, allocation: Allocation, *, plan_id: str, dry_run: bool
-) -> dict[Key, Wish]:
-    """A wish for each job of the snapshot and for each refused one."""
-    found: dict[Key, Wish] = {}
+) -> dict[Key, Assignment]:
+    """An assignment for each job of the snapshot and for each refused one."""
+    found: dict[Key, Assignment] = {}
     jobs = {job.name: job for job in snapshot.problem.jobs}
     for name, key in snapshot.keys.items():
         placement = round_.placements.get(name)
@@ -22,8 +22,8 @@ def wishes_of(
         chosen_type = placement.gpu_type if placement else None
         best = next_best(allocation, jobs[name], snapshot.problem.gpu_types, chosen=chosen_type)
         if running is not None and (dry_run or placement == running):
-            found[key] = Wish(
-                verb=Verb.KEEP,
+            found[key] = Assignment(
+                action=AssignmentAction.KEEP,
                 launches=launches,
                 gpu_type=running.gpu_type,
                 pool=running.pool,
@@ -34,8 +34,8 @@ def wishes_of(
                 next_best=best,
             )
         elif placement is None:
-            found[key] = Wish(
-                verb=Verb.NONE,
+            found[key] = Assignment(
+                action=AssignmentAction.RELEASE,
                 launches=launches,
                 plan_id=plan_id,
                 reason=JobReason.WAITING_FOR_CAPACITY,
@@ -46,8 +46,8 @@ def wishes_of(
             )
         else:
             chosen = f"{len(placement.nodes)} x {placement.gpu_type} of pool {placement.pool}"
-            found[key] = Wish(
-                verb=Verb.NONE if dry_run else Verb.PLACE,
+            found[key] = Assignment(
+                action=AssignmentAction.RELEASE if dry_run else AssignmentAction.PLACE,
                 launches=launches,
                 gpu_type=placement.gpu_type,
                 pool=placement.pool,

@@ -1,7 +1,7 @@
 """What a decision has granted and nobody holds yet: it stands until the round ends.
 
 A round takes GPUs from some gangs for others.  Until the ones have saved and gone, the others hold
-nothing, and each pod that ends pokes the allocator.  Decided anew, a waiting gang's claim may lose to one
+nothing, and each pod that ends triggers the allocator.  Decided anew, a waiting gang's claim may lose to one
 that is a second more urgent; both would then pay for a start.  So within a round a grant counts as held,
 and a gang that has been told to go counts as gone.
 """
@@ -15,14 +15,14 @@ from ballast_operator.allocator.snapshot import Snapshot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class EffectivePlacements:
     """Who counts as running in the middle of a round: job -> placement, and since when (epoch seconds)."""
 
     running: Mapping[str, Placement]
     since: Mapping[str, float]
 
 
-class Grants:
+class PendingGrants:
     """The grants of the last decision; each holds for one launch of its job."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Grants:
         }
         return dataclasses.replace(decided, reasons={**decided.reasons, **words})
 
-    def standing(self, snapshot: Snapshot, *, moment: float) -> Standing:
+    def effective_placements(self, snapshot: Snapshot, *, moment: float) -> EffectivePlacements:
         """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""
         wanted = {job.name for job in snapshot.problem.jobs}
         stays = [job for job in snapshot.running if self._leaving.get(job) != snapshot.launches[job]]
@@ -65,4 +65,4 @@ class Grants:
         for job, (placement, launch) in self._granted.items():
             if job in wanted and job not in running and snapshot.launches[job] == launch:
                 running[job], since[job] = placement, moment
-        return Standing(running=running, since=since)
+        return EffectivePlacements(running=running, since=since)

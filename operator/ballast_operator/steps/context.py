@@ -4,13 +4,14 @@ import dataclasses
 
 from ballast_policies.contract import GPU_RESOURCE, Plan
 
+from ballast_operator.api.conditions import JobCondition
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
+from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 from ballast_operator.views.status import Condition, JobStatus
-from ballast_operator.views.wish import Wish
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,43 +52,46 @@ class DeleteJob:
     uid: str
 
 
+ALLOCATOR_CONDITIONS = frozenset({JobCondition.INPUTS_COMPLETE, JobCondition.ON_TIME})
+"""Conditions of a job that only the allocator can know."""
+
 Action = Apply | CreatePod | DeletePod | WritePlan | DeleteJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepResult:
     """The result of a pass.
 
     Attributes:
         actions: to carry out in this order; each is safe to repeat.
         status: to write after the actions, if it differs.
-        again_seconds: look again after so long even if nothing changes; None: only on a change.
+        requeue_after_seconds: look again after so long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
-        counts: (metric, label, amount) to add once the status is written.
+        metric_increments: (metric, label, amount) to add once the status is written.
     """
 
     status: JobStatus
     actions: tuple[Action, ...] = ()
-    again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
     allocate: bool = False
-    counts: tuple[tuple[str, str, int], ...] = ()
+    metric_increments: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ReconcileContext:
     """All that a step may look at.
 
     Attributes:
         spec: ``view.spec``, known to be there.
-        wish: the allocator's; None: it has not spoken since this operator started.
-        shortage: why the wish's nodes cannot hold the gang yet, in words; empty: they can.
+        assignment: the allocator's; None: it has not spoken since this operator started.
+        shortage: why the assignment's nodes cannot hold the gang yet, in words; empty: they can.
         price_per_hour: of one GPU of the gang.
         gpu_resource: the extended resource that a pod asks for.
     """
 
     view: JobView
     spec: JobSpec
-    wish: Wish | None
+    assignment: Assignment | None
     shortage: str
     now: Time
     settings: JobSettings
@@ -111,15 +115,28 @@ def set_condition(
     )
 
 
-def say(
-    situation: Situation, status: JobStatus, kind: str, value: bool, reason: str, message: str
+def with_condition(
+    context: ReconcileContext, status: JobStatus, kind: str, value: bool, reason: str, message: str
 ) -> JobStatus:
-    """:func:`set_condition` at the situation's time and generation."""
+    """:func:`set_condition` at the context's time and generation."""
     return set_condition(
-        status, kind, value, reason, message, now=situation.now, generation=situation.view.generation
+        status, kind, value, reason, message, now=context.now, generation=context.view.generation
     )
 
 
-def seconds_since(situation: Situation, time: Time) -> float:
-    """Seconds from ``time`` to the situation's present."""
-    return (situation.now - time).total_seconds()
+def apply_allocator_conditions(context: ReconcileContext) -> JobStatus:
+    """The status with the allocator's word on the job's fields; unchanged before it has spoken."""
+    status, assignment = context.view.status, context.assignment
+    if assignment is None:
+        return status
+    said = {advice.type for advice in assignment.advice}
+    kept = tuple(c for c in status.conditions if c.type not in ALLOCATOR_CONDITIONS or c.type in said)
+    status = dataclasses.replace(status, conditions=kept)
+    for advice in assignment.advice:
+        status = with_condition(context, status, advice.type, advice.value, advice.reason, advice.message)
+    return status
+
+
+def seconds_since(context: ReconcileContext, time: Time) -> float:
+    """Seconds from ``time`` to the context's present."""
+    return (context.now - time).total_seconds()

@@ -4,14 +4,14 @@ import dataclasses
 import enum
 
 
-class Verb(enum.StrEnum):
+class AssignmentAction(enum.StrEnum):
     """What to do with the gang."""
 
     KEEP = "keep"
     """Go on where it is."""
     PLACE = "place"
     """Hold these nodes: launch there, or move there."""
-    NONE = "none"
+    RELEASE = "release"
     """Hold nothing: wait, or stop."""
 
 
@@ -26,15 +26,15 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Assignment:
     """The allocator's answer for one job.
 
     Attributes:
-        verb: what to do.
+        action: what to do.
         launches: ``status.launches`` of the snapshot that this answers. A job that has moved on since
-            ignores the wish, so that no answer is ever carried out twice.
+            ignores the assignment, so that no answer is ever carried out twice.
         gpu_type, pool, nodes: for PLACE: where; one node a rank, repeated where it hosts several.
-        more: for KEEP: nodes of GPUs that the gang may take in addition.
+        extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for NONE.
         why: in a sentence.
@@ -43,12 +43,12 @@ class Wish:
         isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
     """
 
-    verb: Verb
+    action: AssignmentAction
     launches: int
     gpu_type: str = ""
     pool: str = ""
     nodes: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
+    extra_nodes: tuple[str, ...] = ()
     plan_id: str = ""
     reason: str = ""
     why: str = ""

@@ -1,0 +1,55 @@
+"""What is summed up over a job's life: its cost, its suspensions, and its time on isolated equal shares."""
+
+import dataclasses
+import math
+
+from ballast_policies.accounting import cost, isolated_seconds
+from ballast_policies.contract import Report
+
+from ballast_operator.steps.context import ReconcileContext, seconds_since
+from ballast_operator.views.status import Isolated, JobStatus
+
+
+def accrue_cost(context: ReconcileContext, status: JobStatus) -> JobStatus:
+    """The status with the cost of the gang it holds brought up to now; call before the gang changes."""
+    allocation = status.allocation
+    if allocation is None or context.price_per_hour <= 0:
+        return status
+    since = (
+        status.cost_at
+        if status.cost_at is not None and status.cost_at > allocation.since
+        else allocation.since
+    )
+    gpu_seconds = max(0.0, seconds_since(context, since)) * len(allocation.slots)
+    total = status.cost + cost(gpu_seconds, context.price_per_hour)
+    return dataclasses.replace(status, cost=total, cost_at=context.now)
+
+
+def account_suspension(context: ReconcileContext, status: JobStatus) -> JobStatus:
+    """The status with the clock of ``spec.suspend`` started or stopped."""
+    since = status.suspended_since
+    if context.spec.suspend:
+        return status if since is not None else dataclasses.replace(status, suspended_since=context.now)
+    if since is None:
+        return status
+    seconds = status.suspended_seconds + max(0.0, seconds_since(context, since))
+    return dataclasses.replace(status, suspended_since=None, suspended_seconds=seconds)
+
+
+def accrue_isolated_time(known: Isolated | None, report: Report, speed: float) -> Isolated | None:
+    """How long the progress so far would have taken on isolated equal shares (Themis's t_isolated).
+
+    Args:
+        known: what was summed up so far.
+        report: the newest; its steps since are booked at its own speed.
+        speed: steps/s on an isolated equal share / steps/s on the present GPUs; 0: not known yet.
+    """
+    before = known if known is not None else Isolated(seconds=0.0, step=0)
+    step = max(0, report.step)
+    if step < before.step:  # back to a checkpoint: what is lost counts no longer
+        return Isolated(seconds=before.seconds * step / before.step, step=step)
+    rate = report.steps_per_second if report.steps_per_second is not None else 0.0
+    if step == before.step or not 0 < rate * speed < math.inf:
+        return known
+    more = isolated_seconds(float(step - before.step), rate * speed)
+    return Isolated(seconds=before.seconds + more, step=step)
