@@ -11,9 +11,8 @@ import time
 
 import click
 import numpy as np
-from ballast_policies.planning import predict_step_seconds
+from ballast_policies.planning import even_partition, exact_partition, predict_step_seconds
 from ballast_policies.planning.changing_loads import CHANGING_LOADS
-from ballast_policies.planning.partition import even_partition, exact_partition
 from ballast_policies.planning.schedules import (
     SCHEDULES,
     StageCosts,

@@ -9,7 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast_policies.planning import Partition, even_partition, exact_partition, predict_step_seconds
+from ballast_policies.planning import (
+    Partition,
+    RankCapacity,
+    even_partition,
+    exact_partition,
+    predict_step_seconds,
+)
 from ballast_policies.planning.schedules import (
     BubbleSplit,
     Kind,
@@ -203,12 +209,12 @@ def forecasts(
     uneven = max(replicas) > 1
     start = even_partition(len(rows), schedule.stages)
     if uneven:
-        start = exact_partition([1.0] * len(rows), schedule.stages, speeds=replicas)
+        start = exact_partition([1.0] * len(rows), schedule.stages, RankCapacity(speeds=replicas))
     microbatches = config.pipeline.microbatches // config.parallelism.data
     balanced = exact_partition(
         [row.step_seconds(microbatches) for row in rows],
         schedule.stages,
-        speeds=replicas if uneven else None,
+        RankCapacity(speeds=replicas if uneven else None),
     )
     partitions = {"start": start} | ({"balanced": balanced} if balanced != start else {})
     return tuple(

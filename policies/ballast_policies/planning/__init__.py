@@ -1,15 +1,16 @@
-"""Which layers on which stage, which stage on which rank; numpy only, for a small trainer image."""
+"""Planning of a pipeline: which layers on which stage, which stage on which rank. Needs numpy only."""
 
+from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.moves import Move, moves_between
 from ballast_policies.planning.partition import (
     Partition,
     PlanningError,
     even_partition,
-    exact_partition,
     imbalance,
     speed_up_ceiling,
 )
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.rebalance import RebalanceDecision, decide_rebalance
 from ballast_policies.planning.repack import RepackDecision, repack
 from ballast_policies.planning.step_time import (
@@ -23,6 +24,7 @@ __all__ = [
     "Move",
     "Partition",
     "PlanningError",
+    "RankCapacity",
     "RebalanceDecision",
     "RepackDecision",
     "bubble",

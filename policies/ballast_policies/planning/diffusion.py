@@ -1,29 +1,27 @@
 """Diffusion with chain moves: small steps from the partition in force towards an even one.
 
 DynMo's diffusion (supplement, Algorithm 2) moves single layers between any two ranks and so breaks
-contiguity.  Here layers only cross boundaries, in chains: a rank hands one layer to its neighbour,
-which hands on as many as it must to stay below the largest load, and so on.  (With one layer
-handed on everywhere, ranks beside a frozen prefix get stuck: several cheap layers make room for a
-dear one; the worst of 300 cases is then 1.29 x optimal.)  A step is taken if the loads, sorted from
-the largest, fall in lexicographic order; the best such step first.  Each accepted step lowers that
-potential, so it ends.
+contiguity.  Here layers only cross boundaries, in chains: a rank passes one layer to its neighbour,
+which passes as many as it must to stay below the largest load, and so on.  (If every rank passed
+exactly one layer, ranks beside a frozen prefix would get stuck, where several cheap layers must make
+room for an expensive one; the worst of 300 cases is then 1.29 x optimal.)  A step is taken if the
+loads, sorted from the largest, fall in lexicographic order; the best such step first.  Each accepted
+step lowers that potential, so the loop ends.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ballast_policies.planning.partition import Partition, fits
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 
 def diffuse(
     partition: Partition,
     seconds: Sequence[float],
+    capacity: RankCapacity = UNLIMITED,
     *,
-    speeds: Sequence[float] | None = None,
-    bytes: Sequence[int] | None = None,
-    memory: Sequence[int] | None = None,
-    rank_bytes: Sequence[Sequence[float]] | None = None,
     max_steps: int = 1000,
 ) -> tuple[Partition, ...]:
     """The partitions passed through, without the first; empty where no step is an improvement.
@@ -31,19 +29,18 @@ def diffuse(
     Args:
         partition: the one in force.
         seconds: load of each layer.
-        speeds: relative speed of each rank.
-        bytes: bytes of each layer; only with ``memory``.
-        memory: bytes that each rank can hold: no step passes it.
-        rank_bytes: what each layer takes on each rank, shape (p, L), if not ``bytes``.
-        max_steps: give up after so many.
+        capacity: speed and memory of the ranks; no step exceeds the memory.
+        max_steps: the most steps to take.
+
+    Raises:
+        PlanningError: memory without bytes, or shapes that do not match.
     """
+    speeds = capacity.speeds
     passed: list[Partition] = []
     potential = _potential(partition, seconds, speeds)
     while len(passed) < max_steps:
         fitting = (
-            p
-            for p in _steps(passed[-1] if passed else partition, seconds, speeds)
-            if fits(p, bytes, memory, rank_bytes)
+            p for p in _steps(passed[-1] if passed else partition, seconds, speeds) if capacity.fits(p)
         )
         best = min(fitting, key=lambda p: _potential(p, seconds, speeds), default=None)
         if best is None or not _potential(best, seconds, speeds) < potential:
@@ -70,7 +67,7 @@ def _mirror(partition: Partition) -> Partition:
 def _chains(
     partition: Partition, seconds: Sequence[float], speeds: Sequence[float] | None
 ) -> Iterator[Partition]:
-    """Chains to the right: rank i hands its last layer on; later ranks hand on one, or all they must."""
+    """Chains to the right: rank i passes its last layer on; later ranks pass one, or as many as they must."""
     largest = float(partition.loads(seconds, speeds).max())
     for first in range(1, partition.ranks):
         bounds = list(partition.bounds)
@@ -85,7 +82,7 @@ def _chains(
 def _forced_chain(
     bounds: list[int], first: int, largest: float, seconds: Sequence[float], speeds: Sequence[float] | None
 ) -> Iterator[Partition]:
-    """Boundary ``first`` moves left by one; each rank behind hands on until it is below ``largest``."""
+    """Boundary ``first`` moves left by one; each later rank passes layers until it is below ``largest``."""
     bounds[first] -= 1
     if bounds[first] <= bounds[first - 1]:
         return
@@ -107,7 +104,7 @@ def _forced_chain(
 def _potential(
     partition: Partition, seconds: Sequence[float], speeds: Sequence[float] | None
 ) -> tuple[float, ...]:
-    # Rounded relative to the total, so that float noise is not taken for progress.
+    # Rounded relative to the total, so that rounding errors do not count as progress.
     loads = partition.loads(seconds, speeds)
     scale = float(np.sum(loads)) or 1.0
     return tuple(np.round(np.sort(loads)[::-1] / scale, 12).tolist())

@@ -1,14 +1,13 @@
-"""Whether to move layers now: the gain over what is left of the run against the cost of moving."""
+"""Whether to move layers now: the time saved over the rest of the run against the cost of moving."""
 
 import dataclasses
 from collections.abc import Sequence
 
-from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
-from ballast_policies.planning.balancers.fewest_moves import nearest_partition
-from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
-from ballast_policies.planning.diffusion import diffuse
+from ballast_policies.planning.balancers.network import steady_period_seconds
+from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
 from ballast_policies.planning.moves import Move, moves_between
-from ballast_policies.planning.partition import Partition, PlanningError, bytes_taken, fits
+from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
 
@@ -21,7 +20,7 @@ class RebalanceDecision:
         partition: the partition to move to, or the one in force.
         moves: the layers that move.
         step_seconds_before, step_seconds_after: predicted seconds per step.
-        why: in words, with numbers.
+        why: the reason as text, with numbers.
     """
 
     rebalance: bool
@@ -39,140 +38,92 @@ def decide_rebalance(
     microbatches: int,
     min_gain: float,
     horizon_steps: int,
+    capacity: RankCapacity = UNLIMITED,
     move_seconds: float | None = None,
-    speeds: Sequence[float] | None = None,
-    bytes: Sequence[int] | None = None,
-    memory: Sequence[int] | None = None,
-    rank_bytes: Sequence[Sequence[float]] | None = None,
     balanced: Sequence[float] | None = None,
     link_seconds: Sequence[float] | None = None,
     method: str = "exact",
 ) -> RebalanceDecision:
-    """Compare the partition in force with the best one.
+    """Compare the partition in force with the one that the balancer chooses.
 
     Args:
         partition: the one in force.
-        seconds: measured seconds per step of each layer.
+        seconds: measured seconds per step of each layer, shape (L,).
         microbatches: per step.
         min_gain: least relative gain in step time, 0.05 is 5 %; below it nothing moves, so that
             noise in the measurement does not send layers back and forth.
         horizon_steps: steps over which the move has to pay for itself.
+        capacity: speed and memory of the ranks, and bytes of the layers.
         move_seconds: what the last move cost; None: not known yet, taken as one step.
-        speeds: relative speed of each rank.
-        bytes: bytes of each layer: what travels with it.
-        memory: bytes that each rank can hold.
-        rank_bytes: what each layer takes on each rank, shape (p, L), if not ``bytes``: activations of as
-            many microbatches as are in flight there count with it.
-        balanced: what is spread evenly in place of the seconds, e.g. each layer's parameters; what is
-            gained is told by the seconds all the same.
-        link_seconds: with ``network``: transfer of one microbatch over each link, shape (p - 1,).
-        method: ``exact`` (dynamic programming; of the optimal partitions, the one that moves the fewest
-            bytes), ``diffusion`` (chain moves from today's), ``network`` (over slow links), or
-            ``deepspeed`` (its rule, for reference).
+        balanced: what is balanced in place of the seconds, e.g. each layer's parameters; the gain is
+            computed from the seconds all the same.
+        link_seconds: transfer of one microbatch over each link, shape (p - 1,), where the balancer needs it.
+        method: a name of ``balancers.registry.BALANCERS``.
 
     Raises:
-        PlanningError: ``method`` is unknown, or no partition fits the memory; for ``deepspeed``, its
-            one partition does not, or ranks are of unlike speed.
+        PlanningError: ``method`` is unknown, its balancer does not suit the input, or no partition fits
+            the memory.
     """
-    weights = seconds if balanced is None else balanced
-    if method == "exact":
-        candidate = nearest_partition(
-            partition, weights, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes
+    balancer = BALANCERS.get(method)
+    if balancer is None:
+        raise PlanningError(f"method: {method!r} is not one of {', '.join(sorted(BALANCERS))}")
+    candidate = balancer.choose(
+        BalancerInput(
+            partition=partition,
+            weights=seconds if balanced is None else balanced,
+            microbatches=microbatches,
+            capacity=capacity,
+            link_seconds=link_seconds,
         )
-    elif method == "diffusion":
-        passed = diffuse(partition, weights, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes)
-        candidate = passed[-1] if passed else partition
-    elif method == "network":
-        candidate = _over_links(
-            partition, weights, microbatches, link_seconds, speeds, bytes, memory, rank_bytes
-        )
-    elif method == "deepspeed":
-        candidate = _by_deepspeed(partition, weights, speeds, bytes, memory, rank_bytes)
-    else:
-        raise PlanningError(f"method: {method!r} is not one of deepspeed, diffusion, exact, network")
-
-    def step(of: Partition) -> float:
-        loads = of.loads(seconds, speeds)
-        if method != "network" or not link_seconds:
-            return predict_step_seconds(loads, microbatches)
-        # The steady period takes the place of the largest load; filling passes each link twice.
-        period = steady_period_seconds(loads / microbatches, link_seconds)
-        return (microbatches - 1) * period + float(loads.sum()) / microbatches + 2 * sum(link_seconds)
-
-    before, after = step(partition), step(candidate)
+    )
+    links = link_seconds if balancer.measures_links else None
+    before, after = (
+        _step_seconds(each, seconds, microbatches, capacity, links) for each in (partition, candidate)
+    )
     cost = before if move_seconds is None else move_seconds
-    gain = (before - after) / before if before > 0 else 0.0
     moves = moves_between(partition, candidate)
+    pays, why = _pays(len(moves), before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)
+    return RebalanceDecision(
+        rebalance=pays,
+        partition=candidate if pays else partition,
+        moves=moves if pays else (),
+        step_seconds_before=before,
+        step_seconds_after=after if pays else before,
+        why=why,
+    )
 
-    def decision(rebalance: bool, why: str) -> RebalanceDecision:
-        return RebalanceDecision(
-            rebalance=rebalance,
-            partition=candidate if rebalance else partition,
-            moves=moves if rebalance else (),
-            step_seconds_before=before,
-            step_seconds_after=after if rebalance else before,
-            why=why,
-        )
 
+def _step_seconds(
+    partition: Partition,
+    seconds: Sequence[float],
+    microbatches: int,
+    capacity: RankCapacity,
+    link_seconds: Sequence[float] | None,
+) -> float:
+    loads = partition.loads(seconds, capacity.speeds)
+    if not link_seconds:
+        return predict_step_seconds(loads, microbatches)
+    # The steady period takes the place of the largest load; filling passes each link twice.
+    period = steady_period_seconds(loads / microbatches, link_seconds)
+    return (microbatches - 1) * period + float(loads.sum()) / microbatches + 2 * sum(link_seconds)
+
+
+def _pays(
+    moves: int, before: float, after: float, *, cost: float, min_gain: float, horizon_steps: int
+) -> tuple[bool, str]:
+    """Whether moving pays for itself, and the reason."""
+    gain = (before - after) / before if before > 0 else 0.0
     if not moves or gain <= 0:
-        return decision(False, "no other partition is faster")
+        return False, "no other partition is faster"
     if gain < min_gain:
-        return decision(False, f"the best partition gains {gain:.1%}, less than the {min_gain:.1%} asked for")
+        return False, f"the best partition gains {gain:.1%}, less than the {min_gain:.1%} asked for"
     saved = (before - after) * horizon_steps
     if saved <= cost:
-        return decision(
-            False, f"moving costs {cost:.3f} s and saves {saved:.3f} s over the next {horizon_steps} steps"
+        return (
+            False,
+            f"moving costs {cost:.3f} s and saves {saved:.3f} s over the next {horizon_steps} steps",
         )
-    return decision(
-        True,
-        f"{len(moves)} layers move: {before:.4f} -> {after:.4f} s a step ({gain:.1%}), "
-        f"saving {saved:.2f} s over {horizon_steps} steps for {cost:.3f} s",
+    return True, (
+        f"{moves} layers move: {before:.4f} -> {after:.4f} s a step ({gain:.1%}), "
+        f"saving {saved:.2f} s over {horizon_steps} steps for {cost:.3f} s"
     )
-
-
-def _over_links(
-    partition: Partition,
-    weights: Sequence[float],
-    microbatches: int,
-    link_seconds: Sequence[float] | None,
-    speeds: Sequence[float] | None,
-    bytes: Sequence[int] | None,
-    memory: Sequence[int] | None,
-    rank_bytes: Sequence[Sequence[float]] | None,
-) -> Partition:
-    if link_seconds is None or len(link_seconds) != partition.ranks - 1:
-        raise PlanningError(
-            f"method network needs link_seconds for {partition.ranks - 1} links, got {link_seconds}"
-        )
-    found = network_aware_partition(
-        [weight / microbatches for weight in weights],
-        partition.ranks,
-        boundary_seconds=[1.0] * (partition.layers - 1),
-        link_factors=link_seconds,
-        speeds=speeds,
-    )
-    if not fits(found, bytes, memory, rank_bytes):
-        # The shortest period does not fit: the best partition that does, blind to the links.
-        return nearest_partition(
-            partition, weights, speeds=speeds, bytes=bytes, memory=memory, rank_bytes=rank_bytes
-        )
-    return found
-
-
-def _by_deepspeed(
-    partition: Partition,
-    weights: Sequence[float],
-    speeds: Sequence[float] | None,
-    bytes: Sequence[int] | None,
-    memory: Sequence[int] | None,
-    rank_bytes: Sequence[Sequence[float]] | None,
-) -> Partition:
-    if speeds is not None and min(speeds) != max(speeds):
-        raise PlanningError(f"DeepSpeed's rule knows no speeds, got {list(speeds)}. To fix: method exact")
-    found = deepspeed_partition(weights, partition.ranks)
-    if not fits(found, bytes, memory, rank_bytes):
-        raise PlanningError(
-            f"DeepSpeed's rule knows no memory: its partition {found.bounds} needs "
-            f"{bytes_taken(found, bytes, rank_bytes).tolist()} bytes of {memory}. To fix: method exact"
-        )
-    return found

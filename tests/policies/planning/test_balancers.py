@@ -7,6 +7,7 @@ import pytest
 from ballast_policies.planning import (
     Partition,
     PlanningError,
+    RankCapacity,
     even_partition,
     exact_partition,
     moves_between,
@@ -39,7 +40,7 @@ def test_the_nearest_partition_moves_the_fewest_bytes_within_the_slack(loads, sl
     ranks = data.draw(st.integers(1, layers))
     sizes = data.draw(st.lists(st.integers(1, 99), min_size=layers, max_size=layers))
     start = data.draw(st.sampled_from(list(all_partitions(layers, ranks))))
-    found = nearest_partition(start, loads, slack=slack, bytes=sizes)
+    found = nearest_partition(start, loads, RankCapacity(layer_bytes=sizes), slack=slack)
     limit = exact_partition(loads, ranks).loads(loads).max() * (1 + slack) * (1 + 1e-9)
 
     def moved(partition):
@@ -59,7 +60,9 @@ def test_a_partition_that_is_good_enough_stays():
 
 def test_the_nearest_partition_respects_memory():
     """The optimum for time does not fit the last rank: fewer layers go there."""
-    found = nearest_partition(even_partition(4, 2), [4.0, 1.0, 1.0, 1.0], bytes=[1, 1, 1, 1], memory=[4, 2])
+    found = nearest_partition(
+        even_partition(4, 2), [4.0, 1.0, 1.0, 1.0], RankCapacity(layer_bytes=[1] * 4, memory=[4, 2])
+    )
     assert found.bounds == (0, 2, 4)
 
 

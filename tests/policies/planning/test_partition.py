@@ -7,6 +7,7 @@ import pytest
 from ballast_policies.planning import (
     Partition,
     PlanningError,
+    RankCapacity,
     bubble,
     decide_rebalance,
     diffuse,
@@ -35,7 +36,7 @@ def test_the_exact_partition_equals_brute_force(seconds, data):
     """No contiguous partition has a smaller largest load, also over ranks of unequal speed."""
     ranks = data.draw(st.integers(1, len(seconds)))
     speeds = data.draw(st.lists(st.floats(0.2, 5.0), min_size=ranks, max_size=ranks))
-    got = exact_partition(seconds, ranks, speeds=speeds).loads(seconds, speeds).max()
+    got = exact_partition(seconds, ranks, RankCapacity(speeds=speeds)).loads(seconds, speeds).max()
     want = min(p.loads(seconds, speeds).max() for p in all_partitions(len(seconds), ranks))
     assert got == pytest.approx(want, rel=1e-9)
 
@@ -49,9 +50,9 @@ def test_the_exact_partition_respects_memory_or_says_that_none_fits(seconds, dat
     fitting = [p for p in all_partitions(len(seconds), ranks) if (p.loads(sizes) <= np.array(memory)).all()]
     if not fitting:
         with pytest.raises(PlanningError, match="do not fit"):
-            exact_partition(seconds, ranks, bytes=sizes, memory=memory)
+            exact_partition(seconds, ranks, RankCapacity(layer_bytes=sizes, memory=memory))
         return
-    found = exact_partition(seconds, ranks, bytes=sizes, memory=memory)
+    found = exact_partition(seconds, ranks, RankCapacity(layer_bytes=sizes, memory=memory))
     assert (found.loads(sizes) <= np.array(memory)).all()
     assert found.loads(seconds).max() == pytest.approx(min(p.loads(seconds).max() for p in fitting), rel=1e-9)
 
@@ -71,12 +72,14 @@ def test_the_exact_partition_respects_bytes_that_differ_by_rank(seconds, data):
     fitting = [p for p in all_partitions(layers, ranks) if (np.array(takes(p)) <= np.array(memory)).all()]
     if not fitting:
         with pytest.raises(PlanningError, match="do not fit"):
-            exact_partition(seconds, ranks, memory=memory, rank_bytes=held)
+            exact_partition(seconds, ranks, RankCapacity(memory=memory, rank_bytes=held))
         return
     least = min(p.loads(seconds).max() for p in fitting)
     for found in (
-        exact_partition(seconds, ranks, memory=memory, rank_bytes=held),
-        nearest_partition(even_partition(layers, ranks), seconds, memory=memory, rank_bytes=held),
+        exact_partition(seconds, ranks, RankCapacity(memory=memory, rank_bytes=held)),
+        nearest_partition(
+            even_partition(layers, ranks), seconds, RankCapacity(memory=memory, rank_bytes=held)
+        ),
     ):
         assert found in fitting
         assert found.loads(seconds).max() == pytest.approx(least, rel=1e-9)
@@ -239,8 +242,7 @@ def test_a_repack_never_passes_memory_pace_or_least_ranks(seconds, data):
         microbatches=4,
         min_ranks=least,
         max_slowdown=0.5,
-        bytes=[1] * len(seconds),
-        memory=memory,
+        capacity=RankCapacity(layer_bytes=[1] * len(seconds), memory=memory),
     )
     if not decision.repack:
         assert decision.why.startswith("cannot do with fewer ranks")

@@ -5,6 +5,7 @@ import pytest
 from ballast_policies.planning import (
     Partition,
     PlanningError,
+    RankCapacity,
     decide_rebalance,
     even_partition,
     fitted_action_seconds,
@@ -29,7 +30,13 @@ def test_no_decision_passes_a_memory_limit(method, seconds, data):
     bytes = data.draw(st.lists(st.integers(1, 9), min_size=len(seconds), max_size=len(seconds)))
     partition = even_partition(len(seconds), 3)
     limit = int(partition.loads(bytes).max()) + data.draw(st.integers(0, 5))
-    decision = decide(partition, seconds, bytes=bytes, memory=[limit] * 3, method=method, min_gain=0.0)
+    decision = decide(
+        partition,
+        seconds,
+        capacity=RankCapacity(layer_bytes=bytes, memory=[limit] * 3),
+        method=method,
+        min_gain=0.0,
+    )
     assert (decision.partition.loads(bytes) <= limit).all()
 
 
@@ -38,18 +45,21 @@ def test_activations_in_flight_alone_change_the_decision(method):
     """Held bytes fit everywhere; the activations of the first rank's two microbatches in flight do not."""
     seconds, held, kept = [1.0, 1.0, 1.0, 1.0, 4.0, 4.0], [10] * 6, [5] * 6
     rank_bytes = [[h + flying * k for h, k in zip(held, kept, strict=True)] for flying in (2, 1)]
-    given = {"method": method, "min_gain": 0.0, "bytes": held, "memory": [70, 70], "link_seconds": [0.01]}
+    given = {"method": method, "min_gain": 0.0, "link_seconds": [0.01]}
+    by_layer = RankCapacity(layer_bytes=held, memory=[70, 70])
+    by_rank = RankCapacity(layer_bytes=held, rank_bytes=rank_bytes, memory=[70, 70])
+    too_little = RankCapacity(layer_bytes=held, rank_bytes=rank_bytes, memory=[40, 40])
     start = Partition(bounds=(0, 2, 6))
-    assert decide(start, seconds, **given).partition.bounds == (0, 4, 6)
-    assert decide(start, seconds, **given, rank_bytes=rank_bytes).partition.bounds == (0, 3, 6)
+    assert decide(start, seconds, **given, capacity=by_layer).partition.bounds == (0, 4, 6)
+    assert decide(start, seconds, **given, capacity=by_rank).partition.bounds == (0, 3, 6)
     with pytest.raises(PlanningError, match="do not fit"):
-        decide(start, seconds, **(given | {"method": "exact", "memory": [40, 40]}), rank_bytes=rank_bytes)
+        decide(start, seconds, **(given | {"method": "exact"}), capacity=too_little)
 
 
 def test_a_limit_that_nothing_fits_is_refused_with_the_numbers():
     """Rather than passed."""
     with pytest.raises(PlanningError, match="do not fit"):
-        decide(even_partition(4, 2), [1.0] * 4, bytes=[5] * 4, memory=[9, 9])
+        decide(even_partition(4, 2), [1.0] * 4, capacity=RankCapacity(layer_bytes=[5] * 4, memory=[9, 9]))
 
 
 def test_parameters_are_spread_evenly_where_that_is_asked_for_and_helps():
@@ -93,10 +103,15 @@ def test_deepspeeds_rule_decides_where_it_is_asked_for():
     decision = decide(even_partition(8, 2), seconds, method="deepspeed")
     assert decision.rebalance
     assert decision.partition == deepspeed_partition(seconds, 2)
-    with pytest.raises(PlanningError, match="knows no speeds"):
-        decide(even_partition(8, 2), seconds, method="deepspeed", speeds=[1.0, 2.0])
-    with pytest.raises(PlanningError, match="knows no memory"):
-        decide(even_partition(8, 2), seconds, method="deepspeed", bytes=[1] * 8, memory=[5, 5])
+    with pytest.raises(PlanningError, match="ignores speeds"):
+        decide(even_partition(8, 2), seconds, method="deepspeed", capacity=RankCapacity(speeds=[1.0, 2.0]))
+    with pytest.raises(PlanningError, match="ignores memory"):
+        decide(
+            even_partition(8, 2),
+            seconds,
+            method="deepspeed",
+            capacity=RankCapacity(layer_bytes=[1] * 8, memory=[5, 5]),
+        )
 
 
 def test_an_unknown_balancer_is_refused_with_those_there_are():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ballast_policies.contract import Proposal, Stage
 from ballast_policies.planning import (
     PlanningError,
+    RankCapacity,
     RebalanceDecision,
     decide_rebalance,
     exact_partition,
@@ -122,10 +123,9 @@ def rebalance_decision(
             min_gain=settings.min_gain,
             horizon_steps=training.config.total_steps - training.step,
             move_seconds=move_seconds,
-            speeds=_stage_speeds(training),
-            bytes=sizes.bytes,
-            memory=memory,
-            rank_bytes=taken,
+            capacity=RankCapacity(
+                speeds=_stage_speeds(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
+            ),
             balanced=sizes.parameters if settings.by == "parameters" else None,
             link_seconds=link_seconds,
             method=settings.balancer,
@@ -181,8 +181,9 @@ def repack_proposal(
         target_ranks=config.repack.target_stages,
         max_slowdown=config.repack.max_slowdown,
         reference_step_seconds=reference_step_seconds,
-        bytes=sizes.bytes,
-        memory=None if limit is None else [limit] * in_force.ranks,
+        capacity=RankCapacity(
+            layer_bytes=sizes.bytes, memory=None if limit is None else [limit] * in_force.ranks
+        ),
         bytes_on=None if limit is None else bytes_on,
         schedulable=schedulable,
     )

@@ -1,15 +1,15 @@
 """Balancing with slow links: layers move away from a slow link's two ends (DynMo supplement D.2).
 
-DynMo lets a rank's load include the wait for its neighbour's activations.  For 1F1B that wait can be
-said exactly.  Rank r computes F(k + p - 1 - r) and then B(k), so what happens between two ranks
-repeats in circles: F down from rank r to rank q and B back up pass every link twice and bring the
-pipeline q - r + 1 microbatches on.  With t_r a rank's seconds per microbatch and e_r the transfer
+DynMo lets a rank's load include the wait for its neighbour's activations.  For 1F1B that wait has a
+closed form.  Rank r computes F(k + p - 1 - r) and then B(k), so the dependencies between ranks form
+cycles: F down from rank r to rank q and B back up pass every link twice and advance the pipeline by
+q - r + 1 microbatches.  With t_r a rank's seconds per microbatch and e_r the transfer
 from r to r + 1 (each way), the steady state needs per microbatch
 
     T = max over r <= q of (t_r + ... + t_q + 2 (e_r + ... + e_{q-1})) / (q - r + 1)
 
-A partition with T <= c exists if layers can be handed out so that, from left to right, no window
-exceeds c; the least excess K per (rank, cut) decides that:
+A partition with T <= c exists if layers can be assigned from left to right so that no window exceeds
+c; the least excess K per (rank, cut) decides that:
 
     K_q(j) = min over k of load(k..j) - c + max(0, K_{q-1}(k) + 2 e_{q-1}(k)) <= 0
 """
@@ -18,13 +18,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.planning.partition import Partition, exact_partition
+from ballast_policies.planning.balancers.exact import bounds_of, exact_partition
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.rank_capacity import RankCapacity
 
 
 def steady_period_seconds(
     rank_seconds: Sequence[float] | np.ndarray, link_seconds: Sequence[float] | np.ndarray
 ) -> float:
-    """T of above: seconds between two microbatches of a long 1F1B pipeline.
+    """T of the module's docstring: seconds between two microbatches of a long 1F1B pipeline.
 
     Args:
         rank_seconds: t, forward and backward of one microbatch, shape (p,).
@@ -65,7 +67,7 @@ def network_aware_partition(
     Raises:
         PlanningError: fewer layers than ranks, or bad seconds or speeds.
     """
-    blind = exact_partition(seconds, ranks, speeds=speeds)
+    blind = exact_partition(seconds, ranks, RankCapacity(speeds=speeds))
     if ranks == 1:
         return blind
     factors = np.ones(ranks - 1) if link_factors is None else np.asarray(link_factors, dtype=float)
@@ -119,7 +121,4 @@ def _within(
                 K[rank, end], cut[rank, end] = value[k], first[k]
     if not np.isfinite(K[ranks, layers]):
         return None
-    bounds = [layers]
-    for rank in range(ranks, 0, -1):
-        bounds.append(int(cut[rank, bounds[-1]]))
-    return Partition(bounds=tuple(reversed(bounds)))
+    return Partition(bounds=bounds_of(cut))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,31 +37,28 @@ class RankSubsets:
     Args:
         partition: the one in force.
         seconds: load of each layer, shape (L,).
-        speeds: relative speed of each of today's ranks.
-        bytes: bytes of each layer.
-        memory: bytes that each of today's ranks can hold; needs ``bytes``.
-        bytes_on: for n ranks that stay, what each layer takes on the first to the n-th of them, shape
-            (n, L), if not ``bytes``.
+        capacity: speed and memory of the ranks in force, and bytes of each layer.
+        bytes_on: for n kept ranks, what each layer takes on the first to the n-th of them, shape (n, L),
+            if not ``capacity.layer_bytes``.
     """
 
     def __init__(
         self,
         partition: Partition,
         seconds: Sequence[float],
+        capacity: RankCapacity = UNLIMITED,
         *,
-        speeds: Sequence[float] | None = None,
-        bytes: Sequence[int] | None = None,
-        memory: Sequence[int] | None = None,
         bytes_on: Callable[[int], Sequence[Sequence[float]]] | None = None,
     ) -> None:
-        if memory is not None and (bytes is None or len(memory) != partition.ranks):
+        memory = capacity.memory
+        if memory is not None and (capacity.layer_bytes is None or len(memory) != partition.ranks):
             raise PlanningError(f"memory needs bytes of the layers and a limit for {partition.ranks} ranks")
         self.partition = partition
         self.S = _sums(seconds)
-        self.weight = np.ones(partition.layers) if bytes is None else np.asarray(bytes, dtype=float)
-        self.speeds = np.ones(partition.ranks) if speeds is None else np.asarray(speeds, dtype=float)
+        self.weight = capacity.weights(partition.layers)
+        self.speeds = capacity.speed_array(partition.ranks)
         self.memory, self.bytes_on = memory, bytes_on
-        # Whether what a layer takes depends on the place in the pipeline of the ranks that stay.
+        # Whether what a layer takes depends on the position of a kept rank in the pipeline.
         self.varies = memory is not None and bytes_on is not None
         self._tables: dict[int, _Table] = {}
 

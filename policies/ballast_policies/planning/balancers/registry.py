@@ -1,0 +1,91 @@
+"""The balancers that a job can choose by name (``rebalance.balancer``)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
+from ballast_policies.planning.balancers.fewest_moves import nearest_partition
+from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.diffusion import diffuse
+from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.rank_capacity import RankCapacity
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerInput:
+    """What a balancer chooses a partition from.
+
+    Attributes:
+        partition: the one in force.
+        weights: what is balanced, by layer, shape (L,): seconds per step, or e.g. parameters.
+        microbatches: per step.
+        capacity: speed and memory of the ranks.
+        link_seconds: transfer of one microbatch over each link, shape (p - 1,); None: not measured.
+    """
+
+    partition: Partition
+    weights: Sequence[float]
+    microbatches: int
+    capacity: RankCapacity
+    link_seconds: Sequence[float] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Balancer:
+    """A way to choose the next partition.
+
+    Attributes:
+        choose: gives the partition to compare with the one in force; raises PlanningError where the input
+            does not suit it, or nothing fits the memory.
+        measures_links: it needs ``link_seconds``, and a step's prediction counts the transfers.
+    """
+
+    choose: Callable[[BalancerInput], Partition]
+    measures_links: bool = False
+
+
+def _exact(given: BalancerInput) -> Partition:
+    return nearest_partition(given.partition, given.weights, given.capacity)
+
+
+def _diffusion(given: BalancerInput) -> Partition:
+    passed = diffuse(given.partition, given.weights, given.capacity)
+    return passed[-1] if passed else given.partition
+
+
+def _network(given: BalancerInput) -> Partition:
+    partition, links = given.partition, given.link_seconds
+    if links is None or len(links) != partition.ranks - 1:
+        raise PlanningError(f"method network needs link_seconds for {partition.ranks - 1} links, got {links}")
+    found = network_aware_partition(
+        [weight / given.microbatches for weight in given.weights],
+        partition.ranks,
+        boundary_seconds=[1.0] * (partition.layers - 1),
+        link_factors=links,
+        speeds=given.capacity.speeds,
+    )
+    # Where the shortest period does not fit the memory: the best partition that does, without the links.
+    return found if given.capacity.fits(found) else _exact(given)
+
+
+def _deepspeed(given: BalancerInput) -> Partition:
+    capacity, speeds = given.capacity, given.capacity.speeds
+    if speeds is not None and min(speeds) != max(speeds):
+        raise PlanningError(f"deepspeed ignores speeds, got {list(speeds)}. To fix: method exact")
+    found = deepspeed_partition(given.weights, given.partition.ranks)
+    if not capacity.fits(found):
+        raise PlanningError(
+            f"deepspeed ignores memory: its partition {found.bounds} needs "
+            f"{capacity.bytes_taken(found).tolist()} bytes of {capacity.memory}. To fix: method exact"
+        )
+    return found
+
+
+BALANCERS: Mapping[str, Balancer] = {
+    "deepspeed": Balancer(choose=_deepspeed),
+    "diffusion": Balancer(choose=_diffusion),
+    "exact": Balancer(choose=_exact),
+    "network": Balancer(choose=_network, measures_links=True),
+}
+"""By name: DeepSpeed's rule, for reference; chain moves from the partition in force; dynamic programming,
+of the optimal partitions the one that moves the fewest bytes; the same over slow links."""

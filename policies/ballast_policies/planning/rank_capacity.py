@@ -1,0 +1,86 @@
+"""What each rank can compute and hold, and the bytes that layers take there."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.planning.partition import Partition, PlanningError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankCapacity:
+    """Speed and memory of p ranks, and what L layers take of the memory.
+
+    Attributes:
+        speeds: relative speed of each rank, shape (p,); None: all 1.
+        memory: bytes that each rank can hold, shape (p,); None: no limit.
+        layer_bytes: bytes of each layer, shape (L,), which also travel with it; None: unknown.
+        rank_bytes: bytes that each layer takes on each rank, shape (p, L), where they differ, e.g. by the
+            microbatches in flight; compared with ``memory`` in place of ``layer_bytes``.
+    """
+
+    speeds: Sequence[float] | None = None
+    memory: Sequence[int] | None = None
+    layer_bytes: Sequence[int] | None = None
+    rank_bytes: Sequence[Sequence[float]] | None = None
+
+    def speed_array(self, ranks: int) -> np.ndarray:
+        """Speed of each of ``ranks`` ranks, shape (p,).
+
+        Raises:
+            PlanningError: the speeds are not positive, or not one for each rank.
+        """
+        speeds = np.ones(ranks) if self.speeds is None else np.asarray(self.speeds, dtype=float)
+        if speeds.shape != (ranks,) or (speeds <= 0).any():
+            raise PlanningError(f"speeds must be {ranks} positive numbers, got {speeds.tolist()}")
+        return speeds
+
+    def memory_array(self, ranks: int) -> np.ndarray:
+        """Bytes that each rank can hold, shape (p,); infinite without a limit."""
+        return np.full(ranks, np.inf) if self.memory is None else np.asarray(self.memory, dtype=float)
+
+    def weights(self, layers: int) -> np.ndarray:
+        """What moving each layer costs, shape (L,): its bytes, or 1 where they are unknown."""
+        return np.ones(layers) if self.layer_bytes is None else np.asarray(self.layer_bytes, dtype=float)
+
+    def cumulative_bytes(self, layers: int, ranks: int) -> np.ndarray:
+        """[rank, j]: bytes of the first j layers on that rank, shape (p, L + 1); 0 without a limit.
+
+        Raises:
+            PlanningError: memory without bytes, or shapes that do not match.
+        """
+        sums = np.zeros((ranks, layers + 1))
+        if self.memory is None:
+            return sums
+        held = self.layer_bytes if self.rank_bytes is None else self.rank_bytes
+        shape = (layers,) if self.rank_bytes is None else (ranks, layers)
+        if held is None or np.shape(held) != shape or len(self.memory) != ranks:
+            raise PlanningError(
+                f"memory needs bytes for {layers} layers and a limit for each of {ranks} ranks"
+            )
+        sums[:, 1:] = np.cumsum(np.asarray(held, dtype=float), axis=-1)
+        return sums
+
+    def bytes_taken(self, partition: Partition) -> np.ndarray:
+        """Bytes that each rank holds under a partition, shape (p,); 0 without a limit.
+
+        Raises:
+            PlanningError: memory without bytes, or shapes that do not match.
+        """
+        sums = self.cumulative_bytes(partition.layers, partition.ranks)
+        rows = zip(sums, itertools.pairwise(partition.bounds), strict=True)
+        return np.array([row[end] - row[first] for row, (first, end) in rows])
+
+    def fits(self, partition: Partition) -> bool:
+        """Whether every rank can hold its layers.
+
+        Raises:
+            PlanningError: memory without bytes, or shapes that do not match.
+        """
+        return bool((self.bytes_taken(partition) <= self.memory_array(partition.ranks)).all())
+
+
+UNLIMITED = RankCapacity()
+"""Ranks of equal speed without a memory limit."""
