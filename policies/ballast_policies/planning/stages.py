@@ -7,7 +7,9 @@ rank each part is.  The rank of each stage follows from the schedule and is call
 from collections.abc import Sequence
 
 from ballast_policies.contract.plan import Stage
-from ballast_policies.planning.partition import Partition, even_partition, exact_partition
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.partition import Partition, even_partition
+from ballast_policies.planning.rank_capacity import RankCapacity
 from ballast_policies.planning.schedules.registry import find_schedule
 from ballast_policies.planning.schedules.synchronous import replica_ranks
 
@@ -60,7 +62,7 @@ def first_stages(layers: int, placement: Sequence[int], replicas: Sequence[int] 
     """
     count = len(placement)
     if len(replicas) == count and any(share != 1 for share in replicas):
-        return stages_over(exact_partition([1.0] * layers, count, speeds=replicas), placement)
+        return stages_over(exact_partition([1.0] * layers, count, RankCapacity(speeds=replicas)), placement)
     return stages_over(even_partition(layers, count), placement)
 
 
