@@ -25,6 +25,8 @@ from pathlib import Path
 
 WARM_START_ENV = "BALLAST_WARM_START"
 """Path of the socket; set by who runs the pods. Missing: a pod imports torch itself."""
+COMMAND_LINE = "ballast_trainer.cli.main:main"
+"""What forks run, by name: this module is below the command line, which uses it."""
 _REQUEST_BYTES = 4 << 20
 _PR_SET_PDEATHSIG = 1
 _CONNECT_SECONDS = 5.0
@@ -75,9 +77,15 @@ def start_warm(environment: Mapping[str, str]) -> int | None:
 
 
 class WarmStartServer:
-    """Forks a process per connection."""
+    """Forks a process per connection, which calls ``target`` with the arguments that it is sent.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: of the socket.
+        target: ``module:callable``.
+    """
+
+    def __init__(self, path: str, target: str = COMMAND_LINE) -> None:
+        self._target = target
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()
@@ -127,7 +135,7 @@ class WarmStartServer:
             for end in pipes:
                 os.close(end)
             self._selector.close()
-            _become(request, streams, parent)
+            _become(request, streams, parent, self._target)
         for stream in streams:
             os.close(stream)
         self._children[child] = connection
@@ -167,13 +175,13 @@ def _kill_group(child: int) -> None:
             kill(child, signal.SIGKILL)
 
 
-def _become(request: dict[str, object], streams: list[int], parent: int) -> None:
+def _become(request: dict[str, object], streams: list[int], parent: int, target: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
     os.setsid()
-    for target, stream in enumerate(streams):
-        os.dup2(stream, target)
+    for descriptor, stream in enumerate(streams):
+        os.dup2(stream, descriptor)
         os.close(stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ.clear()
@@ -182,11 +190,10 @@ def _become(request: dict[str, object], streams: list[int], parent: int) -> None
     os.chdir(str(request["folder"]))
     tempfile.tempdir = None
     sys.argv[1:] = [str(argument) for argument in request["arguments"]]  # type: ignore[attr-defined]
-    from ballast_trainer.cli.main import main
-
+    module, _, attribute = target.partition(":")
     code = 1
     try:
-        main(sys.argv[1:])
+        getattr(importlib.import_module(module), attribute)(sys.argv[1:])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:

@@ -10,11 +10,11 @@ from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
-from ballast_trainer.layers.seeding import mixed_key
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.stages import build_pipeline
 from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.seeding import mixed_key
 
 from tests.support.waiting import eventually
 

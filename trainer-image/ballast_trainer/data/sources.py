@@ -17,9 +17,9 @@ from typing import Any
 import numpy
 import torch
 
+from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.layers.seeding import mixed_key
-from ballast_trainer.models.protocol import Batch, BatchFunction
+from ballast_trainer.seeding import mixed_key
 
 _FIELD = "data.name"
 _DATA = 0xDA7A

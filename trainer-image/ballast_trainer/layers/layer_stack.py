@@ -20,10 +20,10 @@ from ballast_trainer.layers.optimizer_state import (
     refuse_state_in_groups,
 )
 from ballast_trainer.layers.precision import computing_in
-from ballast_trainer.layers.seeding import mixed_key, seed_build, seed_layer
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.seeding import mixed_key, seed_build, seed_layer
 
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""

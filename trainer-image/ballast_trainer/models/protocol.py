@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-BatchFunction = Callable[[int, int, int], Batch]
+from ballast_trainer.data.batch import Batch, BatchFunction
 
 
 def no_batch(seed: int, step: int, size: int) -> Batch:

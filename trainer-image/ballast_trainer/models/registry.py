@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ballast_trainer.config import DataConfig, ModelConfig
+from ballast_trainer.data.batch import BatchFunction
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.autoencoder import build_autoencoder
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.models.protocol import BatchFunction, Model, no_batch
+from ballast_trainer.models.protocol import Model, no_batch
 from ballast_trainer.models.recurrent import build_recurrent
 
 MODELS: dict[str, Callable[..., Model]] = {

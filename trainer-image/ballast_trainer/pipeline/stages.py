@@ -13,9 +13,9 @@ import torch
 from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import Schedule
 
+from ballast_trainer.data.batch import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer_stack import Layer, LayerSet, LayerStack
-from ballast_trainer.models.protocol import Batch
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.layout import holders_of, is_asynchronous, schedule_of, schedule_of_run
 from ballast_trainer.profiling.profile import Meter

@@ -26,7 +26,7 @@ from ballast_trainer.config import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import Layer
-from ballast_trainer.layers.seeding import mixed_key
+from ballast_trainer.seeding import mixed_key
 from ballast_trainer.tensor_parallel.cost_probe import measure_costs
 from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.importance import ColumnImportance

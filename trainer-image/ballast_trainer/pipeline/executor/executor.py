@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from ballast_policies.planning.schedules import Action, Kind, ScheduleError, WeightRule
 
+from ballast_trainer.data.batch import Batch
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.models.protocol import Batch
 from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.links import Links, Transport
 from ballast_trainer.pipeline.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder

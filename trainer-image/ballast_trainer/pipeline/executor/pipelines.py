@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
+from ballast_trainer.data.batch import Batch
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.models.protocol import Batch
 from ballast_trainer.pipeline.executor.boundaries import Boundary, agree_on_boundaries
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, Loss, PeakUsage
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group

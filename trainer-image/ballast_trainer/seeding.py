@@ -1,4 +1,4 @@
-"""Random numbers that do not depend on who draws them.
+"""Seeds of random numbers, the same for every partition, schedule and restart.
 
 Before a layer runs, torch's generator is seeded from (seed, step, microbatch, layer).  So dropout
 is the same under every partition, schedule and restart, and there is no generator state to move.
