@@ -31,10 +31,20 @@ def solve(problem: Instance) -> Answer:
         return nothing(problem)
     arrival = problem.arrival_order()
     order = arrival[np.argsort(lengths[arrival], kind="stable")]
-    floor = np.zeros(len(lengths))
-    floor[order[0]] = problem.top[order[0]] * (1 - 1e-9)
-    solution = linear.maximise(problem, value=value_in_order(problem, order), base=floor)
+    value = value_in_order(problem, order)
+    solution = linear.maximise(problem, value=value + _precedence(problem, value, int(order[0])))
     return Answer(x=solution.x, solver=linear.SOLVER, bound=float(lengths[order[0]]))
+
+
+def _precedence(problem: Instance, value: np.ndarray, job: int) -> np.ndarray:
+    """(columns,) worth to add so that ``job`` runs at its full speed, whatever else that displaces."""
+    columns = problem.columns
+    # No GPU's price exceeds the most that any column pays per GPU, nor a job's time what it is worth at best.
+    enough = 2.0 * (problem.gpus[job] * float((value / columns.gpus).max()) + float(value.max()))
+    rate = np.where(columns.first == job, columns.rate_first, 0.0)
+    rate = np.where(columns.second == job, columns.rate_second, rate)
+    added: np.ndarray = np.where(rate >= problem.top[job] * (1 - 1e-12), enough, 0.0)
+    return added
 
 
 def objective(problem: Instance, x: np.ndarray) -> float:

@@ -19,7 +19,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers import column_generation, dual_ascent
+from ballast_policies.allocation.solvers import by_worth, column_generation, dual_ascent
 from ballast_policies.allocation.solvers.job_classes import merged
 from ballast_policies.allocation.solvers.simplex import (
     SOLVER,
@@ -160,6 +160,11 @@ def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None
     if (program.columns.second >= 0).sum() >= MANY:
         return column_generation.solve(program), None
     rows = program.rows() if len(program) >= LARGE else None
+    if rows is not None and rows.value is not None and not (program.gain or program.base.any()):
+        worth = by_worth.solve(rows)
+        if worth is not None:
+            x = worth.X[program.columns.first, program.columns.kind]
+            return Solved(x=x, level=worth.level, time=worth.time, prices=worth.prices), None
     priced = None if rows is None else dual_ascent.solve(rows, start=start)
     if priced is None:
         # Also where the demands cannot be met, for HiGHS to say so.

@@ -1,0 +1,71 @@
+"""Programs that maximise worth: smoothed prices and a restricted program reach the optimum on every family."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import by_worth
+from ballast_policies.allocation.solvers.dense_program import dense_rows
+from hypothesis import given, settings
+
+from tests.policies.allocation.problems import problems, random_problem
+from tests.policies.allocation.textbook import Book
+
+WORTH = ("max-throughput", "max-throughput-per-dollar", "fifo", "shortest-job-first")
+FAMILIES = {
+    "ten times more jobs than GPUs": {"contention": 10.0},
+    "twice as many": {"contention": 2.0},
+    "as many": {"contention": 1.0},
+    "twice as many GPUs as jobs": {"contention": 0.5},
+    "few types that a job can use": {"zero": 0.7},
+    "gangs of very different size": {"gangs": (1, 2, 64)},
+}
+
+
+def rows_of(book, value):
+    first, kind = np.nonzero(book.T)
+    return dense_rows(
+        first=first,
+        kind=kind,
+        rates=(book.T / np.where(book.full > 0, book.full, 1.0)[:, None])[first, kind],
+        gpus=book.gpus,
+        value=value[first, kind],
+        base=np.zeros(book.n),
+        slope=np.zeros(book.n),
+        capacity=book.capacity,
+        gain=0.0,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=problems())
+def test_small_programs_reach_the_optimum_of_scipy(p):
+    """Also with types without GPUs and jobs that run nowhere, which large programs rarely have."""
+    book = Book(p)
+    if not book.runs.any():
+        return
+    found = by_worth.solve(rows_of(book, book.T))
+    assert found is not None
+    assert (book.gpus @ found.X <= book.capacity * (1 + 1e-9) + 1e-9).all()
+    assert (found.X.sum(axis=1) <= 1 + 1e-9).all()
+    assert float((book.T * found.X).sum()) == pytest.approx(book.best(book.T.ravel()), rel=1e-8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", WORTH)
+def test_large_instances_are_solved_with_a_closed_gap(policy, family):
+    """The bound is computed from the instance by weak duality, so a gap of nothing is a proof."""
+    answer = solve(policy, instance(random_problem(7, 1500, 6, **FAMILIES[family])))
+    assert answer.gap <= 1e-9
+
+
+def test_prices_of_types_without_gpus_still_prove_the_optimum():
+    """A type that has lost all its GPUs while jobs are held for it."""
+    p = random_problem(3, 1200, 4)
+    some = instance(p)
+    closed = dataclasses.replace(some, capacity=np.where(np.arange(4) == 2, 0.0, some.capacity))
+    answer = solve("max-throughput", closed)
+    assert answer.gap <= 1e-9
+    assert closed.gpus_used(answer.x)[2] == 0
