@@ -74,7 +74,7 @@ class _Dual:
         return tau * (top + np.log(together)), shares
 
     def _levels(self, net: np.ndarray, jobs: np.ndarray) -> np.ndarray:
-        """lambda of ``jobs`` at which each just meets its demand: Newton's steps inside a bracket."""
+        """Lambda of ``jobs`` at which each just meets its demand: Newton's steps inside a bracket."""
         rates, tau, demand = self.rates[:, jobs], self.tau[jobs], self.demand[jobs]
         usual = tau / np.maximum(demand, 1e-12)
         low, high = np.zeros(len(jobs)), np.full(len(jobs), np.inf)
