@@ -1,4 +1,4 @@
-"""Large programs that maximise worth and demand nothing: smoothed prices, then the few jobs near a tie, exactly."""
+"""Large programs that maximise worth and demand nothing: smoothed prices, then the few jobs near a tie."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from ballast_policies.allocation.solvers.smoothed_prices import LOWEST_TEMPERATU
 
 
 def solve(rows: Rows) -> Restricted | None:
-    """The optimal shares and multipliers of a program without gain and without demands; None: not found so."""
+    """Optimal shares and multipliers of a program without gain and demands; None: not found so."""
     assert rows.value is not None
     open_types = np.flatnonzero(rows.capacity > 0)
     if not len(open_types):

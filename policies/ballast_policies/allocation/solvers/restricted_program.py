@@ -1,10 +1,10 @@
-"""From nearly right prices to an exact optimum: a small linear program that grows until no other job would change.
+"""From nearly right prices to an exact optimum: a small linear program that grows as long as jobs change.
 
-At prices p most jobs' best use of their time is clear. They keep it, and the few that are close to a tie share what
-is left in a linear program, by HiGHS, with prices of its own. A job outside that would do otherwise at the
-new prices comes into the program, with all of its columns, and it is solved again. When there is none, the
-prices are optimal for all jobs. GPUs that the jobs outside take too many cost more than any GPU is worth, so
-the small program always has a solution.
+At prices p most jobs' best use of their time is clear. They keep it, and the few that are close to a tie
+share what is left in a linear program, by HiGHS, with prices of its own. A job outside that would do
+otherwise at the new prices comes into the program, with all of its columns, and it is solved again. When
+there is none, the prices are optimal for all jobs. GPUs that the jobs outside take too many cost more than
+any GPU is worth, so the small program always has a solution.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def solve(rows: Rows, prices: np.ndarray, *, precision: float) -> Restricted | N
     Returns:
         None where GPUs remain taken too many: the demands do not fit.
     """
-    n, k = len(rows), len(rows.capacity)
+    n = len(rows)
     usual = float(prices @ rows.capacity / rows.capacity.sum())
     error = precision * usual
     at = respond(rows, np.where(prices > 3.0 * error, prices, 0.0), 0.0)

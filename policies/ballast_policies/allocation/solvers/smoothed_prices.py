@@ -1,7 +1,7 @@
 """Prices of the GPU types for thousands of jobs, to a few parts in a hundred thousand: a smoothed dual.
 
-Given prices p of the types, each job's best use of its time is known on its own, so the dual of the program of
-``dense_program`` (without gain) is a convex function of k prices. It has a kink wherever a job is
+Given prices p of the types, each job's best use of its time is known on its own, so the dual of the program
+of ``dense_program`` (without gain) is a convex function of k prices. It has a kink wherever a job is
 indifferent between two types. Entropy smooths them: at temperature tau_m a job spreads its time as
 
     s_mj  proportional to  exp((value_mj + lambda_m rate_mj - gpus_m p_j) / tau_m),      idling: exp(0),
@@ -10,9 +10,9 @@ lambda_m >= 0 being what it takes to meet its demand. The smoothed dual
 
     F(p) = p . capacity + sum_m [ tau_m log sum_j exp(...) - lambda_m base_m ] - kappa sum_j log p_j
 
-has gradient and k x k Hessian in closed form, one pass over the jobs for each Newton step. The temperature falls
-from 30 % of a price to ``last``, each time from the prices before. Nothing here is exact, and nothing needs to be:
-``restricted_program`` makes it exact, and any prices give a valid bound.
+has gradient and k x k Hessian in closed form, one pass over the jobs for each Newton step. The temperature
+falls from 30 % of a price to ``last``, each time from the prices before. Nothing here needs to be exact:
+``restricted_program`` makes it so, and any prices give a valid bound.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ class _Dual:
         """(F, (k, n) shares) at prices; ``level`` becomes the lambda of the shares."""
         net = self.worth - self.rows.gpus * prices[:, None]
         total, shares = self._spread(net, self.tau)
-        bound = np.flatnonzero((self.rates * shares).sum(axis=0) < self.demand) if self.demand.any() else []
-        level = np.zeros(len(self.tau))
+        short = self.demand > (self.rates * shares).sum(axis=0) if self.demand.any() else self.demand > 0
+        bound, level = np.flatnonzero(short), np.zeros(len(self.tau))
         if len(bound):
             level[bound] = self._levels(net[:, bound], bound)
             some, theirs = self._spread(net[:, bound] + level[bound] * self.rates[:, bound], self.tau[bound])

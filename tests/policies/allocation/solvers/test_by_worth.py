@@ -1,4 +1,4 @@
-"""Programs that maximise worth: smoothed prices and a restricted program reach the optimum on every family."""
+"""Programs that maximise worth reach the optimum on every family of instances."""
 
 import dataclasses
 
