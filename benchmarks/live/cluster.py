@@ -14,14 +14,14 @@ from typing import Any, TextIO
 
 import urllib3
 from ballast_localcluster import LocalCluster, ProcessNode
-from ballast_operator.demo.run import (
+from ballast_operator.demo.run import running_operator
+from ballast_operator.install import install_objects
+from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
-    running_operator,
     write_definitions,
     write_operator_kubeconfig,
 )
-from ballast_operator.install import install_objects
 from ballast_policies.simulator.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 from kubernetes import client, config, watch

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ballast_localcluster.binaries import find_binaries
@@ -47,9 +47,21 @@ def clusters_folder() -> Path:
 
 
 def up(
-    name: str, nodes: Iterable[ProcessNode], crds: Sequence[Path] = (), *, warm_start: bool = True
+    name: str,
+    nodes: Iterable[ProcessNode],
+    crds: Sequence[Path] = (),
+    *,
+    warm_start: bool = True,
+    prepare: Callable[[LocalCluster], None] = lambda cluster: None,
 ) -> BackgroundCluster:
-    """Start a cluster that goes on when this program ends; one that runs already is left as it is.
+    """Start a cluster that outlives this program; one that runs already is left as it is.
+
+    Args:
+        name: of the cluster.
+        nodes: process nodes.
+        crds: files of CustomResourceDefinitions.
+        warm_start: fork trainer pods from one process that has torch imported.
+        prepare: called with the cluster once it is ready; what it raises ends the cluster.
 
     Raises:
         LocalClusterError: an impossible name, or it does not start.
@@ -61,6 +73,7 @@ def up(
         cluster = LocalCluster(nodes=nodes, crds=crds, folder=folder, warm_start=warm_start)
         try:
             cluster.start()
+            prepare(cluster)
             cluster.release()
         except BaseException:
             cluster.stop(failed=True)

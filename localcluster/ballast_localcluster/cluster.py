@@ -152,6 +152,16 @@ class LocalCluster:
             Limit.NODES_READY,
         )
 
+    def run(self, name: str, command: Sequence[str], *, grace_seconds: float) -> Path:
+        """Run a program that ends with the cluster, by SIGTERM and ``grace_seconds`` later by SIGKILL.
+
+        One that ends by itself is started again. Returns its log.
+        """
+        _, layout, warden = self._running()
+        log = layout.logs / f"{name}.log"
+        warden.start(name, list(command), log, grace=grace_seconds, restart=True)
+        return log
+
     def lose_node(self, name: str) -> None:
         """Cut the power of a node: its agent and its pods die at once, and nobody tells the API server.
 

@@ -31,13 +31,19 @@ class WardenHandle:
                 text=True,
             )
 
-    def start(self, name: str, command: list[str], log: Path, *, grace: float = 0.0) -> None:
-        """Run a command under the warden; with a ``grace``, SIGTERM and that many seconds end it."""
+    def start(
+        self, name: str, command: list[str], log: Path, *, grace: float = 0.0, restart: bool = False
+    ) -> None:
+        """Run a command under the warden; with a ``grace``, SIGTERM and that many seconds end it.
+
+        ``restart``: whenever it ends by itself, it is started again after a pause.
+        """
         what = {
             "name": name,
             "command": command,
             "log": str(log),
             "grace": grace,
+            "restart": restart,
             "environment": dict(os.environ),
         }
         self._send({"start": what})

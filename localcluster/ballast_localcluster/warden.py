@@ -4,7 +4,8 @@ It is a process of its own, in its own session, so that neither Ctrl-C nor a SIG
 wanted the cluster can keep it from cleaning up.  Its owner writes one JSON object a line to its standard
 input::
 
-    {"start": {"name": ..., "command": [...], "environment": {...}, "log": path, "grace": seconds}}
+    {"start": {"name": ..., "command": [...], "environment": {...}, "log": path, "grace": seconds,
+               "restart": whether to start it again when it ends}}
     {"kill": name}      SIGKILL, as a power cut
     {"stay": true}      go on when the owner is gone (`ballast up`)
     {"keep": true}      keep the logs when it ends
@@ -39,6 +40,7 @@ EXITS_NAME = "exits.jsonl"
 KEPT_FOLDERS = ("logs",)
 _LINE_BYTES = 16 * 1024 * 1024  # a line holds a whole environment
 _OWNER_POLL_SECONDS = 1.0
+_RESTART_PAUSE_SECONDS = 2.0
 
 
 class Warden:
@@ -125,7 +127,8 @@ class Warden:
             )
         self._children[name] = child
         self._graces[name] = what.get("grace") or 0.0
-        watcher = asyncio.create_task(self._record_exit(name, child))
+        keep = self._keep_running(what, child) if what.get("restart") else self._record_exit(name, child)
+        watcher = asyncio.create_task(keep)
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
 
@@ -136,10 +139,20 @@ class Warden:
         # What an agent that was killed could not clean up any more.
         kill_marked(f"{PART_VARIABLE}={self._part(name)}")
 
+    async def _keep_running(self, what: dict[str, Any], child: asyncio.subprocess.Process) -> None:
+        """Start it again whenever it ends, after a pause, until the cluster ends; its log says why."""
+        await child.wait()
+        kill_marked(f"{PART_VARIABLE}={self._part(what['name'])}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), _RESTART_PAUSE_SECONDS)
+        if not self._ending.is_set():
+            await self._start(what)
+
     def _part(self, name: str) -> str:
         return str(self._folder / name)
 
     async def _end(self) -> None:
+        self._ending.set()
         keepers = [name for name, grace in self._graces.items() if grace]
         for name in keepers:
             if self._children[name].returncode is None:

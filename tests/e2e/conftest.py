@@ -12,13 +12,9 @@ import pytest
 from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
 from ballast_operator.demo.manifests import demo_manifests, read_manifests
-from ballast_operator.demo.run import (
-    OPERATOR_NAMESPACE,
-    apply_objects,
-    running_operator,
-    write_operator_kubeconfig,
-)
+from ballast_operator.demo.run import running_operator
 from ballast_operator.install import install_objects
+from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_operator_kubeconfig
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 

@@ -1,8 +1,8 @@
 """What goes wrong with real trainer processes, and what has to be true afterwards."""
 
 import pytest
-from ballast_operator.demo.run import OPERATOR_NAMESPACE, delete_objects
 from ballast_operator.install import install_objects
+from ballast_operator.local_operator import OPERATOR_NAMESPACE, delete_objects
 from kubernetes import client
 
 from tests.support.waiting import eventually

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ballast_localcluster.processes import MARK_VARIABLE, marked_processes
+from ballast_localcluster.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
+
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.api
 
@@ -41,10 +44,16 @@ def test_a_cluster_stays_until_it_is_taken_down(ballast, tmp_path):
     nodes.write_text("nodes: [{name: only, gpus: 3}]")
     started = ballast("up", "--nodes", str(nodes), "--name", "mine")
     assert started.returncode == 0, started.stderr
-    assert "export KUBECONFIG=" in started.stdout
+    for line in ("export KUBECONFIG=", "apply -f ", "ballast top "):
+        assert f"\n  {line}" in started.stdout or f"kubectl {line}" in started.stdout
 
     again = json.loads(ballast("up", "--name", "mine", "--output", "json").stdout)
     assert again["wasRunning"] is True
+    assert "leader elected" in Path(again["operatorLog"]).read_text()
+    operator = f"{PART_VARIABLE}={again['folder']}/operator"
+    first = set(marked_processes(operator))  # the operator, and its solver
+    os.kill(min(first), signal.SIGKILL)
+    eventually(lambda: set(marked_processes(operator)) - first, "another operator")
     found = subprocess.run(
         [again["kubectl"], "--kubeconfig", again["kubeconfig"], "get", "nodes", "-o", "json"],
         capture_output=True,
@@ -79,7 +88,9 @@ def test_what_cannot_be_done_is_one_line(ballast, words, message):
 @pytest.mark.slow
 def test_tests_may_use_a_cluster_of_ones_own(ballast):
     """With BALLAST_TEST_KUBECONFIG they bring their definitions along, and start no cluster."""
-    started = json.loads(ballast("up", "--nodes", "none", "--name", "own", "--output", "json").stdout)
+    words = ("up", "--nodes", "none", "--no-operator", "--name", "own", "--output", "json")
+    started = json.loads(ballast(*words).stdout)
+    assert started["operatorLog"] is None
     scenario = Path(__file__).parents[1] / "operator" / "api" / "test_rbac.py"
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(scenario), "-k", SCENARIO],

@@ -15,7 +15,7 @@ COMMANDS = {
     "plan": ("ballast_operator.cli.plan:plan", "Plan a pipeline: layers to stages to ranks."),
     "simulate": ("ballast_operator.cli.simulate:simulate", "Replay a trace of jobs on a cluster of values."),
     "top": ("ballast_operator.cli.top:top", "Watch pools and jobs of a live cluster."),
-    "up": ("ballast_operator.cli.up:up", "Start a local cluster."),
+    "up": ("ballast_operator.cli.up:up", "Start a local cluster with an operator."),
     "whatif": ("ballast_operator.cli.whatif:whatif", "Try another policy on a live cluster's snapshot."),
 }
 """Command name -> (module:attribute, one line for ``ballast --help``)."""

@@ -1,9 +1,29 @@
 """``ballast up``: start a local cluster that stays."""
 
 import json
+import shutil
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from ballast_localcluster import LocalCluster
+
+OPERATOR = "operator"
+"""Name of the operator among the cluster's processes."""
+
+OPERATOR_GRACE_SECONDS = 10.0
+
+TOKEN_SECONDS = 365 * 24 * 3600
+"""The operator's token is valid for as long as a local cluster may stay."""
+
+NO_OPERATOR = """\
+No operator runs on it. To run one: `ballast down`, and `ballast up` without --no-operator; or, by hand:
+  ballast crds | kubectl apply --server-side -f -
+  kubectl create namespace ballast-system
+  ballast operator"""
 
 
 @click.command()
@@ -21,9 +41,16 @@ import click
     show_default=True,
     help="Fork the trainers from one process that has torch imported (from the first one on), or start each.",
 )
+@click.option(
+    "--operator/--no-operator",
+    "operator",
+    default=True,
+    show_default=True,
+    help="Install Ballast and run its operator; without: a plain Kubernetes cluster.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def up(nodes: str, name: str, warm_start: bool, output: str) -> None:
-    """Start a local Kubernetes cluster in the background.
+def up(nodes: str, name: str, warm_start: bool, operator: bool, output: str) -> None:
+    """Start a local Kubernetes cluster in the background, with Ballast's operator.
 
     A real control plane (etcd, API server, controllers, scheduler) and process nodes, whose pods are
     processes of this machine and whose GPUs are emulated.  It stays until `ballast down`.
@@ -32,11 +59,20 @@ def up(nodes: str, name: str, warm_start: bool, output: str) -> None:
     from ballast_localcluster.default_nodes import default_nodes, read_nodes
     from ballast_localcluster.errors import LocalClusterError
 
+    from ballast_operator.local_operator import write_definitions
+
     try:
         chosen = {"default": default_nodes, "none": tuple}.get(nodes, lambda: read_nodes(Path(nodes)))()
-        cluster = start(name, chosen, warm_start=warm_start)
+        if operator:
+            with tempfile.TemporaryDirectory(prefix="ballast-up-") as folder:
+                crds = [write_definitions(Path(folder))]
+                cluster = start(name, chosen, crds, warm_start=warm_start, prepare=_start_operator)
+        else:
+            cluster = start(name, chosen, warm_start=warm_start)
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
+    log = cluster.folder / "logs" / f"{OPERATOR}.log"
+    running = log.exists()
     if output == "json":
         click.echo(
             json.dumps(
@@ -47,6 +83,7 @@ def up(nodes: str, name: str, warm_start: bool, output: str) -> None:
                     "folder": str(cluster.folder),
                     "nodes": list(cluster.nodes),
                     "wasRunning": cluster.was_running,
+                    "operatorLog": str(log) if running else None,
                 }
             )
         )
@@ -55,10 +92,66 @@ def up(nodes: str, name: str, warm_start: bool, output: str) -> None:
         click.echo(f"Cluster {name} is running already, and left as it is.")
     else:
         click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} process nodes (emulated GPUs).")
+    kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)
+    click.echo(_operator_text(log) if running else NO_OPERATOR)
     click.echo(f"""
+Next:
   export KUBECONFIG={cluster.kubeconfig}
-  kubectl get nodes -L ballast.dev/pool,ballast.dev/capacity-type
+  {kubectl} apply -f {_examples() if nodes == "default" else "POLICY.yaml -f JOB.yaml"}
+  ballast top                   # pools and jobs, live; `ballast explain JOB` says why a job runs or waits
 
-No kubectl? This one was built with the cluster: {cluster.kubectl}
+Nodes: {kubectl} get nodes -L ballast.dev/pool,ballast.dev/capacity-type
 Logs: {cluster.folder / "logs"}
 Stop: ballast down{"" if name == "ballast" else f" --name {name}"}""")
+
+
+def _operator_text(log: Path) -> str:
+    return f"The operator runs, and ends with the cluster. Its log: {log}"
+
+
+def _examples() -> str:
+    """The demo's manifests, by the shortest path from here."""
+    from ballast_operator.demo.manifests import demo_manifests
+
+    folder = demo_manifests()
+    here = Path.cwd()
+    return f"{folder.relative_to(here) if folder.is_relative_to(here) else folder}/"
+
+
+def _start_operator(cluster: "LocalCluster") -> None:
+    """Install Ballast's roles, run the operator under the cluster's warden, and wait until it leads.
+
+    Raises:
+        StartError: it does not.
+    """
+    from ballast_localcluster.errors import StartError
+    from ballast_localcluster.owner import tail
+    from ballast_localcluster.waiting import Limit, eventually
+    from kubernetes import client, config
+    from kubernetes.dynamic import DynamicClient
+
+    from ballast_operator.install import install_objects
+    from ballast_operator.kube.leadership import LEASE_NAME
+    from ballast_operator.local_operator import (
+        OPERATOR_NAMESPACE,
+        apply_objects,
+        operator_command,
+        write_operator_kubeconfig,
+    )
+
+    with config.new_client_from_config(str(cluster.kubeconfig)) as api:
+        apply_objects(DynamicClient(api), install_objects(OPERATOR_NAMESPACE))
+        account = write_operator_kubeconfig(
+            api, cluster.kubeconfig, cluster.folder / "operator.kubeconfig", token_seconds=TOKEN_SECONDS
+        )
+        log = cluster.run(OPERATOR, operator_command(account), grace_seconds=OPERATOR_GRACE_SECONDS)
+        leases = client.CoordinationV1Api(api)
+
+        def leads() -> bool:
+            found = leases.list_namespaced_lease(OPERATOR_NAMESPACE).items
+            return any(lease.metadata.name == LEASE_NAME and lease.spec.holder_identity for lease in found)
+
+        try:
+            eventually("the operator to lead", leads, Limit.CONTROLLERS_READY.seconds)
+        except TimeoutError as error:
+            raise StartError(f"{error}. The end of its log:\n{tail(log)}") from error

@@ -2,34 +2,34 @@
 
 import contextlib
 import dataclasses
-import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ballast_localcluster import LocalCluster
 from ballast_localcluster.default_nodes import default_nodes
-from kubernetes import client, config
+from kubernetes import config
 from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import NotFoundError
 
 from ballast_operator.api.conditions import JobState
-from ballast_operator.api.crd import custom_resource_definitions
 from ballast_operator.demo.manifests import read_manifests
 from ballast_operator.demo.recorder import Recorder
-from ballast_operator.install import OPERATOR_NAME, install_objects
+from ballast_operator.install import install_objects
+from ballast_operator.local_operator import (
+    OPERATOR_NAMESPACE,
+    apply_objects,
+    delete_objects,
+    operator_command,
+    write_definitions,
+    write_operator_kubeconfig,
+)
 
-OPERATOR_NAMESPACE = "ballast-system"
-FIELD_MANAGER = "ballast-demo"
-TOKEN_SECONDS = 3600
-LOCAL_PORTS = ("--metrics-host", "127.0.0.1", "--metrics-port", "0")
 ENDED = (JobState.SUCCEEDED, JobState.FAILED)
 
 
@@ -100,13 +100,6 @@ def run_demo(
         return recorder
 
 
-def write_definitions(folder: Path) -> Path:
-    """The custom resource definitions as one file, for a control plane that knows them from the start."""
-    path = folder / "crds.yaml"
-    path.write_text(yaml.safe_dump_all(custom_resource_definitions()))
-    return path
-
-
 def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
     """Point a job's hostPath volumes at a folder of this run, so that no run resumes from another's state."""
     if manifest["kind"] != "TrainingJob":
@@ -116,75 +109,14 @@ def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
             volume["hostPath"]["path"] = str(folder / manifest["metadata"]["name"])
 
 
-def write_operator_kubeconfig(api: client.ApiClient, kubeconfig: Path, path: Path) -> Path:
-    """A kubeconfig with the service account of the operator: it has the installed roles and no more."""
-    token = client.CoreV1Api(api).create_namespaced_service_account_token(
-        OPERATOR_NAME,
-        OPERATOR_NAMESPACE,
-        client.AuthenticationV1TokenRequest(
-            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=TOKEN_SECONDS)
-        ),
-    )
-    content = yaml.safe_load(kubeconfig.read_text())
-    (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
-    context["context"]["user"] = OPERATOR_NAME
-    content["users"] = [{"name": OPERATOR_NAME, "user": {"token": token.status.token}}]
-    path.touch(mode=0o600)
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
-def apply_objects(
-    kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str | None = None
-) -> None:
-    """Server-side apply of each object, as ``kubectl apply --server-side`` does.
-
-    A kind that the API server has only just learned is looked up again until it is served.
-    """
-    for manifest in objects:
-        deadline = time.monotonic() + 30.0
-        while True:
-            try:
-                resource = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
-                where = manifest["metadata"].get("namespace") or (namespace if resource.namespaced else None)
-                resource.server_side_apply(
-                    body=manifest, namespace=where, field_manager=FIELD_MANAGER, force_conflicts=True
-                )
-                break
-            except Exception as error:
-                served = not isinstance(error, client.ApiException) or error.status in (404, 429, 503)
-                if not served or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-                kube.resources.invalidate_cache()
-
-
-def delete_objects(kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str) -> None:
-    """Delete each object that is still there."""
-    for manifest in objects:
-        resource = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
-        with contextlib.suppress(NotFoundError):
-            where = manifest["metadata"].get("namespace") or (namespace if resource.namespaced else None)
-            resource.delete(name=manifest["metadata"]["name"], namespace=where)
-
-
 @contextlib.contextmanager
 def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The operator as a process of its own, as the image runs it; ended with SIGTERM."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ballast_operator.cli",
-                "operator",
-                "--kubeconfig",
-                str(kubeconfig),
-                *LOCAL_PORTS,
-            ],
+            operator_command(kubeconfig),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "BALLAST_NAMESPACE": OPERATOR_NAMESPACE},
         )
         try:
             yield process

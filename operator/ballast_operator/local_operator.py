@@ -1,0 +1,92 @@
+"""An operator as a process of this machine: what it needs on the cluster, its account, its command line.
+
+For `ballast up`, `ballast demo` and tests; on other clusters the Helm chart does this.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import NotFoundError
+
+from ballast_operator.api.crd import custom_resource_definitions
+from ballast_operator.install import OPERATOR_NAME
+
+OPERATOR_NAMESPACE = "ballast-system"
+FIELD_MANAGER = "ballast-demo"
+TOKEN_SECONDS = 3600
+_SERVED_WITHIN_SECONDS = 30.0
+
+
+def write_definitions(folder: Path) -> Path:
+    """The custom resource definitions as one file, for a control plane that knows them from the start."""
+    path = folder / "crds.yaml"
+    path.write_text(yaml.safe_dump_all(custom_resource_definitions()))
+    return path
+
+
+def operator_command(kubeconfig: Path) -> list[str]:
+    """The operator as the image runs it, with its pages on a free port of the loopback address."""
+    command = [sys.executable, "-m", "ballast_operator.cli", "operator", "--kubeconfig", str(kubeconfig)]
+    pages = ["--metrics-host", "127.0.0.1", "--metrics-port", "0"]
+    return [*command, "--lease-namespace", OPERATOR_NAMESPACE, *pages]
+
+
+def write_operator_kubeconfig(
+    api: client.ApiClient, kubeconfig: Path, path: Path, *, token_seconds: int = TOKEN_SECONDS
+) -> Path:
+    """A kubeconfig with the service account of the operator: it has the installed roles and no more."""
+    token = client.CoreV1Api(api).create_namespaced_service_account_token(
+        OPERATOR_NAME,
+        OPERATOR_NAMESPACE,
+        client.AuthenticationV1TokenRequest(
+            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=token_seconds)
+        ),
+    )
+    content = yaml.safe_load(kubeconfig.read_text())
+    (context,) = [c for c in content["contexts"] if c["name"] == content["current-context"]]
+    context["context"]["user"] = OPERATOR_NAME
+    content["users"] = [{"name": OPERATOR_NAME, "user": {"token": token.status.token}}]
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def apply_objects(
+    kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str | None = None
+) -> None:
+    """Server-side apply of each object, as ``kubectl apply --server-side`` does.
+
+    A kind that the API server has only just learned is looked up again until it is served.
+    """
+    for manifest in objects:
+        deadline = time.monotonic() + _SERVED_WITHIN_SECONDS
+        while True:
+            try:
+                resource = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+                where = manifest["metadata"].get("namespace") or (namespace if resource.namespaced else None)
+                resource.server_side_apply(
+                    body=manifest, namespace=where, field_manager=FIELD_MANAGER, force_conflicts=True
+                )
+                break
+            except Exception as error:
+                served = not isinstance(error, client.ApiException) or error.status in (404, 429, 503)
+                if not served or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+                kube.resources.invalidate_cache()
+
+
+def delete_objects(kube: DynamicClient, objects: Sequence[dict[str, Any]], namespace: str) -> None:
+    """Delete each object that is still there."""
+    for manifest in objects:
+        resource = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+        with contextlib.suppress(NotFoundError):
+            where = manifest["metadata"].get("namespace") or (namespace if resource.namespaced else None)
+            resource.delete(name=manifest["metadata"]["name"], namespace=where)

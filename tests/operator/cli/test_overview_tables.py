@@ -1,0 +1,87 @@
+"""`ballast top` in a terminal: every name and figure is there at 80 columns, however long."""
+
+import io
+
+import pytest
+from ballast_operator.cli.overview_tables import Tables
+from ballast_operator.report.overview import JobLine, Overview, PoolLine
+from rich.console import Console
+
+LONG = "a-job-with-the-longest-name-that-is-allowed-48-c"
+NAMESPACE = "a-namespace-with-the-longest-name-that-kubernetes-allows-63-char"[:63]
+GPU_TYPE = "nvidia-a100-sxm4-80gb-with-a-label-of-sixty-three-characters-xx"
+WHY = "waits for 64 GPUs of one pool: 12 of 1024 free, kept for another job with a long name " * 3
+
+
+def job(**fields: object) -> JobLine:
+    known: dict = {
+        "namespace": NAMESPACE,
+        "job": LONG,
+        "state": "Succeeded",
+        "gpu_type": GPU_TYPE,
+        "gpus": 1024,
+        "step": 1_000_000,
+        "total_steps": 1_000_000,
+        "steps_per_second": 1234.567,
+        "loss": 12.3456,
+        "imbalance": 1.5,
+        "emulated": True,
+        "restarts": 1000,
+        "repacks": 2,
+        "cost": 1234567.89,
+        "why": WHY,
+    }
+    return JobLine(**{**known, **fields})
+
+
+def printed(seen: Overview, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(Tables(seen))
+    return console.file.getvalue()
+
+
+def cells(text: str) -> str:
+    """The text without frames, spaces and line breaks: what was broken over lines is whole again."""
+    rows = [[part.strip() for part in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+    width = max(len(row) for row in rows)
+    return "|".join("".join(row[column] for row in rows if len(row) > column) for column in range(width))
+
+
+@pytest.mark.parametrize("width", [80, 100, 139, 140, 200])
+def test_nothing_is_cut_off_however_long_the_names(width):
+    """No line is longer than the terminal, no ellipsis, and each name and figure can be read."""
+    pools = (PoolLine(pool="p" * 63, gpu_type=GPU_TYPE, nodes=5000, gpus=40_000, held=39_999),)
+    text = printed(Overview(policies=("default: " + WHY,), pools=pools, jobs=(job(),)), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    found = cells(text)
+    for whole in (
+        "p" * 63,
+        GPU_TYPE,
+        f"{NAMESPACE}/{LONG}",
+        "39999 of 40000",
+        "1000000 / 1000000",
+        "1234.57*",
+    ):
+        assert whole in found
+    for whole in ("12.346", "150%", "1000", "1234567.89", "Succeeded"):
+        assert whole in found
+    assert WHY.replace(" ", "") in found.replace(" ", "")
+
+
+def test_a_short_job_is_one_row_in_a_wide_terminal():
+    """Scripts of the eye: state, place, progress and reason in one line."""
+    line = job(namespace="team", job="one", gpu_type="v100", gpus=4, why="its share is 57 %")
+    text = printed(Overview(policies=(), pools=(), jobs=(line,)), 180)
+    (row,) = [row for row in text.splitlines() if "team/one" in row]
+    assert "4 x v100" in row and "its share is 57 %" in row
+
+
+def test_brackets_in_messages_are_text():
+    """A message is never taken for the markup of the terminal library."""
+    text = printed(
+        Overview(policies=("p: spec.nodePools[0] [/red]",), pools=(), jobs=(job(why="see [bold]x[/nope]"),)),
+        80,
+    )
+    assert "spec.nodePools[0] [/red]" in text
+    assert "see [bold]x[/nope]" in text
