@@ -12,7 +12,7 @@ import time
 import click
 import numpy as np
 from ballast_policies.planning import even_partition, exact_partition, predict_step_seconds
-from ballast_policies.planning.changing_loads import CHANGING_LOADS
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import (
     SCHEDULES,
     StageCosts,
@@ -56,7 +56,9 @@ def bubbles(ranks, microbatches):
 def closed_form_errors(ranks, microbatches):
     """AMP's formula against the simulated 1F1B, forward and backward apart, for uneven stages."""
     rows = []
-    for kind, generate in CHANGING_LOADS.items():
+    for kind, case in DYNAMICS.items():
+        generate = case.loads
+        assert generate is not None
         errors = []
         for seed in range(10):
             seconds = generate(32, 1.0, np.random.default_rng(seed))

@@ -14,7 +14,7 @@ import difflib
 import functools
 import importlib.metadata
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 Row = TypeVar("Row")
@@ -87,6 +87,10 @@ class Registry(Mapping[str, Row], Generic[Row]):
         if name in self:
             return self[name]
         raise UnknownNameError(self.why_unknown(name))
+
+    def own(self, holds: Callable[[Row], bool] = lambda row: True) -> tuple[str, ...]:
+        """Ballast's own names whose rows have a property, e.g. ``own(lambda kind: kind.asynchronous)``."""
+        return tuple(name for name, row in self.builtin.items() if holds(row))
 
     def why_unknown(self, name: str) -> str:
         """Why ``name`` cannot be used, as text: refused, or not registered at all."""

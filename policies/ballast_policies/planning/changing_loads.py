@@ -81,17 +81,6 @@ def mixture_of_depths(layers: int, progress: float, generator: np.random.Generat
     return np.where(routed, 1 - progress * 7 / 8, 1.0)
 
 
-CHANGING_LOADS: dict[str, Loads] = {
-    "pruning": pruning,
-    "freezing": freezing,
-    "sparseAttention": sparse_attention,
-    "earlyExit": early_exit,
-    "mixtureOfExperts": mixture_of_experts,
-    "mixtureOfDepths": mixture_of_depths,
-}
-"""By the names that ``spec.dynamics[].kind`` takes."""
-
-
 def _half_normal(x: np.ndarray) -> np.ndarray:
     """Cumulative distribution of the magnitude of a standard normal: erf(x / sqrt 2).
 

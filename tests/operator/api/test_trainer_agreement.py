@@ -27,7 +27,7 @@ OBJECTS = [
 
 def test_the_kinds_of_change() -> None:
     """Are those that the trainer carries out, all of them and no others."""
-    from ballast_trainer.dynamics.registry import DYNAMICS
+    from ballast_policies.planning.dynamics import DYNAMICS
 
     assert {kind.value for kind in DynamicKind} == set(DYNAMICS)
 

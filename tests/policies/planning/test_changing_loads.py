@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.planning import diffuse, even_partition, exact_partition, speed_up_ceiling
-from ballast_policies.planning.changing_loads import CHANGING_LOADS, gradual_sparsity
+from ballast_policies.planning.changing_loads import gradual_sparsity
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
 
 
@@ -19,10 +20,10 @@ def test_gradual_sparsity_starts_and_ends_where_it_should():
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("kind", sorted(CHANGING_LOADS))
+@pytest.mark.parametrize("kind", sorted(DYNAMICS))
 def test_loads_begin_even_and_change(kind):
     """At progress 0 every layer costs 1; later none is free, and the same seed gives the same loads."""
-    generate = CHANGING_LOADS[kind]
+    generate = DYNAMICS[kind].loads
     assert np.allclose(generate(24, 0.0, np.random.default_rng(0)), 1.0)
     later = generate(24, 1.0, np.random.default_rng(0))
     assert later.shape == (24,) and (later > 0).all() and not np.allclose(later, 1.0)
@@ -38,9 +39,9 @@ def test_th_rebalancing_beats_the_even_split_in_at_least_four_of_six_cases():
         costs = StageCosts(forward=tuple(loads / 3), backward=tuple(loads * 2 / 3))
         return simulate(schedule, costs).makespan
 
-    gains = {kind: [] for kind in CHANGING_LOADS}
-    for kind, seed in itertools.product(CHANGING_LOADS, range(5)):
-        seconds = CHANGING_LOADS[kind](layers, 1.0, np.random.default_rng(seed))
+    gains = {kind: [] for kind in DYNAMICS}
+    for kind, seed in itertools.product(DYNAMICS, range(5)):
+        seconds = DYNAMICS[kind].loads(layers, 1.0, np.random.default_rng(seed))
         even = even_partition(layers, ranks)
         before = even.loads(seconds)
         found = []

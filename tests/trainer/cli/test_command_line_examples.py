@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.launch import ValidatedJob
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from ballast_trainer.dynamics.block_change import ChangingModule
 from ballast_trainer.dynamics.early_exit import ExitingBlock
 from ballast_trainer.dynamics.mixture_of_depths import RoutedBlock
 from ballast_trainer.dynamics.mixture_of_experts import EXPERTS, Experts
-from ballast_trainer.dynamics.registry import DYNAMICS, build_dynamics
+from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics
 from ballast_trainer.dynamics.sparse_attention import BLOCK, RoutedAttention
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.gpt import Attention, Block
@@ -36,7 +36,7 @@ def flops(module, inputs):
 @pytest.mark.parametrize("kind", ["earlyExit", "mixtureOfDepths", "mixtureOfExperts", "sparseAttention"])
 def test_a_changed_block_computes_less(kind):
     """Real products disappear, and more of them the further the change has come."""
-    dynamic = DYNAMICS[kind](DynamicConfig(kind=kind, end_step=1, target=0.9), 11)
+    dynamic = build_dynamic(DynamicConfig(kind=kind, end_step=1, target=0.9), 11)
     counts = []
     for strength in (0.0, 0.7, 0.95):
         torch.manual_seed(1)
@@ -145,7 +145,7 @@ def test_sparse_attention_is_dense_attention_under_its_mask():
 @pytest.mark.parametrize("kind", ["earlyExit", "mixtureOfDepths", "mixtureOfExperts", "sparseAttention"])
 def test_a_change_of_blocks_needs_a_transformer(kind):
     """Refused for models that have no blocks, with the reason."""
-    with pytest.raises(ConfigurationError, match="transformer blocks"):
+    with pytest.raises(ConfigurationError, match="family transformer"):
         build_dynamics([DynamicConfig(kind=kind, end_step=1, target=0.5)], 5, "recurrent")
 
 
@@ -166,7 +166,7 @@ def test_pruning_replaces_linear_layers_wherever_they_are():
     """Nested ones too, with their parameters."""
     block = Block(DIM, 2, 0.0)
     weight = block.mlp.up.weight
-    pruned = DYNAMICS["pruning"](DynamicConfig(kind="pruning", end_step=1, target=0.5), 5).prepare(1, block)
+    pruned = build_dynamic(DynamicConfig(kind="pruning", end_step=1, target=0.5), 5).prepare(1, block)
     assert not any(isinstance(module, nn.Linear) for module in pruned.modules())
     assert pruned.mlp.up.weight is weight
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.config import TrainerConfig, TrainingConfig
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.registry import DYNAMICS
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.launch import ValidatedJob, train
 from ballast_trainer.layers.layer_stack import LayerSet

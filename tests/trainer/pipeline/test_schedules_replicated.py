@@ -120,7 +120,7 @@ def test_a_stage_with_replicas_starts_with_as_many_more_layers():
         (
             {"dynamics": [{"kind": "pruning", "endStep": 4, "target": 0.5}]},
             "dynamics[pruning]",
-            "counted several times",
+            r"replicas \[2, 1\] several times",
         ),
     ],
 )

@@ -1,26 +1,26 @@
-"""Kinds of change by their name in the configuration."""
+"""Changes while training, built from the kinds that a configuration names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase, excluded_pair
+from ballast_policies.registry import RegistryError
 
 from ballast_trainer.config import DynamicConfig
-from ballast_trainer.dynamics.block_change import BlockChange
-from ballast_trainer.dynamics.early_exit import EarlyExit
-from ballast_trainer.dynamics.freezing import Freezing
-from ballast_trainer.dynamics.mixture_of_depths import MixtureOfDepths
-from ballast_trainer.dynamics.mixture_of_experts import MixtureOfExperts
 from ballast_trainer.dynamics.protocol import Dynamic
-from ballast_trainer.dynamics.pruning import Pruning
-from ballast_trainer.dynamics.sparse_attention import SparseAttention
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.registry import load_callable
 
-DYNAMICS: dict[str, Callable[[DynamicConfig, int], Dynamic]] = {
-    "earlyExit": EarlyExit,
-    "freezing": Freezing,
-    "mixtureOfDepths": MixtureOfDepths,
-    "mixtureOfExperts": MixtureOfExperts,
-    "pruning": Pruning,
-    "sparseAttention": SparseAttention,
-}
+
+def find_dynamic(kind: str) -> DynamicCase:
+    """The row of ``kind``.
+
+    Raises:
+        ConfigurationError: it is unknown, or the distribution that registers it is broken.
+    """
+    try:
+        return DYNAMICS.find(kind)
+    except RegistryError as error:
+        raise ConfigurationError("dynamics.kind", str(error)) from error
 
 
 def build_dynamics(
@@ -29,19 +29,31 @@ def build_dynamics(
     """The changes of a job.
 
     Raises:
-        ConfigurationError: a kind is unknown, needs a transformer, or two wrap the same blocks.
+        ConfigurationError: a kind is unknown, cannot be built, does not suit the model or excludes another.
     """
     for config in configs:
-        if config.kind not in DYNAMICS:
-            raise ConfigurationError.unknown("dynamics.kind", config.kind, DYNAMICS)
-    built = tuple(DYNAMICS[config.kind](config, layer_count) for config in configs)
-    for config, dynamic in zip(configs, built, strict=True):
-        if isinstance(dynamic, BlockChange) and family != "transformer":
-            reason = f"{config.kind!r} changes transformer blocks; the model's family is {family!r}"
+        families = find_dynamic(config.kind).families
+        if families and family not in families:
+            reason = (
+                f"{config.kind!r} changes models of the family {', '.join(sorted(families))}; "
+                f"this model's family is {family!r}"
+            )
             raise ConfigurationError("dynamics.kind", reason)
-    kinds = {config.kind for config in configs}
-    if {"earlyExit", "mixtureOfDepths"} <= kinds:
+    pair = excluded_pair(config.kind for config in configs)
+    if pair is not None:
         raise ConfigurationError(
-            "dynamics", "earlyExit and mixtureOfDepths both route positions around blocks"
+            "dynamics",
+            f"{pair[0]} and {pair[1]} exclude each other: {pair[2]}. To fix: leave one of them out",
         )
+    return tuple(build_dynamic(config, layer_count) for config in configs)
+
+
+def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
+    """One change.
+
+    Raises:
+        ConfigurationError: its kind is unknown, or what the kind names cannot be imported.
+    """
+    build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
+    built: Dynamic = build(config, layer_count)
     return built

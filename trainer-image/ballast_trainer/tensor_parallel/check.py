@@ -5,14 +5,13 @@ from ballast_policies.planning.schedules import find_schedule
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.dynamics.registry import find_dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.slicing import slicings
 
 MIGRATING = ("migrate", "semi")
-WHOLE_DYNAMICS = ("freezing",)
-"""Kinds of change that do not look inside a layer, and so do not mind that it is cut."""
 
 
 def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
@@ -32,7 +31,7 @@ def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
             "To fix: policy resize, or pipeline.schedule 1F1B",
         )
     for dynamic in config.dynamics:
-        if dynamic.kind not in WHOLE_DYNAMICS:
+        if find_dynamic(dynamic.kind).inside_layers:
             raise ConfigurationError(
                 f"dynamics[{dynamic.kind}]",
                 f"changes the inside of layers, which parallelism.tensor {size} cuts. "

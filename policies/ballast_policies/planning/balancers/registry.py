@@ -1,7 +1,7 @@
-"""The balancers that a job can choose by name (``rebalance.balancer``)."""
+"""The table of balancers: every name that ``rebalance.balancer`` takes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
@@ -9,6 +9,7 @@ from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.registry import Registry, RegistryError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +33,26 @@ class BalancerInput:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Balancer:
-    """A way to choose the next partition.
+    """Everything that is known about a balancer; operator, trainer and documentation read it here.
 
     Attributes:
+        summary: what it does, for the documentation.
         choose: gives the partition to compare with the one in force; raises PlanningError where the input
             does not suit it, or nothing fits the memory.
         measures_links: it needs ``link_seconds``, and a step's prediction counts the transfers.
+        balances_parameters: it can balance parameters in place of seconds (``rebalance.by``).
+        limits_memory: it looks for partitions within ``rebalance.memoryBytes``.
+        schedules: those that its prediction holds for; None: all.
+        replicas: it can divide layers over stages that several ranks hold.
     """
 
+    summary: str
     choose: Callable[[BalancerInput], Partition]
     measures_links: bool = False
+    balances_parameters: bool = True
+    limits_memory: bool = True
+    schedules: frozenset[str] | None = None
+    replicas: bool = True
 
 
 def _exact(given: BalancerInput) -> Partition:
@@ -81,11 +92,49 @@ def _deepspeed(given: BalancerInput) -> Partition:
     return found
 
 
-BALANCERS: Mapping[str, Balancer] = {
-    "deepspeed": Balancer(choose=_deepspeed),
-    "diffusion": Balancer(choose=_diffusion),
-    "exact": Balancer(choose=_exact),
-    "network": Balancer(choose=_network, measures_links=True),
-}
-"""By name: DeepSpeed's rule, for reference; chain moves from the partition in force; dynamic programming,
-of the optimal partitions the one that moves the fewest bytes; the same over slow links."""
+BALANCERS = Registry(
+    "balancer",
+    group="ballast.balancers",
+    row_type=Balancer,
+    rows={
+        "exact": Balancer(
+            summary="The best partition, by dynamic programming; of several, the one that moves the fewest "
+            "bytes.",
+            choose=_exact,
+        ),
+        "diffusion": Balancer(
+            summary="Chain moves from the partition in force, while the load gets more even.",
+            choose=_diffusion,
+        ),
+        "network": Balancer(
+            summary="The best partition over links whose transfers are measured, with 1F1B.",
+            choose=_network,
+            measures_links=True,
+            balances_parameters=False,
+            schedules=frozenset({"1F1B"}),
+            replicas=False,
+        ),
+        "deepspeed": Balancer(
+            summary="DeepSpeed's rule, for reference.",
+            choose=_deepspeed,
+            limits_memory=False,
+            replicas=False,
+        ),
+    },
+)
+"""Every name that ``rebalance.balancer`` takes."""
+
+DEFAULT_BALANCER = next(iter(BALANCERS.builtin))
+"""The balancer of a job that names none."""
+
+
+def find_balancer(name: str) -> Balancer:
+    """The row of ``name``.
+
+    Raises:
+        PlanningError: it is unknown, or the distribution that registers it is broken.
+    """
+    try:
+        return BALANCERS.find(name)
+    except RegistryError as error:
+        raise PlanningError(f"balancer: {error}") from error

@@ -119,16 +119,12 @@ def find_schedule(name: str) -> ScheduleKind:
 
 def trained_schedules(*, asynchronous: bool | None = None) -> tuple[str, ...]:
     """Ballast's own schedules that the trainer carries out; all, or those with or without a flush."""
-    return tuple(
-        name
-        for name, kind in SCHEDULES.builtin.items()
-        if kind.trained and asynchronous in (None, kind.asynchronous)
-    )
+    return SCHEDULES.own(lambda kind: kind.trained and asynchronous in (None, kind.asynchronous))
 
 
 def replicable_schedules() -> tuple[str, ...]:
     """Ballast's own schedules whose stages may be on several ranks."""
-    return tuple(name for name, kind in SCHEDULES.builtin.items() if kind.build_replicated is not None)
+    return SCHEDULES.own(lambda kind: kind.build_replicated is not None)
 
 
 def stages_of(name: str, ranks: int, chunks: int = 1) -> int:

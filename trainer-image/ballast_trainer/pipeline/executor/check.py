@@ -7,6 +7,7 @@ from typing import Any
 from ballast_policies.planning.schedules import find_schedule, replicable_schedules
 
 from ballast_trainer.config import TrainerConfig
+from ballast_trainer.dynamics.registry import find_dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.pipeline.layout import is_asynchronous, used_replicas
 
@@ -66,12 +67,13 @@ def _check_replicas(config: TrainerConfig) -> None:
             "repack.enabled",
             f"replicas {replicas} fix the ranks at {sum(replicas)}. To fix: repack.enabled: false",
         )
-    if any(dynamic.kind == "pruning" for dynamic in config.dynamics):
-        raise ConfigurationError(
-            "dynamics[pruning]",
-            f"the largest weights of the model are found rank by rank, and replicas {replicas} would be "
-            "counted several times. To fix: prune without pipeline.replicas",
-        )
+    for dynamic in config.dynamics:
+        if find_dynamic(dynamic.kind).compares_ranks:
+            raise ConfigurationError(
+                f"dynamics[{dynamic.kind}]",
+                f"it compares weights rank by rank, and would count those of replicas {replicas} several "
+                "times. To fix: leave it or pipeline.replicas out",
+            )
     _one_column(config, f"replicas {replicas} are chosen stage by stage")
 
 

@@ -1,0 +1,104 @@
+"""The table of dynamic cases: every kind of change that ``dynamics[].kind`` takes.
+
+A row has no torch in it, so that operator and planner can read it; the trainer imports what ``build``
+names when a job asks for the kind.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from ballast_policies.planning import changing_loads
+from ballast_policies.planning.changing_loads import Loads
+from ballast_policies.registry import Registry
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicCase:
+    """Everything that is known about a kind of change while training.
+
+    Attributes:
+        summary: what changes and what ``target`` is, for the documentation.
+        build: ``module:callable`` of the trainer's image: (configuration, number of layers) -> the change
+            (``ballast_trainer.dynamics.protocol.Dynamic``).
+        families: families of models that it can change; empty: all.
+        inside_layers: it changes the inside of layers, so that tensor parallelism cannot cut them.
+        compares_ranks: it compares weights over all ranks, so that no stage may have replicas.
+        excludes: kinds that one job cannot have together with it -> why.
+        loads: model of how the layers' cost changes, for planning and simulation; None: there is none.
+    """
+
+    summary: str
+    build: str
+    families: frozenset[str] = frozenset()
+    inside_layers: bool = True
+    compares_ranks: bool = False
+    excludes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    loads: Loads | None = None
+
+
+_TRANSFORMER = frozenset({"transformer"})
+_BOTH_ROUTE = "both route positions around blocks"
+
+DYNAMICS = Registry(
+    "kind of change",
+    group="ballast.dynamics",
+    row_type=DynamicCase,
+    rows={
+        "pruning": DynamicCase(
+            summary="Gradual global magnitude pruning; `target` is the final sparsity.",
+            build="ballast_trainer.dynamics.pruning:Pruning",
+            compares_ranks=True,
+            loads=changing_loads.pruning,
+        ),
+        "freezing": DynamicCase(
+            summary="Layers stop learning from the front; `target` is the fraction frozen at the end.",
+            build="ballast_trainer.dynamics.freezing:Freezing",
+            inside_layers=False,
+            loads=changing_loads.freezing,
+        ),
+        "sparseAttention": DynamicCase(
+            summary="Deeper blocks attend to fewer key blocks; `target` is the fraction that the last layer "
+            "leaves out.",
+            build="ballast_trainer.dynamics.sparse_attention:SparseAttention",
+            families=_TRANSFORMER,
+            loads=changing_loads.sparse_attention,
+        ),
+        "earlyExit": DynamicCase(
+            summary="Settled positions skip the layers that follow; `target` is the fraction out before the "
+            "last layer.",
+            build="ballast_trainer.dynamics.early_exit:EarlyExit",
+            families=_TRANSFORMER,
+            excludes={"mixtureOfDepths": _BOTH_ROUTE},
+            loads=changing_loads.early_exit,
+        ),
+        "mixtureOfDepths": DynamicCase(
+            summary="Every other block computes its router's picks only; `target` is the fraction that "
+            "passes it by.",
+            build="ballast_trainer.dynamics.mixture_of_depths:MixtureOfDepths",
+            families=_TRANSFORMER,
+            excludes={"earlyExit": _BOTH_ROUTE},
+            loads=changing_loads.mixture_of_depths,
+        ),
+        "mixtureOfExperts": DynamicCase(
+            summary="Every other block has experts; `target` is how far their capacity tightens towards the "
+            "mean.",
+            build="ballast_trainer.dynamics.mixture_of_experts:MixtureOfExperts",
+            families=_TRANSFORMER,
+            loads=changing_loads.mixture_of_experts,
+        ),
+    },
+)
+
+
+def excluded_pair(kinds: Iterable[str]) -> tuple[str, str, str] | None:
+    """Two of the kinds that one job cannot have together, and why; None: it can have all of them.
+
+    Kinds that are not registered here are left to the trainer, whose image may have them.
+    """
+    named = sorted(set(kinds))
+    for first in named:
+        if first in DYNAMICS:
+            for second in named:
+                if second in DYNAMICS[first].excludes:
+                    return first, second, DYNAMICS[first].excludes[second]
+    return None
