@@ -17,7 +17,7 @@ from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.registry import build_dynamics
+from ballast_trainer.dynamics.registry import build_dynamics, find_dynamic
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
@@ -65,6 +65,8 @@ class ValidatedJob:
         config = TrainerConfig.from_mapping(value)
         check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
         config = with_schedule_defaults(config, value)
+        for dynamic in config.dynamics:
+            find_dynamic(dynamic.kind)
         check_execution(config)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)

@@ -1,11 +1,11 @@
 """What tensor parallelism does not go together with, refused before ranks start."""
 
 import torch
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import find_schedule
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.dynamics.registry import find_dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.tensor_parallel.layers import split_layer
@@ -31,7 +31,7 @@ def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
             "To fix: policy resize, or pipeline.schedule 1F1B",
         )
     for dynamic in config.dynamics:
-        if find_dynamic(dynamic.kind).inside_layers:
+        if DYNAMICS[dynamic.kind].inside_layers:
             raise ConfigurationError(
                 f"dynamics[{dynamic.kind}]",
                 f"changes the inside of layers, which parallelism.tensor {size} cuts. "

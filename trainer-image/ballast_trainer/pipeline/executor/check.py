@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import find_schedule, replicable_schedules
 
 from ballast_trainer.config import TrainerConfig
-from ballast_trainer.dynamics.registry import find_dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.pipeline.layout import is_asynchronous, used_replicas
 
@@ -68,7 +68,7 @@ def _check_replicas(config: TrainerConfig) -> None:
             f"replicas {replicas} fix the ranks at {sum(replicas)}. To fix: repack.enabled: false",
         )
     for dynamic in config.dynamics:
-        if find_dynamic(dynamic.kind).compares_ranks:
+        if DYNAMICS[dynamic.kind].compares_ranks:
             raise ConfigurationError(
                 f"dynamics[{dynamic.kind}]",
                 f"it compares weights rank by rank, and would count those of replicas {replicas} several "
