@@ -7,7 +7,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ballast-setup
-PYTEST := $(BIN)/python -m pytest
+# Four workers also on two cores: many tests wait for processes. `make test WORKERS=0` runs one at a time.
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1

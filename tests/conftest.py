@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.control_plane import control_plane, namespace
@@ -18,3 +19,22 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ballast")
+
+CLUSTERS = ("control_plane", "cluster", "live_cluster")
+"""Fixtures that start a cluster once a session."""
+
+CLUSTERS_OF_MODULES = ("ballast",)
+"""Fixtures that start a cluster once a module."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a cluster run in one worker of pytest-xdist, so that it is started once."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        for name in CLUSTERS:
+            if name in fixtures:
+                item.add_marker(pytest.mark.xdist_group(name))
+        for name in CLUSTERS_OF_MODULES:
+            if name in fixtures:
+                item.add_marker(pytest.mark.xdist_group(f"{name} of {item.path.stem}"))

@@ -19,7 +19,7 @@ SCENARIO = "test_a_pod_of_a_job"
 
 
 @pytest.fixture
-def ballast(tmp_path):
+def command(tmp_path):
     """Runs the program, with a state folder of its own."""
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
 
@@ -38,16 +38,16 @@ def ballast(tmp_path):
         run("down", "--name", entry.name)
 
 
-def test_a_cluster_stays_until_it_is_taken_down(ballast, tmp_path):
+def test_a_cluster_stays_until_it_is_taken_down(command, tmp_path):
     """It outlives the command, is found again by name, and goes with everything it had."""
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text("nodes: [{name: only, gpus: 3}]")
-    started = ballast("up", "--nodes", str(nodes), "--name", "mine")
+    started = command("up", "--nodes", str(nodes), "--name", "mine")
     assert started.returncode == 0, started.stderr
     for line in ("export KUBECONFIG=", "apply -f ", "ballast top "):
         assert f"\n  {line}" in started.stdout or f"kubectl {line}" in started.stdout
 
-    again = json.loads(ballast("up", "--name", "mine", "--output", "json").stdout)
+    again = json.loads(command("up", "--name", "mine", "--output", "json").stdout)
     assert again["wasRunning"] is True
     assert "leader elected" in Path(again["operatorLog"]).read_text()
     operator = f"{PART_VARIABLE}={again['folder']}/operator"
@@ -63,7 +63,7 @@ def test_a_cluster_stays_until_it_is_taken_down(ballast, tmp_path):
     (node,) = json.loads(found.stdout)["items"]
     assert (node["metadata"]["name"], node["status"]["capacity"]["nvidia.com/gpu"]) == ("only", "3")
 
-    stopped = ballast("down", "--name", "mine")
+    stopped = command("down", "--name", "mine")
     assert stopped.returncode == 0, stopped.stderr
     assert marked_processes(f"{MARK_VARIABLE}={again['folder']}") == []
     assert not Path(again["folder"]).exists()
@@ -77,19 +77,19 @@ def test_a_cluster_stays_until_it_is_taken_down(ballast, tmp_path):
         (("up", "--nodes", "/no/such/file"), "/no/such/file: No such file"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(ballast, words, message):
+def test_what_cannot_be_done_is_one_line(command, words, message):
     """And no traceback."""
-    done = ballast(*words)
+    done = command(*words)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_tests_may_use_a_cluster_of_ones_own(ballast):
+def test_tests_may_use_a_cluster_of_ones_own(command):
     """With BALLAST_TEST_KUBECONFIG they bring their definitions along, and start no cluster."""
     words = ("up", "--nodes", "none", "--no-operator", "--name", "own", "--output", "json")
-    started = json.loads(ballast(*words).stdout)
+    started = json.loads(command(*words).stdout)
     assert started["operatorLog"] is None
     scenario = Path(__file__).parents[1] / "operator" / "api" / "test_rbac.py"
     tested = subprocess.run(

@@ -130,7 +130,7 @@ class Chaos(RuleBasedStateMachine):
 
 
 Chaos.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=15, suppress_health_check=list(HealthCheck)
 )
 TestChaos = Chaos.TestCase
 
@@ -161,7 +161,7 @@ class GrowingChaos(Chaos):
 
 
 GrowingChaos.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, stateful_step_count=15, suppress_health_check=list(HealthCheck)
 )
 TestGrowingChaos = GrowingChaos.TestCase
 assert ExitCode.PEER_LOST == 76

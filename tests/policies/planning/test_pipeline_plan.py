@@ -22,7 +22,7 @@ def make_profile(seconds, *, held=1.0, activation=0.1, output=0.0, weight=0.5):
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     seconds=st.lists(st.floats(0.1, 5.0), min_size=8, max_size=14),
     schedule=st.sampled_from(sorted(SCHEDULES)),

@@ -12,7 +12,7 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers import RankSubsets
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -21,7 +21,6 @@ def all_partitions(layers, ranks):
         yield Partition(bounds=(0, *cuts, layers))
 
 
-@settings(deadline=None)
 @given(seconds=st.lists(st.floats(0.01, 10.0), min_size=2, max_size=7), data=st.data())
 def test_the_kept_ranks_equal_brute_force(seconds, data):
     """Smallest largest load of all subsets with rank 0 and all cuts, then fewest bytes; memory holds, also

@@ -88,7 +88,7 @@ def test_transfers_and_the_optimizer_take_their_time(call):
     assert learns["stepSeconds"] == pytest.approx(free["stepSeconds"] + 3 * 0.05)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     schedule=st.sampled_from(trained_schedules(asynchronous=False)),
     seconds=st.lists(st.floats(0.001, 1.0), min_size=8, max_size=16),

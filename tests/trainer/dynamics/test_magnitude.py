@@ -74,7 +74,7 @@ def test_the_mask_equals_single_process_top_k(ranks, sparsity):
     assert torch.equal(mask, top_k_mask(weights, keep))
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
     strategies.lists(
         strategies.lists(

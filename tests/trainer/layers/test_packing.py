@@ -12,7 +12,6 @@ DTYPES = strategies.sampled_from(
 )
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     strategies.dictionaries(
         strategies.text(min_size=1, max_size=5),

@@ -4,12 +4,11 @@ import pytest
 import torch
 from ballast_trainer.data.sources import ReplayedLoader, ShuffledDataset, batches_from
 from ballast_trainer.errors import ConfigurationError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, 50), size=st.integers(1, 20), seed=st.integers(0, 9), epochs=st.integers(1, 4))
 def test_a_dataset_is_seen_whole_in_every_epoch(length, size, seed, epochs):
     """Epochs laid end to end: each sample once in each, in another order; any step can be asked first."""

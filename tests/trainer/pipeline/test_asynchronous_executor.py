@@ -219,7 +219,7 @@ def test_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
     assert max(max(c.versions.values()) for c in peak_usage) == 2
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
     p=st.integers(1, 4),
@@ -234,7 +234,7 @@ def test_what_a_schedule_claims_is_what_is_counted(name, p, steps):
     assert tuple(c.versions[rank] for rank, c in enumerate(peak_usage)) == facts.versions_held
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
     p=st.integers(1, 4),

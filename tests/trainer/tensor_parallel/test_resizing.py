@@ -50,7 +50,7 @@ def test_nothing_left_out_is_bit_identical(running):
 
 
 @given(st.sets(st.integers(0, COLUMNS - 1), min_size=1), st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_resized_product_is_the_masked_dense_one(kept, seed):
     """Output and gradients equal the dense layer's under a mask; columns left out are exactly 0."""
     kept = sorted(kept)

@@ -73,7 +73,7 @@ def test_standard_instances_are_answered_within_all_limits(name, policy, sharing
         assert answer.gap <= 1e-6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(p=problems(), policy=st.sampled_from([*POLICIES.builtin, "greedy"]), agnostic=st.booleans())
 def test_every_allocation_is_feasible(p, policy, agnostic):
     """On random problems with gangs, weights, unusable types and types without GPUs."""
@@ -82,7 +82,7 @@ def test_every_allocation_is_feasible(p, policy, agnostic):
     consistent(p, answer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(p=problems(), policy=st.sampled_from(BOUNDED), agnostic=st.booleans())
 def test_the_gap_is_closed(p, policy, agnostic):
     """The bound comes from weak duality, so a wrong optimum could not hide behind it."""

@@ -47,14 +47,14 @@ def by_hand(p):
     return float(cp.Problem(cp.Maximize(cp.min(level)), rules).solve(solver=cp.CLARABEL))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(p=problems())
 def test_the_objective_equals_an_independent_formulation(p):
     """To 1e-6 relative on random instances, with gangs, weights, and types a job cannot use."""
     assert allocate("max-min-fairness", p).objective == pytest.approx(by_hand(p), rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(p=problems())
 def test_the_certified_gap_is_closed_and_greedy_is_never_above_the_optimum(p):
     """The bound comes from weak duality, so a wrong optimum could not hide."""

@@ -39,7 +39,7 @@ def told_apart(p):
     return dataclasses.replace(p, jobs=jobs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     copies=st.lists(st.integers(1, 5), min_size=1, max_size=3),

@@ -37,7 +37,7 @@ MODEL = BlockModel(
 SERVERS = GpuServers(gpus=16, gpus_per_server=8, memory_bytes=16e9, fast_bandwidth=1e11, slow_bandwidth=1e9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     gpus=st.integers(1, 16),
     memory=st.floats(2e9, 4e10),

@@ -40,7 +40,6 @@ profile = st.integers(1, 7).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(profile=profile, m=st.integers(1, 4), bandwidth=st.floats(0.5, 100.0))
 def test_pipedream_one_level_equals_brute_force(profile, m, bandwidth):
     """Every contiguous cut with every number of replicas."""
@@ -53,7 +52,7 @@ def test_pipedream_one_level_equals_brute_force(profile, m, bandwidth):
     assert [stage.first_layer for stage in plan.stages][1:] == [s.end_layer for s in plan.stages][:-1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(profile=profile, m=st.tuples(st.integers(1, 3), st.integers(1, 2)), slow=st.floats(0.5, 10.0))
 def test_pipedream_two_levels_equal_brute_force(profile, m, slow):
     """Servers of GPUs: the inner level's best pipeline is the compute of the outer."""
