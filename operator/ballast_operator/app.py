@@ -33,7 +33,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.reconciler import Reconciler, ReconcileWorker
 from ballast_operator.settings import Settings
-from ballast_operator.views.convert import summary_state
+from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.nodes import NodeView, is_ours, read_node
 from ballast_operator.waits import WaitReason, Waits
 
@@ -146,9 +146,11 @@ class Operator:
 
     async def _work(self, cluster: Cluster, holding: asyncio.Task[None], solver: Solver) -> None:
         observer = Observer(self._caches)
+        board = AssignmentBoard()
         reconciler = Reconciler(
             cluster,
             observer,
+            board,
             settings=self._settings.job,
             metrics=self._metrics,
             allocate=self._allocate,
@@ -156,7 +158,7 @@ class Operator:
         self._allocator = Allocator(
             cluster,
             observer,
-            reconciler,
+            board,
             solver,
             settings=self._settings.solver,
             metrics=self._metrics,
@@ -309,7 +311,7 @@ class Operator:
             self._metrics.jobs.clear()
             unfinished = 0
             for view in observer.jobs():
-                self._metrics.jobs.labels(summary_state(view.status)).inc()
+                self._metrics.jobs.labels(view.status.summary_state).inc()
                 unfinished += not view.status.finished
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)

@@ -6,11 +6,11 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from ballast_operator.api.condition import Condition
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, Kind
 from ballast_operator.views.clock import now, show
-from ballast_operator.views.status import Condition
 
 COMPONENT = "ballast-operator"
 """Who reports, as ``kubectl describe`` shows it."""

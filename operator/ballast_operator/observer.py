@@ -13,17 +13,16 @@ from ballast_policies.contract import (
     plan_config_map_name,
 )
 
-from ballast_operator.desired.plan import WRITTEN_ANNOTATION
+from ballast_operator.api.read import read_job_status
+from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object, key_of
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.convert import read_spec, read_status
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.lease import LeaseView, read_lease
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
-from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import JobAllocation
+from ballast_operator.views.spec import JobSpec, read_spec
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ class Observer:
         self._clock = clock
         self._renewals: dict[Key, tuple[str, float]] = {}
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
+        self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self.reservations: dict[Key, JobAllocation] = {}
 
     def job(self, key: Key) -> JobView | None:
@@ -59,7 +59,7 @@ class Observer:
             spec=spec,
             spec_problem=problem,
             deleting=bool(metadata.get("deletionTimestamp")),
-            status=read_status(item),
+            status=self._status(key, item),
             pods=tuple(sorted(pods, key=lambda pod: (pod.launch, pod.rank))),
             lease=self._lease(key, metadata["uid"]),
             plan=plan,
@@ -76,7 +76,7 @@ class Observer:
         )
         views = []
         for item in items:
-            key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
+            key = key_of(item)
             try:
                 views.append(self.job(key))
             except ValueError as error:  # one unreadable object must not hide the others
@@ -87,19 +87,21 @@ class Observer:
         """All nodes by name."""
         return {item["metadata"]["name"]: read_node(item) for item in self.caches[NODE]}
 
-    def held(self) -> dict[Key, JobAllocation]:
-        """What jobs hold by their status, or are about to by a write under way."""
+    def allocations(self) -> dict[Key, JobAllocation]:
+        """GPUs that jobs hold by their status, or are about to hold by a write under way."""
         found: dict[Key, JobAllocation] = {}
         for item in self.caches[JOB]:
-            allocation = read_status(item).allocation
+            key = key_of(item)
+            allocation = self._status(key, item).allocation
             if allocation is not None:
-                found[(item["metadata"].get("namespace", ""), item["metadata"]["name"])] = allocation
+                found[key] = allocation
         return {**found, **self.reservations}
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
         self._renewals.pop(key, None)
         self._specs.pop(key, None)
+        self._statuses.pop(key, None)
 
     def _spec(self, key: Key, item: Object) -> tuple[JobSpec | None, str]:
         version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
@@ -107,6 +109,14 @@ class Observer:
         if known is None or known[0] != version:
             known = (version, read_spec(item))
             self._specs[key] = known
+        return known[1]
+
+    def _status(self, key: Key, item: Object) -> TrainingJobStatus:
+        version = (item["metadata"]["uid"], item["metadata"].get("resourceVersion"))
+        known = self._statuses.get(key)
+        if known is None or known[0] != version:
+            known = (version, read_job_status(item))
+            self._statuses[key] = known
         return known[1]
 
     def _pod(self, item: Object) -> PodView:
@@ -134,7 +144,7 @@ class Observer:
             plan = Plan.from_json((item.get("data") or {}).get(PLAN_KEY, ""))
         except ContractError:
             return None, None, ""
-        written = (item["metadata"].get("annotations") or {}).get(WRITTEN_ANNOTATION)
+        written = (item["metadata"].get("annotations") or {}).get(PLAN_WRITTEN_ANNOTATION)
         when = parse(written if written else item["metadata"]["creationTimestamp"])
         return plan, when, (item.get("data") or {}).get(CONFIG_KEY, "")
 

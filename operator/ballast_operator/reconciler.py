@@ -1,13 +1,13 @@
 """One pass over one job: observe, decide, apply, report."""
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ballast_policies.contract import GPU_RESOURCE, plan_config_map_name
+from ballast_policies.contract import plan_config_map_name
 
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.plan import plan_object
 from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.events import Recorder, flips
@@ -26,38 +26,25 @@ from ballast_operator.steps.context import (
     WritePlan,
 )
 from ballast_operator.steps.decide import decide, lacks_right, refused
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard, PoolInfo
 from ballast_operator.views.clock import Time, now
-from ballast_operator.views.convert import write_status
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
 
-PROGRESS_FIELDS = frozenset({"progress", "costSoFar", "costAt", "isolated"})
+PROGRESS_FIELDS = frozenset({"progress", "cost_so_far", "cost_at", "isolated"})
 """Fields of the status that change with every report, and may wait."""
 
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PoolInfo:
-    """What a job's pass has to know of a pool: the price of a GPU hour, and the resource pods ask for."""
-
-    price_per_hour: float = 0.0
-    gpu_resource: str = GPU_RESOURCE
-
-
 class Reconciler:
-    """Drives jobs to what the allocator and their trainers want. One pass a job at a time.
-
-    Attributes:
-        assignments: job -> what the allocator wants; written by the allocator.
-        pools: pool -> its terms; written by the allocator.
-    """
+    """Drives jobs to what the allocator and their trainers want. One pass a job at a time."""
 
     def __init__(
         self,
         cluster: Cluster,
         observer: Observer,
+        board: AssignmentBoard,
         *,
         settings: JobSettings,
         metrics: Metrics,
@@ -66,14 +53,13 @@ class Reconciler:
     ) -> None:
         self._cluster = cluster
         self._observer = observer
+        self._board = board
         self._settings = settings
         self._metrics = metrics
         self._allocate = allocate
         self._clock = clock
         self._recorder = Recorder(cluster)
         self._progress_written: dict[Key, Time] = {}
-        self.assignments: dict[Key, Assignment] = {}
-        self.pools: dict[str, PoolInfo] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -94,7 +80,7 @@ class Reconciler:
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
         result = self._decide(view)
         before, after = view.status.allocation, result.status.allocation
-        launching = after is not None and (before is None or len(after.slots) > len(before.slots))
+        launching = after is not None and (before is None or len(after.pods) > len(before.pods))
         if launching and after is not None:
             self._observer.reservations[key] = after
         try:
@@ -113,27 +99,25 @@ class Reconciler:
                 self._observer.reservations.pop(key, None)
 
     def _decide(self, view: JobView) -> StepResult:
-        assignment = self.assignments.get(view.key)
+        assignment = self._board.assignments.get(view.key)
         allocation = view.status.allocation
-        pool = self.pools.get(
-            allocation.pool if allocation is not None else assignment.pool if assignment is not None else "",
-            PoolInfo(),
-        )
+        placement = assignment.placement if assignment is not None else None
+        if allocation is not None:
+            placement = allocation.placement
+        pool = self._board.pools.get(placement.pool if placement is not None else "", PoolInfo())
         lacking = ""
         wanted: tuple[str, ...] = ()
-        if assignment is not None:
-            wanted = (
-                assignment.nodes
-                if allocation is None and assignment.action is AssignmentAction.PLACE
-                else assignment.extra_nodes
-            )
+        if assignment is not None and allocation is not None:
+            wanted = assignment.extra_nodes
+        elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
+            wanted = placement.nodes
         if wanted:
             lacking = shortage(
                 wanted,
                 key=view.key,
                 nodes=self._observer.nodes(),
                 pods=self._observer.caches[POD],
-                held=self._observer.held(),
+                allocations=self._observer.allocations(),
                 resource=pool.gpu_resource,
             )
         return decide(
@@ -184,8 +168,7 @@ class Reconciler:
         if item is None or item["metadata"]["uid"] != view.uid:
             return None
         again = result.requeue_after_seconds
-        # Compared as the API has them, where "not said" and "empty" are one.
-        old, new = write_status(view.status), write_status(result.status)
+        old, new = view.status, result.status.replace(state=result.status.summary_state)
         if old != new:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
@@ -199,13 +182,13 @@ class Reconciler:
                     # Decided on this version: whoever else has written since makes it a Conflict.
                     "resourceVersion": item["metadata"]["resourceVersion"],
                 },
-                "status": new,
+                "status": _content(new),
             }
             written = await self._cluster.apply(JOB, body, subresource="status")
             self._observer.caches.wrote(JOB, written)
             self._progress_written[view.key] = self._clock()
             self._count(result)
-            notices = flips(view.status.conditions, result.status.conditions)
+            notices = flips(old.conditions, new.conditions)
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
             await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
@@ -213,11 +196,11 @@ class Reconciler:
             self._allocate()
         return again
 
-    def _too_soon(self, key: Key, old: dict[str, Any], new: dict[str, Any]) -> float:
+    def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
         """Seconds to wait where nothing but progress has changed since a recent write."""
         last = self._progress_written.get(key)
-        changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
-        if last is None or not changed <= PROGRESS_FIELDS:
+        fields = TrainingJobStatus.model_fields.keys() - PROGRESS_FIELDS
+        if last is None or any(getattr(old, field) != getattr(new, field) for field in fields):
             return 0.0
         return self._settings.progress_seconds - (self._clock() - last).total_seconds()
 
@@ -227,9 +210,21 @@ class Reconciler:
             (metric.labels(label) if label else metric).inc(amount)
 
     def _forget(self, key: Key) -> None:
-        for table in (self.assignments, self._progress_written, self._observer.reservations):
-            table.pop(key, None)  # type: ignore[attr-defined]
+        self._board.assignments.pop(key, None)
+        self._progress_written.pop(key, None)
+        self._observer.reservations.pop(key, None)
         self._allocate()
+
+
+def _content(status: TrainingJobStatus) -> dict[str, Any]:
+    """The status as the API has it.
+
+    Raises:
+        pydantic.ValidationError: a value is outside its schema; a bug of a step.
+    """
+    content = status.to_dict()
+    TrainingJobStatus.model_validate(content)
+    return content
 
 
 class ReconcileWorker:

@@ -26,9 +26,8 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POD, POLICY, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
-from ballast_operator.reconciler import PoolInfo, Reconciler
 from ballast_operator.settings import SolverSettings
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, PoolInfo
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits
@@ -46,7 +45,7 @@ class Allocator:
         self,
         cluster: Cluster,
         observer: Observer,
-        reconciler: Reconciler,
+        board: AssignmentBoard,
         solver: Solver,
         *,
         settings: SolverSettings,
@@ -57,7 +56,7 @@ class Allocator:
     ) -> None:
         self._cluster = cluster
         self._observer = observer
-        self._reconciler = reconciler
+        self._board = board
         self._solver = solver
         self._settings = settings
         self._metrics = metrics
@@ -156,7 +155,7 @@ class Allocator:
         for view in jobs:
             self._measurements.record(view)
         self._measurements.keep(view.key for view in jobs)
-        self._reconciler.pools = {
+        self._board.pools = {
             pool.name: PoolInfo(price_per_hour=pool.price_per_gpu_hour, gpu_resource=pool.gpu_resource)
             for pool in policy.spec.node_pools
         }
@@ -249,8 +248,8 @@ class Allocator:
         return solve
 
     def _publish(self, assignments: dict[Key, Assignment], jobs: list[JobView]) -> None:
-        old = self._reconciler.assignments
-        self._reconciler.assignments = assignments
+        old = self._board.assignments
+        self._board.assignments = assignments
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (

@@ -25,9 +25,7 @@ def assignments_of(
             found[key] = Assignment(
                 action=AssignmentAction.KEEP,
                 launches=launches,
-                gpu_type=running.gpu_type,
-                pool=running.pool,
-                nodes=running.nodes,
+                placement=running,
                 plan_id=plan_id,
                 why=why,
                 chosen=f"{len(running.nodes)} x {running.gpu_type} of pool {running.pool}",
@@ -49,9 +47,7 @@ def assignments_of(
             found[key] = Assignment(
                 action=AssignmentAction.RELEASE if dry_run else AssignmentAction.PLACE,
                 launches=launches,
-                gpu_type=placement.gpu_type,
-                pool=placement.pool,
-                nodes=placement.nodes,
+                placement=placement,
                 plan_id=plan_id,
                 reason=JobReason.DRY_RUN,
                 why=f"would get {chosen}: {why}" if dry_run else why,

@@ -32,7 +32,7 @@ def most_gpus(view: JobView) -> int:
     assert spec is not None
     wanted = spec.largest_gang
     if view.status.repacks:
-        wanted = min(wanted, len(view.status.repacks[-1]["survivors"]))
+        wanted = min(wanted, len(view.status.repacks[-1].survivors))
     return wanted
 
 
@@ -41,7 +41,7 @@ def may_grow(view: JobView, now: Time) -> bool:
     allocation, spec = view.status.allocation, view.spec
     if allocation is None or spec is None or not spec.grow or not view.acknowledged or view.shrinking:
         return False
-    if allocation.joining or len(allocation.slots) >= most_gpus(view) or not _same_recipe(view, spec):
+    if allocation.joining or len(allocation.pods) >= most_gpus(view) or not _same_recipe(view, spec):
         return False
     return (
         allocation.joining_since is None
@@ -82,7 +82,7 @@ def growth_sizes(view: JobView) -> tuple[int, ...]:
     """Sizes that the gang could grow to, fewest first."""
     spec, allocation = view.spec, view.status.allocation
     assert spec is not None and allocation is not None
-    return tuple(size for size in range(len(allocation.slots) + 1, most_gpus(view) + 1) if spec.suits(size))
+    return tuple(size for size in range(len(allocation.pods) + 1, most_gpus(view) + 1) if spec.suits(size))
 
 
 def admission_error(

@@ -11,11 +11,11 @@ from ballast_operator.allocator.inputs import CompletedProblem
 from ballast_operator.allocator.snapshot import Snapshot, held_by_pool
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy as api
-from ballast_operator.api.base import Condition
+from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason
-from ballast_operator.events import WARNING_REASONS, Notice
+from ballast_operator.events import Notice, flips
 from ballast_operator.kube.kinds import POLICY, Object
-from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
 
@@ -46,32 +46,19 @@ def policy_status(
 ) -> tuple[dict[str, Any] | None, tuple[Notice, ...]]:
     """(the object to apply, or None where nothing worth a write has changed; notices of flips)."""
     old = item.get("status") or {}
-    before = {c["type"]: c for c in old.get("conditions") or []}
-    conditions = []
-    notices = []
+    before = api.ClusterPolicyStatus.model_validate({"conditions": old.get("conditions") or []}).conditions
     generation = item["metadata"].get("generation", 0)
-    for kind, value, reason, message in verdicts(report):
-        known = before.get(kind)
-        status = "True" if value else "False"
-        same = known is not None and known["status"] == status
-        since = parse(known["lastTransitionTime"]) if known is not None and same else now
-        conditions.append(
-            Condition(
-                type=kind,
-                status=status,
-                reason=reason,
-                message=message,
-                last_transition_time=since,
-                observed_generation=generation,
-            )
-        )
-        if known is None or (known["status"], known["reason"]) != (status, reason):
-            level = "Warning" if reason in WARNING_REASONS else "Normal"
-            notices.append(Notice(type=level, reason=reason, message=f"{kind} is {status}: {message}"))
+    found = verdicts(report)
+    order: list[str] = [kind for kind, *_ in found]
+    conditions = tuple(condition for condition in before if condition.type in order)
+    for kind, value, reason, message in found:
+        conditions = set_condition(conditions, kind, value, reason, message, now=now, generation=generation)
+    conditions = tuple(sorted(conditions, key=lambda condition: order.index(condition.type)))
+    notices = flips(before, conditions)
     # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
     content = {
         name: value
-        for name, value in _status(report, tuple(conditions), generation).to_dict().items()
+        for name, value in _status(report, conditions, generation).to_dict().items()
         if value not in ({}, [])
     }
     if not _worth_writing(old, content):
@@ -82,7 +69,7 @@ def policy_status(
         "metadata": {"name": item["metadata"]["name"]},
         "status": content,
     }
-    return body, tuple(notices)
+    return body, notices
 
 
 def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:

@@ -9,13 +9,14 @@ from ballast_policies.rounds import Node, Placement
 
 from ballast_operator.allocator.gang_size import Refusal, admission_error, gang_size, growth_sizes, may_grow
 from ballast_operator.allocator.throughput import GangRequest, Measurements
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec, NodePool
+from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Cause, JobAllocation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def take_snapshot(
         )
         allowed = [t for t in gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types]
         size = (
-            len(allocation.slots)
+            len(allocation.pods)
             if allocation is not None
             else gang_size(view, spec.node_pools, by_pool, allowed)
         )
@@ -190,7 +191,7 @@ def as_job(
 ) -> Job:
     """The job as the policies see it; times in seconds."""
     status = view.status
-    done = (status.progress or {}).get("step", 0)
+    done = status.progress.step if status.progress is not None else 0
     elapsed = 0.0 if view.created is None else (now - view.created).total_seconds()
     return Job(
         name=name,
@@ -228,5 +229,5 @@ def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     for view in jobs:
         allocation: JobAllocation | None = view.status.allocation
         if allocation is not None:
-            found[allocation.pool] += len(allocation.slots)
+            found[allocation.pool] += len(allocation.pods)
     return found

@@ -163,7 +163,19 @@ class ApiModel(BaseModel):
 class StatusModel(ApiModel):
     """A part of a status: an operator one release apart may have written more than this one knows."""
 
-    model_config = ConfigDict(extra="ignore")
+    # Not strict: the API server has checked the types, and JSON has neither times nor enums.
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values for some fields. Not validated: the status is, as a whole, when written.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        unknown = changes.keys() - type(self).model_fields.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        return self.model_copy(update=changes)
 
 
 Time = AwareDatetime
@@ -198,29 +210,3 @@ class ObjectMeta(ApiModel):
     """When it was made."""
     deletion_timestamp: Time | None = None
     """When its deletion was asked for; None: it was not."""
-
-
-class Condition(StatusModel):
-    """metav1.Condition."""
-
-    type: Annotated[str, Field(max_length=316)]
-    """Which condition."""
-    status: Annotated[str, Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})]
-    """True, False or Unknown."""
-    reason: Annotated[
-        str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-    ]
-    """Why, in a stable word."""
-    message: Annotated[str, Field(max_length=32768)] = ""
-    """Why, in a sentence with numbers."""
-    last_transition_time: Time
-    """When the status flipped last."""
-    observed_generation: Annotated[int, Field(ge=0)] = 0
-    """metadata.generation of the spec that the condition is about."""
-
-
-Conditions = Annotated[
-    tuple[Condition, ...],
-    Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["type"])),
-]
-"""Conditions by type."""

@@ -15,7 +15,6 @@ from pydantic import Field, field_validator
 from ballast_operator.api import meta
 from ballast_operator.api.base import (
     ApiModel,
-    Conditions,
     DnsLabel,
     GpuType,
     ObjectMeta,
@@ -26,6 +25,7 @@ from ballast_operator.api.base import (
     registered,
     schema,
 )
+from ballast_operator.api.condition import Conditions
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 _Name = Annotated[str, Field(max_length=253)]

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from ballast_operator.api.base import ApiModel
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, NodePool, Objective
 from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+from ballast_operator.api.training_job_status import TrainingJobStatus
 
 M = TypeVar("M", bound=ApiModel)
 
@@ -48,6 +49,15 @@ def read_cluster_policy(item: Mapping[str, Any]) -> ClusterPolicy:
         InvalidObject: a field is missing, unknown, of the wrong type, or breaks a rule.
     """
     return _read(ClusterPolicy, item)
+
+
+def read_job_status(item: Mapping[str, Any]) -> TrainingJobStatus:
+    """The status of a TrainingJob.
+
+    Raises:
+        ValueError: it is not one that any release has written; nothing may be decided from it.
+    """
+    return TrainingJobStatus.model_validate(item.get("status") or {})
 
 
 def _read(model: type[M], item: Mapping[str, Any]) -> M:

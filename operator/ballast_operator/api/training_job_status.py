@@ -1,11 +1,15 @@
 """``TrainingJob.status``: what has become of a job."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field
+from ballast_policies.rounds import Placement
+from pydantic import Field, WithJsonSchema, field_validator
 
-from ballast_operator.api.base import Conditions, StatusModel, Step, Time, schema
-from ballast_operator.api.conditions import JobState
+from ballast_operator.api.base import StatusModel, Step, Time, schema
+from ballast_operator.api.cause import Cause
+from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState
 
 _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]
@@ -14,7 +18,7 @@ _Name = Annotated[str, Field(max_length=253)]
 class Ending(StatusModel):
     """A launch that is being ended."""
 
-    cause: _Name
+    cause: Annotated[Cause, WithJsonSchema({"type": "string", "maxLength": 253})]
     """Why, in a word."""
     message: _Text = ""
     """Why, in a sentence."""
@@ -52,9 +56,24 @@ class JobAllocation(StatusModel):
     joining_since: Time | None = None
     """When the last growth was decided."""
     first_newcomer: Annotated[int, Field(ge=0)] = 0
-    """Number in the name of the first pod of the last growth."""
+    """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
     ending: Ending | None = None
-    """Set once the launch has to end."""
+    """Set once the launch has to end; never unset."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the gang runs."""
+        return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=self.nodes)
+
+    @property
+    def node_of(self) -> Mapping[str, str]:
+        """Pod -> its node, in the order of the pods."""
+        return dict(zip(self.pods, self.nodes, strict=True))
+
+    def with_pods(self, node_of: Mapping[str, str], **changes: Any) -> "JobAllocation":
+        """The allocation with these pods, each on its node, in this order."""
+        pods, nodes = tuple(node_of), tuple(node_of.values())
+        return self.replace(pods=pods, nodes=nodes, gpus=len(pods), **changes)
 
 
 class Progress(StatusModel):
@@ -185,7 +204,7 @@ class TrainingJobStatus(StatusModel):
     """How often a launch ended early, by cause."""
     last_decision: Decision | None = None
     """The allocator's last word on the job."""
-    cost_so_far: Annotated[float, Field(ge=0)] | None = None
+    cost_so_far: Annotated[float, Field(ge=0)] = 0.0
     """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``."""
     cost_at: Time | None = None
     """When the cost was summed up last."""
@@ -193,9 +212,69 @@ class TrainingJobStatus(StatusModel):
     """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
     suspended_since: Time | None = None
     """Since when ``spec.suspend`` is set; absent: it is not."""
-    suspended_seconds: Annotated[float, Field(ge=0)] | None = None
+    suspended_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of earlier suspensions: they do not count as time that the job had to wait."""
     next_launch_at: Time | None = None
     """Not launched before, after a failure of its own doing."""
     finished_at: Time | None = None
     """When it succeeded or failed for good."""
+
+    @field_validator("allocation")
+    @classmethod
+    def _holds_pods(cls, allocation: JobAllocation | None) -> JobAllocation | None:
+        # The operator writes pods and nodes together. An allocation without them holds nothing.
+        if allocation is None or not allocation.pods or len(allocation.pods) != len(allocation.nodes):
+            return None
+        return allocation
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type, if there is one."""
+        return find_condition(self.conditions, kind)
+
+    def is_true(self, kind: str) -> bool:
+        """Whether the condition of this type is there and true."""
+        condition = self.condition(kind)
+        return condition is not None and condition.is_true
+
+    def with_condition(
+        self, kind: str, value: bool, reason: str, message: str, *, now: Time, generation: int
+    ) -> "TrainingJobStatus":
+        """The status with this condition; its transition time moves only when its status changes."""
+        conditions = set_condition(
+            self.conditions, kind, value, reason, message, now=now, generation=generation
+        )
+        return self.replace(conditions=conditions)
+
+    @property
+    def finished(self) -> bool:
+        """Succeeded, or failed for good."""
+        return self.is_true(JobCondition.SUCCEEDED) or self.is_true(JobCondition.FAILED)
+
+    @property
+    def counted_restarts(self) -> int:
+        """Restarts that count toward ``backoffLimit``."""
+        return sum(count for cause, count in self.restarts.items() if cause in COUNTED_CAUSES)
+
+    @property
+    def summary_state(self) -> JobState:
+        """One word for people, from the conditions and the allocation."""
+        if self.is_true(JobCondition.SUCCEEDED):
+            return JobState.SUCCEEDED
+        if self.is_true(JobCondition.FAILED):
+            return JobState.FAILED
+        if self.allocation is None:
+            admitted = self.condition(JobCondition.ADMITTED)
+            suspended = admitted is not None and admitted.reason == JobReason.SUSPENDED
+            return JobState.SUSPENDED if suspended else JobState.WAITING
+        if self.allocation.ending is not None:
+            return JobState.STOPPING
+        if not self.is_true(JobCondition.RUNNING):
+            return JobState.STARTING
+        repacked = self.condition(JobCondition.REPACKED)
+        if repacked is not None and not repacked.is_true and repacked.reason == JobReason.REPACKING:
+            return JobState.REPACKING
+        return JobState.RUNNING
+
+
+COUNTED_CAUSES = frozenset(cause.value for cause in Cause if cause.counts)
+"""Keys of ``restarts`` that count toward ``backoffLimit``."""

@@ -8,11 +8,8 @@ from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_ma
 from ballast_operator.desired.owned import owned
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.clock import Time, show_micro
-from ballast_operator.views.job import JobView
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.spec import JobSpec
-
-WRITTEN_ANNOTATION = "ballast.dev/written"
-"""On the plan's ConfigMap: when this epoch was written, RFC 3339. Written and read by the operator."""
 
 
 def plan_object(
@@ -21,7 +18,7 @@ def plan_object(
     """The ConfigMap with ``plan``; refused by the API server where ``resource_version`` is not the newest."""
     data = {PLAN_KEY: plan.to_json(), CONFIG_KEY: json.dumps(spec.config, sort_keys=True)}
     body = owned(view, CONFIG_MAP, plan_config_map_name(view.name), data=data)
-    body["metadata"]["annotations"] = {WRITTEN_ANNOTATION: show_micro(now)}
+    body["metadata"]["annotations"] = {PLAN_WRITTEN_ANNOTATION: show_micro(now)}
     if resource_version is not None:
         body["metadata"]["resourceVersion"] = resource_version
     return body

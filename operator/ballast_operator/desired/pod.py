@@ -5,12 +5,12 @@ from typing import Any
 
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
 
+from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.access import trainer_account
 from ballast_operator.desired.owned import owned
-from ballast_operator.kube.kinds import POD, Object
+from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import JobAllocation, Slot
 
 COMMAND = ["ballast-train", "pod"]
 """What the first container runs unless the template says otherwise."""
@@ -23,12 +23,12 @@ USUAL_GRACE_SECONDS = 30
 
 
 def pod_object(
-    view: JobView, spec: JobSpec, allocation: JobAllocation, *, rank: int, slot: Slot, gpu_resource: str
+    view: JobView, spec: JobSpec, allocation: JobAllocation, *, rank: int, pod: str, gpu_resource: str
 ) -> dict[str, Any]:
-    """The pod of ``rank``, pinned to the slot's node; kube-scheduler still binds it."""
+    """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it."""
     template = copy.deepcopy(dict(spec.template))
-    pod = owned(view, POD, slot.pod, spec=dict(template.get("spec") or {}))
-    metadata, wanted = pod["metadata"], template.get("metadata") or {}
+    body = owned(view, POD, pod, spec=dict(template.get("spec") or {}))
+    metadata, wanted = body["metadata"], template.get("metadata") or {}
     ours = {
         **metadata["labels"],
         JOB_LABEL: view.name,
@@ -38,7 +38,7 @@ def pod_object(
     metadata["labels"] = {**(wanted.get("labels") or {}), **ours}
     if wanted.get("annotations"):
         metadata["annotations"] = dict(wanted["annotations"])
-    content = pod["spec"]
+    content = body["spec"]
     containers = content.get("containers") or [{"name": "trainer"}]
     grace = content.get("terminationGracePeriodSeconds")
     stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
@@ -46,8 +46,8 @@ def pod_object(
     content["containers"] = [trainer, *containers[1:]]
     content["restartPolicy"] = "Never"
     content["serviceAccountName"] = trainer_account(view.name)
-    content["affinity"] = pinned(content.get("affinity") or {}, slot.node)
-    return pod
+    content["affinity"] = pinned(content.get("affinity") or {}, allocation.node_of[pod])
+    return body
 
 
 def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
@@ -60,21 +60,6 @@ def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
         "nodeSelectorTerms": [{**term, "matchFields": [field]} for term in terms]
     }
     return {**affinity, "nodeAffinity": node_affinity}
-
-
-def pinned_node(pod: Object) -> str:
-    """The node a pod is bound or pinned to; empty where it is neither."""
-    content = pod.get("spec") or {}
-    if content.get("nodeName"):
-        return str(content["nodeName"])
-    required = ((content.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    for term in required.get("nodeSelectorTerms") or []:
-        for field in term.get("matchFields") or []:
-            if field.get("key") == "metadata.name" and len(field.get("values") or []) == 1:
-                return str(field["values"][0])
-    return ""
 
 
 def _trainer(

@@ -45,12 +45,6 @@ LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 
-BY_KIND = {
-    kind.kind: kind
-    for kind in (JOB, POLICY, POD, NODE, CONFIG_MAP, SERVICE_ACCOUNT, EVENT, LEASE, ROLE, ROLE_BINDING)
-}
-"""Kind's name -> kind."""
-
 
 def key_of(item: Object) -> Key:
     """(namespace, name) of an object."""

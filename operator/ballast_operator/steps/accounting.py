@@ -1,16 +1,15 @@
 """What is summed up over a job's life: its cost, its suspensions, and its time on isolated equal shares."""
 
-import dataclasses
 import math
 
 from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.contract import Report
 
+from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since
-from ballast_operator.views.status import Isolated, JobStatus
 
 
-def accrue_cost(context: ReconcileContext, status: JobStatus) -> JobStatus:
+def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status with the cost of the gang it holds brought up to now; call before the gang changes."""
     allocation = status.allocation
     if allocation is None or context.price_per_hour <= 0:
@@ -20,20 +19,20 @@ def accrue_cost(context: ReconcileContext, status: JobStatus) -> JobStatus:
         if status.cost_at is not None and status.cost_at > allocation.since
         else allocation.since
     )
-    gpu_seconds = max(0.0, seconds_since(context, since)) * len(allocation.slots)
-    total = status.cost + cost(gpu_seconds, context.price_per_hour)
-    return dataclasses.replace(status, cost=total, cost_at=context.now)
+    gpu_seconds = max(0.0, seconds_since(context, since)) * len(allocation.pods)
+    total = status.cost_so_far + cost(gpu_seconds, context.price_per_hour)
+    return status.replace(cost_so_far=total, cost_at=context.now)
 
 
-def account_suspension(context: ReconcileContext, status: JobStatus) -> JobStatus:
+def account_suspension(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status with the clock of ``spec.suspend`` started or stopped."""
     since = status.suspended_since
     if context.spec.suspend:
-        return status if since is not None else dataclasses.replace(status, suspended_since=context.now)
+        return status if since is not None else status.replace(suspended_since=context.now)
     if since is None:
         return status
     seconds = status.suspended_seconds + max(0.0, seconds_since(context, since))
-    return dataclasses.replace(status, suspended_since=None, suspended_seconds=seconds)
+    return status.replace(suspended_since=None, suspended_seconds=seconds)
 
 
 def accrue_isolated_time(known: Isolated | None, report: Report, speed: float) -> Isolated | None:

@@ -2,9 +2,9 @@
 
 from ballast_policies.contract import Plan
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import ReconcileContext, StepResult, seconds_since
 from ballast_operator.steps.stopping import begin_termination
-from ballast_operator.views.status import Cause
 
 
 def await_acknowledgement(

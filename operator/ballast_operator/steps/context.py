@@ -5,13 +5,13 @@ import dataclasses
 from ballast_policies.contract import GPU_RESOURCE, Plan
 
 from ballast_operator.api.conditions import JobCondition
+from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import Condition, JobStatus
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class StepResult:
         metric_increments: (metric, label, amount) to add once the status is written.
     """
 
-    status: JobStatus
+    status: TrainingJobStatus
     actions: tuple[Action, ...] = ()
     requeue_after_seconds: float | None = None
     allocate: bool = False
@@ -98,40 +98,38 @@ class ReconcileContext:
     price_per_hour: float = 0.0
     gpu_resource: str = GPU_RESOURCE
 
+    @property
+    def allocation(self) -> JobAllocation:
+        """The job's allocation, for steps that run only while it has one."""
+        allocation = self.view.status.allocation
+        assert allocation is not None
+        return allocation
 
-def set_condition(
-    status: JobStatus, kind: str, value: bool, reason: str, message: str, *, now: Time, generation: int
-) -> JobStatus:
-    """A status with this condition; its transition time moves only when its truth flips."""
-    old = status.condition(kind)
-    since = old.since if old is not None and old.status == value else now
-    condition = Condition(
-        type=kind, status=value, reason=reason, message=message, since=since, generation=generation
-    )
-    if old is None:
-        return dataclasses.replace(status, conditions=(*status.conditions, condition))
-    return dataclasses.replace(
-        status, conditions=tuple(condition if c.type == kind else c for c in status.conditions)
-    )
+    @property
+    def plan(self) -> Plan:
+        """The plan of the job's launch, for steps that run only once it is written."""
+        plan = self.view.launched_plan
+        assert plan is not None
+        return plan
 
 
 def with_condition(
-    context: ReconcileContext, status: JobStatus, kind: str, value: bool, reason: str, message: str
-) -> JobStatus:
-    """:func:`set_condition` at the context's time and generation."""
-    return set_condition(
-        status, kind, value, reason, message, now=context.now, generation=context.view.generation
+    context: ReconcileContext, status: TrainingJobStatus, kind: str, value: bool, reason: str, message: str
+) -> TrainingJobStatus:
+    """The status with this condition, at the context's time and generation."""
+    return status.with_condition(
+        kind, value, reason, message, now=context.now, generation=context.view.generation
     )
 
 
-def apply_allocator_conditions(context: ReconcileContext) -> JobStatus:
+def apply_allocator_conditions(context: ReconcileContext) -> TrainingJobStatus:
     """The status with the allocator's word on the job's fields; unchanged before it has spoken."""
     status, assignment = context.view.status, context.assignment
     if assignment is None:
         return status
     said = {advice.type for advice in assignment.advice}
     kept = tuple(c for c in status.conditions if c.type not in ALLOCATOR_CONDITIONS or c.type in said)
-    status = dataclasses.replace(status, conditions=kept)
+    status = status.replace(conditions=kept)
     for advice in assignment.advice:
         status = with_condition(context, status, advice.type, advice.value, advice.reason, advice.message)
     return status

@@ -4,14 +4,15 @@ import dataclasses
 
 from ballast_policies.contract import GPU_RESOURCE, Directive
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.accounting import account_suspension
 from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
     apply_allocator_conditions,
-    set_condition,
 )
 from ballast_operator.steps.gang import start_gang
 from ballast_operator.steps.running import run_gang
@@ -21,7 +22,6 @@ from ballast_operator.steps.waiting import wait_or_launch
 from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
-from ballast_operator.views.status import Cause, JobStatus
 
 LACKS_RIGHT_SECONDS = 10.0
 """Pause before a request that the operator has no right to is tried again."""
@@ -50,9 +50,7 @@ def decide(
     """
     if view.deleting:
         return StepResult(status=view.status)  # the garbage collector deletes what the job owns
-    view = dataclasses.replace(
-        view, status=dataclasses.replace(view.status, observed_generation=view.generation)
-    )
+    view = dataclasses.replace(view, status=view.status.replace(observed_generation=view.generation))
     if view.spec is None:
         return StepResult(status=_misconfigured(view, now))
     context = ReconcileContext(
@@ -111,9 +109,8 @@ def _committed(view: JobView) -> bool:
     return plan.directive is Directive.SHRINK and view.shrinking
 
 
-def _misconfigured(view: JobView, now: Time) -> JobStatus:
-    return set_condition(
-        view.status,
+def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:
+    return view.status.with_condition(
         JobCondition.ADMITTED,
         False,
         JobReason.MISCONFIGURED,
@@ -146,8 +143,7 @@ def lacks_right(view: JobView, message: str, *, now: Time) -> StepResult:
     """
     allocation, status = view.status.allocation, view.status
     if allocation is not None and not status.is_true(JobCondition.RUNNING):
-        status = set_condition(
-            status,
+        status = status.with_condition(
             JobCondition.RUNNING,
             False,
             JobReason.PODS_STARTING,

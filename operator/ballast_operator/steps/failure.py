@@ -2,37 +2,32 @@
 
 from ballast_policies.contract import Directive
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import ReconcileContext, seconds_since
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
-from ballast_operator.views.status import Cause
 
 Failure = tuple[Cause, str]
 
 
 def find_failure(context: ReconcileContext) -> Failure | None:
-    """Why the gang cannot go on, or None.
+    """Why the gang cannot continue, or None.
 
-    A rank that dies takes others with it, and their ends may be seen first; where only followers have
-    ended, the culprit is waited for ``exit_seconds`` (see :func:`settling`).
+    A rank that dies takes others with it, and their ends may be seen first. Where only ranks that lost a
+    peer have ended, the first cause is waited for ``exit_seconds`` (see :func:`settling`).
     """
-    view = context.view
-    plan = view.launched_plan
-    released = {pod.name for pod in view.released} if view.shrinking else set()
-    outside = {*view.newcomers, *(pod.name for pod in view.gang if _given_up(view, pod))}
-    gang = [pod for pod in view.gang if pod.name not in outside]
-    gang = [pod for pod in gang if pod.name not in released or pod.phase == "Failed"]
-    if view.acknowledged:
-        gang = [pod for pod in gang if pod.name not in released]
-    culprit = next((pod for pod in gang if pod.at_fault), None)
-    if culprit is not None:
-        return Cause.USER_ERROR, describe(culprit)
+    view, gang = context.view, _ranks(context.view)
+    at_fault = next((pod for pod in gang if pod.at_fault), None)
+    if at_fault is not None:
+        return Cause.USER_ERROR, describe(at_fault)
     lost = _lost(context, gang)
     if lost is not None:
         return lost
+    plan = view.launched_plan
     if plan is None:
         return None
-    missing = [rank.pod for rank in plan.ranks if rank.pod not in {pod.name for pod in view.gang}]
+    present = {pod.name for pod in view.gang}
+    missing = [rank.pod for rank in plan.ranks if rank.pod not in present]
     if missing:
         return Cause.POD_LOST, f"deleted by someone else: {', '.join(missing)}"
     peers = [pod for pod in gang if pod.lost_peer]
@@ -41,17 +36,29 @@ def find_failure(context: ReconcileContext) -> Failure | None:
     return _silent(context, started=view.acknowledged or plan.directive is not Directive.RUN)
 
 
-def _given_up(view: JobView, pod: PodView) -> bool:
-    """A newcomer of a growth that was given up: never a rank of the gang."""
+def _ranks(view: JobView) -> list[PodView]:
+    """Pods whose end is a failure of the gang.
+
+    Not those that are still to join, were given up before they joined, or are released by a shrink (before
+    its acknowledgement only a failure of theirs counts).
+    """
+    released = {pod.name for pod in view.released} if view.shrinking else set()
+    ranks = []
+    for pod in view.gang:
+        outside = pod.name in view.newcomers or _abandoned(view, pod)
+        leaves = pod.name in released and (view.acknowledged or pod.phase != "Failed")
+        if not outside and not leaves:
+            ranks.append(pod)
+    return ranks
+
+
+def _abandoned(view: JobView, pod: PodView) -> bool:
+    """Whether the pod belongs to a growth that was given up: never a rank of the gang."""
     allocation, plan = view.status.allocation, view.launched_plan
-    if (
-        allocation is None
-        or plan is None
-        or not allocation.first_newcomer
-        or pod.rank < allocation.first_newcomer
-    ):
+    if allocation is None or plan is None or view.shrinking:
         return False
-    return pod.name not in allocation.pods and plan.rank_of(pod.name) is None and not view.shrinking
+    of_growth = allocation.first_newcomer and pod.rank >= allocation.first_newcomer
+    return bool(of_growth) and pod.name not in allocation.pods and plan.rank_of(pod.name) is None
 
 
 def settling(context: ReconcileContext) -> bool:

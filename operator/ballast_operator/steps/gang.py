@@ -2,7 +2,9 @@
 
 from ballast_policies.contract import Directive, Plan, Rank
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
@@ -18,20 +20,19 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.failure import find_failure
 from ballast_operator.steps.stopping import begin_termination
-from ballast_operator.views.status import Cause, JobAllocation
 
 
 def start_gang(context: ReconcileContext) -> StepResult:
     """One pass of a launch whose plan is not written yet."""
     view = context.view
-    allocation = _held(context)
+    allocation = context.allocation
     failure = find_failure(context)
     if failure is not None:
         return begin_termination(context, *failure)
     gang = {pod.name: pod for pod in view.gang}
     ready = [gang[name] for name in allocation.pods if name in gang and gang[name].ready_for_plan]
     late = seconds_since(context, allocation.since) - context.settings.bind_seconds
-    if len(ready) < len(allocation.slots):
+    if len(ready) < len(allocation.pods):
         if late >= 0:
             return begin_termination(context, Cause.NOT_BOUND, _not_bound(context, allocation, len(ready)))
         status = with_condition(
@@ -40,7 +41,7 @@ def start_gang(context: ReconcileContext) -> StepResult:
             JobCondition.RUNNING,
             False,
             JobReason.PODS_STARTING,
-            f"{len(ready)} of {len(allocation.slots)} pods run" + _waits(context),
+            f"{len(ready)} of {len(allocation.pods)} pods run" + _waits(context),
         )
         return StepResult(status=status, actions=_missing(context, allocation), requeue_after_seconds=-late)
     plan = Plan(
@@ -68,16 +69,10 @@ def start_gang(context: ReconcileContext) -> StepResult:
     )
 
 
-def _held(context: ReconcileContext) -> JobAllocation:
-    allocation = context.view.status.allocation
-    assert allocation is not None
-    return allocation
-
-
 def _missing(context: ReconcileContext, allocation: JobAllocation) -> tuple[Apply | CreatePod, ...]:
     view = context.view
     there = {pod.name for pod in view.gang}
-    absent = [(rank, slot) for rank, slot in enumerate(allocation.slots) if slot.pod not in there]
+    absent = [(rank, pod) for rank, pod in enumerate(allocation.pods) if pod not in there]
     if not absent:
         return ()
     objects = [*access_objects(view), (LEASE, lease_object(view))]
@@ -86,10 +81,10 @@ def _missing(context: ReconcileContext, allocation: JobAllocation) -> tuple[Appl
         *(
             CreatePod(
                 pod_object(
-                    view, context.spec, allocation, rank=rank, slot=slot, gpu_resource=context.gpu_resource
+                    view, context.spec, allocation, rank=rank, pod=pod, gpu_resource=context.gpu_resource
                 )
             )
-            for rank, slot in absent
+            for rank, pod in absent
         ),
     )
 
@@ -105,6 +100,6 @@ def _waits(context: ReconcileContext) -> str:
 
 def _not_bound(context: ReconcileContext, allocation: JobAllocation, ready: int) -> str:
     return (
-        f"only {ready} of {len(allocation.slots)} pods ran within {context.settings.bind_seconds:g} s, "
+        f"only {ready} of {len(allocation.pods)} pods ran within {context.settings.bind_seconds:g} s, "
         f"so all are taken back{_waits(context)}"
     )

@@ -3,19 +3,19 @@
 import dataclasses
 import datetime
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ballast_policies.contract import Directive, Report
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time
 from ballast_operator.steps.context import ReconcileContext, StepResult, seconds_since, with_condition
 from ballast_operator.steps.failure import find_failure, settling
 from ballast_operator.steps.growing import begin_growth, continue_growth, delete_abandoned_pods, wants_to_grow
 from ballast_operator.steps.shrinking import answer_proposal, continue_shrink, open_proposal
 from ballast_operator.steps.stopping import begin_termination
-from ballast_operator.views.clock import show
-from ballast_operator.views.status import Cause, JobStatus
 
 N = TypeVar("N", int, float)
 
@@ -54,13 +54,12 @@ def run_gang(context: ReconcileContext) -> StepResult:
     )
 
 
-def follow(context: ReconcileContext) -> JobStatus:
+def follow(context: ReconcileContext) -> TrainingJobStatus:
     """The status brought up to the newest report."""
     view, status = context.view, context.view.status
-    allocation, lease = status.allocation, view.lease
-    assert allocation is not None
+    allocation, lease = context.allocation, view.lease
     if view.acknowledged or status.is_true(JobCondition.RUNNING):
-        message = f"{len(allocation.slots)} ranks train on {allocation.gpu_type} of pool {allocation.pool}"
+        message = f"{len(allocation.pods)} ranks train on {allocation.gpu_type} of pool {allocation.pool}"
         if not status.is_true(JobCondition.RUNNING):
             status = with_condition(
                 context, status, JobCondition.RUNNING, True, JobReason.ALL_RANKS_TRAIN, message
@@ -75,31 +74,31 @@ def follow(context: ReconcileContext) -> JobStatus:
         return status
     status = _rebalanced(context, status, report)
     speed = context.assignment.isolated_speed if context.assignment is not None else 0.0
-    status = dataclasses.replace(
-        status,
+    status = status.replace(
         progress=progress(context, report),
         isolated=accrue_isolated_time(status.isolated, report, speed),
     )
     return accrue_cost(context, status)
 
 
-def progress(context: ReconcileContext, report: Report) -> dict[str, Any]:
+def progress(context: ReconcileContext, report: Report) -> Progress:
     """``status.progress`` from a report."""
-    total = context.spec.total_steps
-    values: dict[str, Any] = {
-        "step": max(0, report.step),
-        "stepsPerSecond": _within(report.steps_per_second, 0.0, math.inf),
-        "loss": _within(report.loss, -math.inf, math.inf),
-        "imbalance": _within(report.imbalance, 0.0, math.inf),
-        "bubble": _within(report.bubble, 0.0, 1.0),
-        "checkpointStep": _within(report.checkpoint_step, 0, report.step),
-        "percent": min(100, 100 * max(0, report.step) // total) if total else None,
-        "emulatedSlowdown": _within(report.emulated, 1.0, math.inf),
-    }
+    total, step = context.spec.total_steps, max(0, report.step)
+    eta = None
     if report.steps_per_second and report.steps_per_second > 1e-6 and total > report.step:
         left = datetime.timedelta(seconds=round((total - report.step) / report.steps_per_second))
-        values["eta"] = show(context.now + left)
-    return {name: value for name, value in values.items() if value is not None}
+        eta = (context.now + left).replace(microsecond=0)
+    return Progress(
+        step=step,
+        steps_per_second=_within(report.steps_per_second, 0.0, math.inf),
+        loss=_within(report.loss, -math.inf, math.inf),
+        imbalance=_within(report.imbalance, 0.0, math.inf),
+        bubble=_within(report.bubble, 0.0, 1.0),
+        checkpoint_step=_within(report.checkpoint_step, 0, report.step),
+        percent=min(100, 100 * step // total) if total else None,
+        emulated_slowdown=_within(report.emulated, 1.0, math.inf),
+        eta=eta,
+    )
 
 
 def _within(value: N | None, least: N, most: N) -> N | None:
@@ -109,25 +108,28 @@ def _within(value: N | None, least: N, most: N) -> N | None:
     return max(least, min(most, value))
 
 
-def _rebalanced(context: ReconcileContext, status: JobStatus, report: Report) -> JobStatus:
+def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Report) -> TrainingJobStatus:
     if not report.rebalances or report.last_rebalance_step is None:
         return status
-    last = status.rebalances[-1] if status.rebalances else {}
-    launch = context.view.launch
-    entry: dict[str, Any] = {
-        "launch": launch,
-        "step": max(0, report.last_rebalance_step),
-        "imbalanceBefore": _within(report.imbalance_before, 0.0, math.inf),
-        "imbalanceAfter": _within(report.imbalance_after, 0.0, math.inf),
-        "pauseMs": _within(report.rebalance_pause_ms, 0.0, math.inf),
-    }
-    entry = {name: value for name, value in entry.items() if value is not None}
-    same = (last.get("launch"), last.get("step")) == (launch, report.last_rebalance_step)
-    if same and {**last, **entry} == last:
-        return status
-    entry["time"] = last["time"] if same and "time" in last else show(context.now)
+    launch, step = context.view.launch, max(0, report.last_rebalance_step)
+    last = status.rebalances[-1] if status.rebalances else None
+    same = last is not None and (last.launch, last.step) == (launch, step)
     earlier = status.rebalances[:-1] if same else status.rebalances
-    status = dataclasses.replace(status, rebalances=(*earlier, entry)[-KEPT_REBALANCES:])
+    # A later report may add to the entry what was not measured before.
+    known = (
+        last
+        if last is not None and same
+        else Rebalancing(time=context.now.replace(microsecond=0), launch=launch, step=step)
+    )
+    measured = {
+        "imbalance_before": _within(report.imbalance_before, 0.0, math.inf),
+        "imbalance_after": _within(report.imbalance_after, 0.0, math.inf),
+        "pause_ms": _within(report.rebalance_pause_ms, 0.0, math.inf),
+    }
+    entry = known.replace(**{name: value for name, value in measured.items() if value is not None})
+    if entry == last:
+        return status
+    status = status.replace(rebalances=(*earlier, entry)[-KEPT_REBALANCES:])
     message = f"layers moved at step {report.last_rebalance_step}"
     if report.imbalance_before is not None and report.imbalance_after is not None:
         message += f": imbalance {report.imbalance_before:.3f} -> {report.imbalance_after:.3f}"
@@ -157,5 +159,5 @@ def _next_look(context: ReconcileContext) -> float:
     return max(1.0, settings.start_seconds - seconds_since(context, view.plan_written))
 
 
-def _with_status(context: ReconcileContext, status: JobStatus) -> ReconcileContext:
+def _with_status(context: ReconcileContext, status: TrainingJobStatus) -> ReconcileContext:
     return dataclasses.replace(context, view=dataclasses.replace(context.view, status=status))

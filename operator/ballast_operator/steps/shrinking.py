@@ -1,11 +1,10 @@
 """A repack: check the trainer's proposal, plan the shrink, release exactly the named pods after the ack."""
 
-import dataclasses
-from typing import Any
+from ballast_policies.contract import Proposal
 
-from ballast_policies.contract import Plan, Proposal
-
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import Repacking, Survivor
 from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.acknowledgement import await_acknowledgement
 from ballast_operator.steps.context import (
@@ -15,8 +14,6 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.stopping import deletions
-from ballast_operator.views.clock import show
-from ballast_operator.views.status import Cause
 
 KEPT_REPACKS = 20
 """``status.repacks`` holds the newest so many."""
@@ -88,10 +85,9 @@ def answer_proposal(context: ReconcileContext, proposal: Proposal) -> StepResult
 
 
 def continue_shrink(context: ReconcileContext) -> StepResult:
-    """One pass of a shrink that is planned: wait for the ack, delete the released pods, write it down."""
-    view, settings = context.view, context.settings
-    plan, allocation = view.launched_plan, view.status.allocation
-    assert plan is not None and allocation is not None and view.plan_written is not None
+    """One pass of a planned shrink: wait for the acknowledgement, delete the released pods, record it."""
+    view, settings, plan, allocation = context.view, context.settings, context.plan, context.allocation
+    assert view.plan_written is not None
     waiting = await_acknowledgement(
         context, plan, change="shrink", seconds=settings.shrink_seconds, cause=Cause.SHRINK_TIMEOUT
     )
@@ -100,41 +96,42 @@ def continue_shrink(context: ReconcileContext) -> StepResult:
     if view.released:
         actions = deletions(context, view.released, since=view.plan_written)
         return StepResult(status=view.status, actions=actions, requeue_after_seconds=settings.exit_seconds)
-    gone = tuple(slot.pod for slot in allocation.slots if plan.rank_of(slot.pod) is None)
-    kept = {slot.pod: slot for slot in allocation.slots if plan.rank_of(slot.pod) is not None}
-    entry = _entry(context, plan, gone)
+    node_of = allocation.node_of
+    released = tuple(pod for pod in node_of if plan.rank_of(pod) is None)
+    shrunk = allocation.with_pods({rank.pod: node_of[rank.pod] for rank in plan.ranks})
+    entry = _record(context, released)
     status = accrue_cost(context, view.status)
-    allocation = dataclasses.replace(allocation, slots=tuple(kept[rank.pod] for rank in plan.ranks))
-    status = dataclasses.replace(
-        status, allocation=allocation, repacks=(*status.repacks, entry)[-KEPT_REPACKS:]
-    )
-    message = f"{', '.join(gone)} released at step {entry['step']}; {len(kept)} pods go on"
+    status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
+    message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
     status = with_condition(context, status, JobCondition.REPACKED, True, JobReason.PODS_RELEASED, message)
     return StepResult(
         status=status,
         allocate=True,
         requeue_after_seconds=0.0,
-        metric_increments=(("repacks", "", 1), ("released_gpus", "", len(gone))),
+        metric_increments=(("repacks", "", 1), ("released_gpus", "", len(released))),
     )
 
 
-def _entry(context: ReconcileContext, plan: Plan, gone: tuple[str, ...]) -> dict[str, Any]:
-    view = context.view
-    lease = view.lease
+def _record(context: ReconcileContext, released: tuple[str, ...]) -> Repacking:
+    """The entry of ``status.repacks``."""
+    view, plan, lease = context.view, context.plan, context.view.lease
     ack = lease.ack if lease is not None else None
     proposal = lease.proposal if lease is not None else None
     uids = {pod.name: pod.uid for pod in view.kept}
-    entry: dict[str, Any] = {
-        "epoch": plan.epoch,
-        "time": show(context.now),
-        "releasedPods": list(gone),
-        "survivors": [{"name": rank.pod, "uid": uids[rank.pod]} for rank in plan.ranks if rank.pod in uids],
-        "step": max(0, ack.step) if ack is not None else 0,
-    }
-    if ack is not None and ack.pause_ms is not None:
-        entry["pauseMs"] = max(0.0, ack.pause_ms)
-    if proposal is not None and proposal.epoch == plan.epoch - 1:
-        entry["stepSecondsBefore"] = max(0.0, proposal.step_seconds_before)
-        entry["stepSecondsAfter"] = max(0.0, proposal.step_seconds_after)
-        entry["reason"] = proposal.reason[:1024]
-    return entry
+    entry = Repacking(
+        epoch=plan.epoch,
+        time=context.now.replace(microsecond=0),
+        released_pods=released,
+        survivors=tuple(
+            Survivor(name=rank.pod, uid=uids[rank.pod]) for rank in plan.ranks if rank.pod in uids
+        ),
+        step=max(0, ack.step) if ack is not None else 0,
+        pause_ms=max(0.0, ack.pause_ms) if ack is not None and ack.pause_ms is not None else None,
+    )
+    if proposal is None or proposal.epoch != plan.epoch - 1:
+        return entry
+    return entry.replace(
+        step_seconds_before=max(0.0, proposal.step_seconds_before),
+        step_seconds_after=max(0.0, proposal.step_seconds_after),
+        reason=proposal.reason[:1024],
+    )

@@ -1,11 +1,12 @@
 """End a launch: decide it once, save if that is wanted, delete the pods, and only then let go of the GPUs."""
 
-import dataclasses
 import datetime
 
 from ballast_policies.contract import Directive, ExitReason
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import Ending, JobAllocation, Progress, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     Action,
@@ -19,7 +20,12 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.views.clock import Time
 from ballast_operator.views.pod import PodView
-from ballast_operator.views.status import Cause, Ending, JobAllocation, JobStatus
+
+CHANGES = {JobCondition.REPACKED: JobReason.REPACKING, JobCondition.GROWN: JobReason.GROWING}
+"""Condition of a change of the gang's size -> its reason while the change is under way."""
+
+MAX_ENDING_MESSAGE = 4096
+"""Longest message of ``status.allocation.ending``, in characters."""
 
 
 def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> StepResult:
@@ -27,19 +33,15 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
 
     The restart is counted in the same write, so that it is counted once whatever crashes after.
     """
-    status, allocation = context.view.status, context.view.status.allocation
-    assert allocation is not None
-    allocation = dataclasses.replace(
-        allocation, ending=Ending(cause=cause, message=message, since=context.now)
-    )
-    status = dataclasses.replace(status, allocation=allocation)
+    ending = Ending(cause=cause, message=message[:MAX_ENDING_MESSAGE], since=context.now)
+    status = context.view.status.replace(allocation=context.allocation.replace(ending=ending))
     increments: tuple[tuple[str, str, int], ...] = ()
     if cause.is_restart:
-        restarts = {**status.restarts, cause: status.restarts.get(cause, 0) + 1}
-        status = dataclasses.replace(status, restarts=restarts)
+        restarts = {**status.restarts, cause.value: status.restarts.get(cause, 0) + 1}
+        status = status.replace(restarts=restarts)
         increments = (("restarts", cause, 1),)
     if cause.is_restart and not cause.graceful:
-        status = dataclasses.replace(status, next_launch_at=context.now + _pause(context, status, cause))
+        status = status.replace(next_launch_at=context.now + _pause(context, status, cause))
     if cause is Cause.PREEMPTED:
         status = with_condition(context, status, JobCondition.PREEMPTED, True, JobReason.PREEMPTED, message)
     if cause is not Cause.COMPLETED:
@@ -47,27 +49,18 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
             message += "; the gang restarts from its checkpoint"
         reason = JobReason(cause) if cause.value in set(JobReason) else JobReason.STOPPING
         status = with_condition(context, status, JobCondition.RUNNING, False, reason, message)
-        repacked = status.condition(JobCondition.REPACKED)
-        if repacked is not None and repacked.reason == JobReason.REPACKING:
-            status = with_condition(
-                context, status, JobCondition.REPACKED, False, reason, f"broken off: {message}"
-            )
-        grown = status.condition(JobCondition.GROWN)
-        if grown is not None and grown.reason == JobReason.GROWING:
-            status = with_condition(
-                context, status, JobCondition.GROWN, False, reason, f"broken off: {message}"
-            )
+        for kind, under_way in CHANGES.items():
+            change = status.condition(kind)
+            if change is not None and change.reason == under_way:
+                status = with_condition(context, status, kind, False, reason, f"aborted: {message}")
     return StepResult(status=status, requeue_after_seconds=0.0, metric_increments=increments, allocate=True)
 
 
 def stop_gang(context: ReconcileContext) -> StepResult:
     """One pass of a launch that is ending."""
     view, settings = context.view, context.settings
-    allocation, ending = (
-        view.status.allocation,
-        view.status.allocation.ending if view.status.allocation is not None else None,
-    )
-    assert allocation is not None and ending is not None
+    allocation, ending = context.allocation, context.allocation.ending
+    assert ending is not None
     alive = view.alive
     if ending.cause is Cause.COMPLETED or view.finished_step is not None:
         return _finish(context, allocation, ending)
@@ -124,15 +117,16 @@ def _finish(context: ReconcileContext, allocation: JobAllocation, ending: Ending
         )
     status = accrue_cost(context, view.status)
     if view.finished_step is not None:
-        last = {k: v for k, v in (status.progress or {}).items() if k not in ("eta", "stepsPerSecond")}
-        status = dataclasses.replace(status, progress={**last, "step": view.finished_step, "percent": 100})
-    status = dataclasses.replace(status, allocation=None, finished_at=context.now)
+        last = status.progress if status.progress is not None else Progress()
+        last = last.replace(step=view.finished_step, percent=100, eta=None, steps_per_second=None)
+        status = status.replace(progress=last)
+    status = status.replace(allocation=None, finished_at=context.now)
     message = ending.message if ending.cause is Cause.COMPLETED else f"{view.finished_step} steps are done"
     status = with_condition(context, status, JobCondition.SUCCEEDED, True, JobReason.ALL_STEPS_DONE, message)
     status = _closed(
         context,
         status,
-        f"ran at last on {len(allocation.slots)} x {allocation.gpu_type} of pool {allocation.pool}",
+        f"ran at last on {len(allocation.pods)} x {allocation.gpu_type} of pool {allocation.pool}",
     )
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 
@@ -140,9 +134,9 @@ def _finish(context: ReconcileContext, allocation: JobAllocation, ending: Ending
 def _release_gpus(context: ReconcileContext, ending: Ending) -> StepResult:
     """No pod of the launch is left: its GPUs are free."""
     view, limit = context.view, context.spec.backoff_limit
-    status = dataclasses.replace(accrue_cost(context, view.status), allocation=None)
+    status = accrue_cost(context, view.status).replace(allocation=None)
     if ending.cause.counts and status.counted_restarts > limit:
-        status = dataclasses.replace(status, finished_at=context.now, next_launch_at=None)
+        status = status.replace(finished_at=context.now, next_launch_at=None)
         times = status.counted_restarts
         message = f"failed {times} times by its own doing, backoffLimit is {limit}; last: {ending.message}"
         status = with_condition(
@@ -159,16 +153,15 @@ def _release_gpus(context: ReconcileContext, ending: Ending) -> StepResult:
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 
 
-def _closed(context: ReconcileContext, status: JobStatus, message: str) -> JobStatus:
+def _closed(context: ReconcileContext, status: TrainingJobStatus, message: str) -> TrainingJobStatus:
     status = with_condition(context, status, JobCondition.ADMITTED, False, JobReason.FINISHED, message)
     return with_condition(context, status, JobCondition.RUNNING, False, JobReason.FINISHED, message)
 
 
-def _pause(context: ReconcileContext, status: JobStatus, cause: Cause) -> datetime.timedelta:
+def _pause(context: ReconcileContext, status: TrainingJobStatus, cause: Cause) -> datetime.timedelta:
     """Doubles with each end of this cause, so that a broken job does not spin; forgotten after a good run."""
-    settings, allocation = context.settings, status.allocation
-    assert allocation is not None
-    ran_well = seconds_since(context, allocation.since) > 2 * settings.restart_max_seconds
+    settings = context.settings
+    ran_well = seconds_since(context, context.allocation.since) > 2 * settings.restart_max_seconds
     doubled = settings.restart_base_seconds * 2.0 ** (0 if ran_well else status.restarts[cause] - 1)
     return datetime.timedelta(seconds=min(doubled, settings.restart_max_seconds))
 

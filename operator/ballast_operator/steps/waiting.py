@@ -1,10 +1,11 @@
 """A job that holds nothing: wait with a reason, or write down the next launch."""
 
-import dataclasses
-
 from ballast_policies.contract import pod_name
+from ballast_policies.rounds import Placement
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import Decision, JobAllocation, TrainingJobStatus
 from ballast_operator.steps.context import (
     DeletePod,
     ReconcileContext,
@@ -14,9 +15,9 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import show
-from ballast_operator.views.status import Cause, JobAllocation, JobStatus, Slot
 
-_LAST_WORDS = frozenset(Cause) - {Cause.COMPLETED}
+ENDED_REASONS = frozenset(Cause) - {Cause.COMPLETED}
+"""Reasons of Running that say why the last launch ended."""
 
 
 def wait_or_launch(context: ReconcileContext) -> StepResult:
@@ -61,7 +62,8 @@ def wait_or_launch(context: ReconcileContext) -> StepResult:
             status = _not_admitted(context, status, JobReason.PENDING, text)
         return StepResult(status=status, allocate=True, requeue_after_seconds=5.0)
     status = decided(status, assignment)
-    if assignment.action is AssignmentAction.RELEASE:
+    placement = assignment.placement
+    if assignment.action is AssignmentAction.RELEASE or placement is None:
         return StepResult(status=_not_admitted(context, status, assignment.reason, assignment.why))
     if context.shortage:
         return StepResult(
@@ -74,53 +76,56 @@ def wait_or_launch(context: ReconcileContext) -> StepResult:
             requeue_after_seconds=5.0,
         )
     return StepResult(
-        status=_launch(context, status, assignment),
+        status=_launch(context, status, assignment, placement),
         requeue_after_seconds=0.0,
-        metric_increments=(("launches", assignment.pool, 1),),
+        metric_increments=(("launches", placement.pool, 1),),
     )
 
 
-def decided(status: JobStatus, assignment: Assignment) -> JobStatus:
+def decided(status: TrainingJobStatus, assignment: Assignment) -> TrainingJobStatus:
     """The status with ``lastDecision`` taken from the assignment."""
-    decision = {
-        "chosen": assignment.chosen[:1024],
-        "nextBest": assignment.next_best[:1024],
-        "why": assignment.why[:1024],
-        "planId": assignment.plan_id,
-        "gpuType": assignment.gpu_type,
-    }
-    old = status.last_decision or {}
-    if all(old.get(name, "") == value for name, value in decision.items() if name != "planId"):
-        return status  # decided again, the same
-    return dataclasses.replace(status, last_decision=decision)
-
-
-def _launch(context: ReconcileContext, status: JobStatus, assignment: Assignment) -> JobStatus:
-    launch = status.launches + 1
-    slots = tuple(
-        Slot(pod=pod_name(context.view.name, launch, rank), node=node)
-        for rank, node in enumerate(assignment.nodes)
+    placement, old = assignment.placement, status.last_decision
+    decision = Decision(
+        chosen=assignment.chosen[:1024],
+        next_best=assignment.next_best[:1024],
+        why=assignment.why[:1024],
+        plan_id=assignment.plan_id,
+        gpu_type=placement.gpu_type if placement is not None else "",
     )
+    if old is not None and old.replace(plan_id=decision.plan_id) == decision:
+        return status  # another round decided the same
+    return status.replace(last_decision=decision)
+
+
+def _launch(
+    context: ReconcileContext, status: TrainingJobStatus, assignment: Assignment, placement: Placement
+) -> TrainingJobStatus:
+    launch = status.launches + 1
+    pods = tuple(pod_name(context.view.name, launch, rank) for rank in range(len(placement.nodes)))
     allocation = JobAllocation(
         launch=launch,
-        gpu_type=assignment.gpu_type,
-        pool=assignment.pool,
-        slots=slots,
+        gpu_type=placement.gpu_type,
+        pool=placement.pool,
+        gpus=len(pods),
+        pods=pods,
+        nodes=placement.nodes,
         plan_id=assignment.plan_id,
         since=context.now,
     )
-    status = dataclasses.replace(status, allocation=allocation, launches=launch, next_launch_at=None)
+    status = status.replace(allocation=allocation, launches=launch, next_launch_at=None)
     admitted = assignment.why or assignment.chosen
     status = with_condition(context, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
     return with_condition(
-        context, status, JobCondition.RUNNING, False, JobReason.PODS_STARTING, f"0 of {len(slots)} pods run"
+        context, status, JobCondition.RUNNING, False, JobReason.PODS_STARTING, f"0 of {len(pods)} pods run"
     )
 
 
-def _not_admitted(context: ReconcileContext, status: JobStatus, reason: str, message: str) -> JobStatus:
+def _not_admitted(
+    context: ReconcileContext, status: TrainingJobStatus, reason: str, message: str
+) -> TrainingJobStatus:
     status = with_condition(context, status, JobCondition.ADMITTED, False, reason, message)
     running = status.condition(JobCondition.RUNNING)
-    if running is not None and not running.status and running.reason in _LAST_WORDS:
+    if running is not None and not running.is_true and running.reason in ENDED_REASONS:
         return status  # why the last launch ended is worth more than "see Admitted"
     return with_condition(
         context, status, JobCondition.RUNNING, False, JobReason.NOT_ADMITTED, "see condition Admitted"

@@ -1,7 +1,12 @@
-"""What the allocator wants of one job: the only thing that passes from the allocator to a job's pass."""
+"""What the allocator wants of each job: the only thing that passes from the allocator to a job's pass."""
 
 import dataclasses
 import enum
+
+from ballast_policies.contract import GPU_RESOURCE
+from ballast_policies.rounds import Placement
+
+from ballast_operator.kube.kinds import Key
 
 
 class AssignmentAction(enum.StrEnum):
@@ -33,10 +38,10 @@ class Assignment:
         action: what to do.
         launches: ``status.launches`` of the snapshot that this answers. A job that has moved on since
             ignores the assignment, so that no answer is ever carried out twice.
-        gpu_type, pool, nodes: for PLACE: where; one node a rank, repeated where it hosts several.
+        placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
         extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
         plan_id: the round.
-        reason: a reason of the condition ``Admitted``, for NONE.
+        reason: a reason of the condition ``Admitted``, for RELEASE.
         why: in a sentence.
         chosen, next_best: what was chosen and what would have been second.
         advice: what the policy has to say about the job's own fields.
@@ -45,9 +50,7 @@ class Assignment:
 
     action: AssignmentAction
     launches: int
-    gpu_type: str = ""
-    pool: str = ""
-    nodes: tuple[str, ...] = ()
+    placement: Placement | None = None
     extra_nodes: tuple[str, ...] = ()
     plan_id: str = ""
     reason: str = ""
@@ -56,3 +59,24 @@ class Assignment:
     next_best: str = ""
     advice: tuple[Advice, ...] = ()
     isolated_speed: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolInfo:
+    """What a job's pass has to know of a pool: the price of a GPU hour, and the resource pods ask for."""
+
+    price_per_hour: float = 0.0
+    gpu_resource: str = GPU_RESOURCE
+
+
+@dataclasses.dataclass(slots=True)
+class AssignmentBoard:
+    """Where the allocator leaves its decisions and each job's pass finds them; written by the allocator only.
+
+    Attributes:
+        assignments: job -> what the allocator wants of it.
+        pools: pool -> what is known of it.
+    """
+
+    assignments: dict[Key, Assignment] = dataclasses.field(default_factory=dict)
+    pools: dict[str, PoolInfo] = dataclasses.field(default_factory=dict)

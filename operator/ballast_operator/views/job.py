@@ -4,12 +4,15 @@ import dataclasses
 
 from ballast_policies.contract import Directive, Plan
 
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import JobStatus
+
+PLAN_WRITTEN_ANNOTATION = "ballast.dev/written"
+"""On the plan's ConfigMap: when this epoch was written, RFC 3339. Written and read by the operator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class JobView:
     spec: JobSpec | None
     spec_problem: str = ""
     deleting: bool = False
-    status: JobStatus = dataclasses.field(default_factory=JobStatus)
+    status: TrainingJobStatus = dataclasses.field(default_factory=TrainingJobStatus)
     pods: tuple[PodView, ...] = ()
     lease: LeaseView | None = None
     plan: Plan | None = None
@@ -82,7 +85,7 @@ class JobView:
             plan is not None
             and allocation is not None
             and plan.directive is Directive.SHRINK
-            and len(plan.ranks) < len(allocation.slots)
+            and len(plan.ranks) < len(allocation.pods)
         )
 
     @property

@@ -11,9 +11,9 @@ from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 
-from ballast_operator.desired.pod import pinned_node
+from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.kube.kinds import Key, Object
-from ballast_operator.views.status import JobAllocation
+from ballast_operator.views.pod import pinned_node
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def foreign_use(pods: Iterable[Object], resource: str) -> Counter[str]:
 
 
 def own_use(
-    pods: Iterable[Object], held: Mapping[Key, JobAllocation], resource: str, *, but: Key
+    pods: Iterable[Object], allocations: Mapping[Key, JobAllocation], resource: str, *, but: Key
 ) -> Counter[str]:
     """Node -> GPUs that pods of jobs hold, or that written launches other than ``but``'s count on."""
     used: Counter[str] = Counter()
@@ -101,12 +101,12 @@ def own_use(
         node = pinned_node(pod)
         if node:
             used[node] += pod_gpus(pod, resource)
-    for key, gang in held.items():
+    for key, gang in allocations.items():
         if key == but or gang.ending is not None:
             continue
-        for slot in gang.slots:
-            if (key[0], slot.pod) not in counted:
-                used[slot.node] += 1
+        for pod_name, node in gang.node_of.items():
+            if (key[0], pod_name) not in counted:
+                used[node] += 1
     return used
 
 
@@ -116,12 +116,12 @@ def shortage(
     key: Key,
     nodes: Mapping[str, NodeView],
     pods: Iterable[Object],
-    held: Mapping[Key, JobAllocation],
+    allocations: Mapping[Key, JobAllocation],
     resource: str,
 ) -> str:
     """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, in words; empty: it can."""
     pods = list(pods)
-    taken = foreign_use(pods, resource) + own_use(pods, held, resource, but=key)
+    taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):
         node = nodes.get(name)
         if node is None or not node.schedulable:

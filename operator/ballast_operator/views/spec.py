@@ -8,12 +8,15 @@ from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
+from ballast_operator.api.read import InvalidObject, read_training_job
+from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job's assignments.
+    """What a job asks for.
 
     Attributes:
         config: the trainer's share of the spec, verbatim.
@@ -78,3 +81,43 @@ class JobSpec:
     def suits(self, ranks: int) -> bool:
         """Whether the schedule exists for this many ranks: some take their microbatches in equal rounds."""
         return SCHEDULES[self.schedule].suits(ranks, self.microbatches)
+
+
+def read_spec(item: Object) -> tuple[JobSpec | None, str]:
+    """(spec, why it cannot be used): exactly one of them says something."""
+    try:
+        job = read_training_job({**item, "status": {}})
+    except InvalidObject as error:
+        return None, str(error)
+    return _spec(job, job.spec), ""
+
+
+def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
+    throughput: dict[str, dict[int, float]] = {}
+    for known in spec.throughput:
+        throughput.setdefault(known.gpu_type, {})[known.stages] = known.steps_per_second
+    return JobSpec(
+        config=job.trainer_config(),
+        total_steps=spec.total_steps,
+        layers=spec.model.layers,
+        min_stages=spec.pipeline.min_stages,
+        max_stages=spec.pipeline.max_stages,
+        schedule=spec.pipeline.schedule,
+        microbatches=spec.pipeline.microbatches,
+        stages_per_rank=spec.pipeline.parts_per_rank,
+        repack_enabled=spec.repack.enabled,
+        repack_min_stages=spec.repack.min_stages,
+        repack_target_stages=spec.repack.target_stages,
+        repack_max_slowdown=spec.repack.max_slowdown,
+        gpu_types=spec.gpu_types,
+        throughput=throughput,
+        weight=spec.weight,
+        suspend=spec.suspend,
+        grow=spec.grow,
+        backoff_limit=spec.backoff_limit,
+        ttl_seconds=spec.ttl_seconds_after_finished,
+        checkpoint_path=spec.checkpoint.path,
+        template=spec.template.as_object(),
+        entity=spec.entity,
+        deadline=spec.deadline,
+    )

@@ -6,7 +6,6 @@ import math
 import pytest
 from ballast_operator.allocator.throughput import GangRequest, Measurements, kind_of
 from ballast_operator.views.lease import LeaseView
-from ballast_operator.views.status import JobStatus
 from ballast_policies.contract import Ack, Report
 from ballast_policies.throughput.track import ALPHA
 
@@ -26,8 +25,8 @@ def a_report(job, spec, *, rate, step, gpu_type="v100", stages=2):
     view = a_view(pods=pods, plan=a_plan(pods), spec=spec, key=("team", job))
     report = Report(epoch=1, step=step, loss=1.0, steps_per_second=rate)
     lease = LeaseView(report=report, ack=Ack(epoch=1, step=0))
-    allocation = dataclasses.replace(view.status.allocation, gpu_type=gpu_type)
-    return dataclasses.replace(view, lease=lease, status=JobStatus(allocation=allocation, launches=1))
+    allocation = view.status.allocation.replace(gpu_type=gpu_type)
+    return dataclasses.replace(view, lease=lease, status=view.status.replace(allocation=allocation))
 
 
 def estimates(measurements, job, spec, *, stages=2, types=TYPES):

@@ -7,6 +7,8 @@ from typing import Any
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.api.read import read_job_status
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import Conflict, NotFound, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
@@ -14,8 +16,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
-from ballast_operator.views.convert import read_status
-from ballast_operator.views.status import JobStatus
+from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
@@ -95,9 +96,11 @@ class Simulation:
         self.observer = Observer(self.caches, clock=self._seconds)
         self.metrics = Metrics()
         self.waits = Waits()
+        self.board = AssignmentBoard()
         self.reconciler = Reconciler(
             self.cluster,
             self.observer,
+            self.board,
             settings=JobSettings(),
             metrics=self.metrics,
             allocate=_ignore,
@@ -106,7 +109,7 @@ class Simulation:
         self.allocator = Allocator(
             self.cluster,
             self.observer,
-            self.reconciler,
+            self.board,
             InProcessSolver(),
             settings=SolverSettings(),
             metrics=self.metrics,
@@ -159,10 +162,10 @@ class Simulation:
             await self.tick(**how)
         raise AssertionError(f"not reached within {ticks} ticks; statuses: {self.all_statuses()}")
 
-    def status(self, name: str) -> JobStatus:
+    def status(self, name: str) -> TrainingJobStatus:
         item = self.world.get(JOB, NAMESPACE, name)
         assert item is not None
-        return read_status(item)
+        return read_job_status(item)
 
     def state(self, name: str) -> str:
         item = self.world.get(JOB, NAMESPACE, name)

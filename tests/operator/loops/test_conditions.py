@@ -81,7 +81,7 @@ async def test_a_job_that_cannot_run_says_why_and_the_others_run(case):
     simulation.add_job("good")
     await simulation.until(lambda: simulation.state("good") == "Succeeded")
     admitted = simulation.status("bad").condition("Admitted")
-    assert not admitted.status
+    assert not admitted.is_true
     assert admitted.reason == case["want_reason"]
     assert case["want_words"] in admitted.message
     assert simulation.pods("bad") == []

@@ -5,8 +5,8 @@ launches of a job alive, no pod without a written intent, no release before the 
 """
 
 import pytest
+from ballast_operator.api.cause import Cause
 from ballast_operator.errors import Conflict, Unavailable
-from ballast_operator.views.status import Cause
 
 from tests.operator.loops.simulation import Simulation
 from tests.operator.loops.world import Crash
@@ -59,7 +59,7 @@ async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
         said = simulation.died_at
         assert (first.launches, second.launches) == (1, 1), said
         assert not first.restarts and not second.restarts, said
-        assert [repack["releasedPods"] for repack in first.repacks] == [["first-1-1"]], said
+        assert [repack.released_pods for repack in first.repacks] == [("first-1-1",)], said
         assert all(len(uids) == 1 for uids in simulation.world.uids_of_pods.values()), said
 
 

@@ -1,9 +1,9 @@
 """A running gang takes GPUs that nobody else can use, and loses nothing when that fails."""
 
 import pytest
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
-from ballast_operator.views.status import Cause
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
 from tests.operator.loops.machines import end_pod, node
@@ -169,7 +169,7 @@ async def test_an_operator_that_dies_at_any_write_of_a_growth_is_succeeded_witho
     await simulation.until(lambda: simulation.status("one").is_true("Grown"))
     assert simulation.restarts == 1
     status = simulation.status("one")
-    assert (status.launches, dict(status.restarts), len(status.allocation.slots)) == (1, {}, 4)
+    assert (status.launches, dict(status.restarts), len(status.allocation.pods)) == (1, {}, 4)
     assert all(len(found) == 1 for found in simulation.world.uids_of_pods.values())
 
 

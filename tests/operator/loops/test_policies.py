@@ -76,7 +76,7 @@ async def test_what_a_policy_lacks_is_said_and_the_others_go_on():
     simulation.add_job("stray", stages=(1, 1), entity="cooking", **LONG)
     await simulation.until(lambda: simulation.state("stray") == "Running")
     informed = simulation.status("stray").condition("InputsComplete")
-    assert (informed.status, informed.reason) == (False, JobReason.DEFAULTS_USED)
+    assert (informed.is_true, informed.reason) == (False, JobReason.DEFAULTS_USED)
     assert (
         "spec.entity: cooking is not one of the ClusterPolicy's entities (speech, vision)" in informed.message
     )
@@ -87,7 +87,7 @@ async def test_what_a_policy_lacks_is_said_and_the_others_go_on():
     simulation.world.patch(JOB, NAMESPACE, "stray", {"spec": {"entity": "speech"}})
     await simulation.tick()
     informed = simulation.status("stray").condition("InputsComplete")
-    assert (informed.status, informed.reason) == (True, JobReason.COMPLETE)
+    assert (informed.is_true, informed.reason) == (True, JobReason.COMPLETE)
     assert policy_condition(simulation, "InputsComplete")["status"] == "True"
 
 
@@ -124,7 +124,7 @@ async def test_deadlines_that_cannot_be_kept_are_named_and_the_others_are_kept()
         )
     await simulation.tick()
     reasons = {name: simulation.status(name).condition("OnTime") for name in ("over", "far", "kept", "late")}
-    assert {name: (c.status, c.reason) for name, c in reasons.items()} == {
+    assert {name: (c.is_true, c.reason) for name, c in reasons.items()} == {
         "over": (False, JobReason.DEADLINE_PASSED),
         "far": (False, JobReason.DEADLINE_OUT_OF_REACH),
         "kept": (True, JobReason.DEADLINE_WITHIN_REACH),

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ballast_operator.desired.pod import pinned_node
+from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, NODE, POD, POLICY, Key, Kind
-from ballast_operator.views.convert import read_status
 from ballast_operator.views.nodes import pod_gpus, read_node
+from ballast_operator.views.pod import pinned_node
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     JOB_LABEL,
@@ -229,7 +229,7 @@ class FakeCluster:
     def _intent_is_written(self, pod: Mapping[str, Any]) -> None:
         labels = pod["metadata"]["labels"]
         job = self.world.get(JOB, pod["metadata"]["namespace"], labels[JOB_LABEL])
-        allocation = read_status(job).allocation if job is not None else None
+        allocation = read_job_status(job).allocation if job is not None else None
         assert allocation is not None, (
             f"pod {pod['metadata']['name']} was made before its launch was written down"
         )
@@ -240,7 +240,7 @@ class FakeCluster:
         """A running gang loses a pod only after the plan left it out and rank 0 said so."""
         namespace, labels = pod["metadata"]["namespace"], pod["metadata"]["labels"]
         job = self.world.get(JOB, namespace, labels[JOB_LABEL])
-        allocation = read_status(job).allocation if job is not None else None
+        allocation = read_job_status(job).allocation if job is not None else None
         if (
             allocation is None
             or allocation.ending is not None

@@ -3,10 +3,10 @@
 import datetime
 from typing import Any
 
+from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
-from ballast_operator.views.status import JobAllocation, JobStatus, Slot
 from ballast_policies.contract import Directive, Plan, Rank
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -48,7 +48,9 @@ def a_view(*, pods: tuple[str, ...], plan: Plan | None, spec: JobSpec, **changes
         launch=1,
         gpu_type="v100",
         pool="v100",
-        slots=tuple(Slot(pod=pod, node="n") for pod in pods),
+        gpus=len(pods),
+        pods=pods,
+        nodes=("n",) * len(pods),
         plan_id="p",
         since=NOW,
     )
@@ -69,7 +71,7 @@ def a_view(*, pods: tuple[str, ...], plan: Plan | None, spec: JobSpec, **changes
         "uid": "uid-job",
         "generation": 1,
         "spec": spec,
-        "status": JobStatus(allocation=allocation, launches=1),
+        "status": TrainingJobStatus(allocation=allocation, launches=1),
         "pods": views,
         "plan": plan,
         "plan_written": NOW,
