@@ -8,13 +8,18 @@
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
-from ballast_policies.rounds.explanations import explain_pinned, explain_placement, explain_waiting
+from ballast_policies.rounds.explanations import (
+    explain_pinned,
+    explain_placement,
+    explain_waiting,
+    pool_rooms,
+)
 from ballast_policies.rounds.hysteresis import (
     exempt_newest,
     keeps_free,
@@ -24,7 +29,8 @@ from ballast_policies.rounds.hysteresis import (
     within_min_run,
 )
 from ballast_policies.rounds.packing import assign_nodes
-from ballast_policies.rounds.selection import select
+from ballast_policies.rounds.selection import Claims, select
+from ballast_policies.rounds.taints import Groups, Split
 from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
 
 
@@ -36,6 +42,7 @@ def decide_round(
     nodes: Sequence[Node],
     state: RoundState,
     settings: RoundSettings,
+    not_tolerated: Mapping[str, frozenset[str]] | None = None,
 ) -> Round:
     """Decide the round that begins at ``now``.
 
@@ -49,8 +56,9 @@ def decide_round(
         nodes: of the pools.
         state: what was promised and received so far, and who runs where.
         settings: of the rounds.
+        not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
     """
-    pools = Pools.of(nodes)
+    pools, not_tolerated = Pools.of(nodes), not_tolerated or {}
     valid = valid_placements({job.name: job for job in jobs}, {node.name: node.gpus for node in nodes}, state)
     question = _Question(
         jobs={job.name: job for job in jobs},
@@ -59,6 +67,8 @@ def decide_round(
         pools=pools,
         shares=shares,
         valid=valid,
+        not_tolerated=not_tolerated,
+        groups=Groups.of(jobs, nodes, pools, valid, not_tolerated),
         ordered=ordered_claims(jobs, pools, shares, now=now, valid=valid, state=state, settings=settings),
     )
     pinned = within_min_run(now, valid, state, settings)
@@ -86,7 +96,22 @@ class _Question:
     pools: Pools
     shares: Mapping[str, Mapping[str, float]]
     valid: Mapping[str, Placement]
+    not_tolerated: Mapping[str, frozenset[str]]
+    groups: Groups | None
     ordered: OrderedClaims
+
+    def select(self, claims: Claims, pinned: Collection[int]) -> tuple[np.ndarray, dict[int, Split]]:
+        """(positions of the granted claims, job -> its nodes' taints where that matters).
+
+        ``pinned``: jobs that keep their nodes whatever is claimed.
+        """
+        if self.groups is not None:
+            return self.groups.select(claims, pinned)
+        room = self.pools.capacity.copy()
+        for job in pinned:
+            name = self.names[job]
+            room[self.pools.names.index(self.valid[name].pool)] -= self.jobs[name].gpus
+        return select(claims, room), {}
 
 
 def _grant(
@@ -95,24 +120,25 @@ def _grant(
     """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
     pools, valid, names = question.pools, question.valid, question.names
     index = {name: m for m, name in enumerate(names)}
-    room = pools.capacity.copy()
-    for job in pinned:
-        room[pools.names.index(valid[job].pool)] -= question.jobs[job].gpus
+    keeping = [index[job] for job in pinned]
     claims, position = question.ordered.claims, np.arange(len(question.ordered.claims))
-    open_ = ~np.isin(claims.job, [index[job] for job in pinned])
-    granted = position[open_][select(claims.take(open_), room)]
+    open_ = ~np.isin(claims.job, keeping)
+    chosen, splits = question.select(claims.take(open_), keeping)
+    granted = position[open_][chosen]
     kept_for = {}
     if pinned and keep:
         closed = reserved_columns(
-            claims, np.flatnonzero(~open_ | np.isin(position, granted)), select(claims, pools.capacity)
+            claims, np.flatnonzero(~open_ | np.isin(position, granted)), question.select(claims, ())[0]
         )
         ahead = position < np.array([closed.get(column, len(claims)) for column in claims.column.tolist()])
         open_ &= question.ordered.stays | ahead
-        granted = position[open_][select(claims.take(open_), room)]
+        chosen, splits = question.select(claims.take(open_), keeping)
+        granted = position[open_][chosen]
         kept_for = {pools.names[column]: names[claims.job[at]] for column, at in closed.items()}
     wanted = [(job, valid[job].pool, question.jobs[job].gpus) for job in sorted(pinned)]
     wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
-    return assign_nodes(wanted, question.nodes, valid), kept_for
+    by_name = {names[job]: split for job, split in splits.items()}
+    return assign_nodes(wanted, question.nodes, valid, by_name), kept_for
 
 
 def _as_round(
@@ -128,11 +154,14 @@ def _as_round(
             free[name] -= 1
     ran, names = state.running, question.names
     extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
+    rooms = pool_rooms(question.nodes, free)
     reasons = {}
     for name, job in question.jobs.items():
         at = placements.get(name)
         if at is None:
-            reasons[name] = explain_waiting(job, question.nodes, free, kept_for)
+            reasons[name] = explain_waiting(
+                job, rooms, kept_for, question.not_tolerated.get(name, frozenset())
+            )
         elif name in pinned:
             reasons[name] = explain_pinned(at, pinned[name])
         else:

@@ -1,5 +1,7 @@
 """Texts that explain a round: why a gang got its GPUs, keeps them, or waits."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job
@@ -23,20 +25,90 @@ def explain_pinned(placement: Placement, why: str) -> str:
     return f"keeps {where}: it {why}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRoom:
+    """A pool's GPUs after a round's decision.
+
+    Attributes:
+        groups: group (``Node.group``) -> its nodes, their GPUs, and those that are free.
+        closed: why nodes take no new gang -> how many nodes.
+    """
+
+    pool: str
+    gpu_type: str
+    groups: Mapping[str, tuple[int, int, int]]
+    closed: Mapping[str, int]
+
+
+def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom, ...]:
+    """The pools, by name; ``free``: node -> GPUs that no gang holds."""
+    groups: dict[str, dict[str, tuple[int, int, int]]] = {}
+    closed: dict[str, Counter[str]] = {}
+    types = {}
+    for node in nodes:
+        types[node.pool] = node.gpu_type
+        here = groups.setdefault(node.pool, {})
+        count, has, left = here.get(node.group, (0, 0, 0))
+        here[node.group] = (count + 1, has + node.gpus, left + free[node.name])
+        reasons = closed.setdefault(node.pool, Counter())
+        if node.closed:
+            reasons[node.closed] += 1
+    return tuple(
+        PoolRoom(pool=pool, gpu_type=types[pool], groups=groups[pool], closed=closed[pool])
+        for pool in sorted(types)
+    )
+
+
 def explain_waiting(
-    job: Job, nodes: Sequence[Node], free: Mapping[str, int], kept_for: Mapping[str, str]
+    job: Job,
+    rooms: Sequence[PoolRoom],
+    kept_for: Mapping[str, str],
+    not_tolerated: frozenset[str] = frozenset(),
 ) -> str:
-    """What a waiting gang lacks; ``kept_for``: pool -> job for which its free GPUs are kept."""
+    """What a waiting gang lacks.
+
+    Args:
+        job: the gang.
+        rooms: the pools after the decision.
+        kept_for: pool -> job for which its free GPUs are kept.
+        not_tolerated: taints of nodes on which the gang must not be started.
+    """
     usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
     if not usable:
         return f"no GPU type of this policy's pools can run it; it allows {sorted(job.throughput) or 'none'}"
     counts = []
-    for pool in sorted({node.pool for node in nodes if node.gpu_type in usable}):
-        members = [node for node in nodes if node.pool == pool]
-        has, left = sum(node.gpus for node in members), sum(free[node.name] for node in members)
-        kept = (
-            f", kept for {kept_for[pool]}" if pool in kept_for and kept_for[pool] != job.name and left else ""
-        )
-        counts.append(f"{left} of {has} {members[0].gpu_type} free in pool {pool}{kept}")
+    for room in rooms:
+        if room.gpu_type not in usable:
+            continue
+        within = [
+            g for text, g in room.groups.items() if text not in not_tolerated and text not in room.closed
+        ]
+        has, left = sum(group[1] for group in within), sum(group[2] for group in within)
+        kept = kept_for.get(room.pool, job.name)
+        text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
+        text += f", kept for {kept}" if kept != job.name and left else ""
+        barred = {taints: group[0] for taints, group in room.groups.items() if taints in not_tolerated}
+        counts.append(text + barred_nodes(room.pool, barred, room.closed))
     where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
     return f"waits for {job.gpus} GPUs of one pool: {where}"
+
+
+def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:
+    """``; 2 nodes of pool x have taint ...``: nodes that a gang may not be started on; empty: none.
+
+    Args:
+        pool: its name.
+        barred: taints that the gang does not tolerate -> nodes that have them.
+        closed: why nodes take no gang at all -> nodes.
+    """
+    texts = [
+        f"{_nodes(count)} of pool {pool} {'has' if count == 1 else 'have'} taint {taints}, "
+        "which the template does not tolerate"
+        for taints, count in sorted(barred.items())
+    ]
+    texts += [f"{_nodes(count)} of pool {pool}: {reason}" for reason, count in sorted(closed.items())]
+    return "".join(f"; {text}" for text in texts)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

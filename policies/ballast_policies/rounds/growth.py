@@ -13,6 +13,7 @@ def grow(
     jobs: Mapping[str, Job],
     nodes: tuple[Node, ...],
     sizes: Mapping[str, tuple[int, ...]],
+    not_tolerated: Mapping[str, frozenset[str]] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Job -> node of each GPU that it may take in addition; without jobs that get none.
 
@@ -24,7 +25,9 @@ def grow(
         jobs: those of the round, by name.
         nodes: with all GPUs that the policy may hand out.
         sizes: job -> sizes that it could grow to, smallest first, for jobs that may grow now.
+        not_tolerated: job -> taints of nodes (``Node.taints``) that it must not grow onto.
     """
+    barred = not_tolerated or {}
     used: Counter[str] = Counter()
     for placement in round_.placements.values():
         used.update(placement.nodes)
@@ -39,12 +42,17 @@ def grow(
     size = {job: jobs[job].gpus for job in round_.extended if job in most}
     found: dict[str, list[str]] = {}
     while True:
-        able = [job for job in size if size[job] < most[job] and _room(round_.placements[job], nodes, free)]
+        rooms = {
+            job: _room(round_.placements[job], nodes, free, barred.get(job, frozenset()))
+            for job in size
+            if size[job] < most[job]
+        }
+        able = [job for job, room in rooms.items() if room]
         if not able:
             return _down_to_a_size(found, jobs, sizes)
         job = min(able, key=lambda name: (size[name], name))
         place = round_.placements[job]
-        node = max(_room(place, nodes, free), key=lambda name: (name in place.nodes, free[name], name))
+        node = max(rooms[job], key=lambda name: (name in place.nodes, free[name], name))
         found.setdefault(job, []).append(node)
         free[node] -= 1
         size[job] += 1
@@ -62,6 +70,15 @@ def _down_to_a_size(
     return suited
 
 
-def _room(placement: Placement, nodes: tuple[Node, ...], free: Mapping[str, int]) -> list[str]:
-    """Nodes of the gang's pool with a free GPU."""
-    return [node.name for node in nodes if node.pool == placement.pool and free.get(node.name, 0) > 0]
+def _room(
+    placement: Placement, nodes: tuple[Node, ...], free: Mapping[str, int], barred: frozenset[str]
+) -> list[str]:
+    """Nodes of the gang's pool with a free GPU, on which it may be started."""
+    return [
+        node.name
+        for node in nodes
+        if node.pool == placement.pool
+        and free.get(node.name, 0) > 0
+        and not node.closed
+        and node.taints not in barred
+    ]

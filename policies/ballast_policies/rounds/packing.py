@@ -31,6 +31,7 @@ def assign_nodes(
     granted: Iterable[tuple[str, str, int]],
     nodes: Sequence[Node],
     running: Mapping[str, Placement],
+    splits: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, Placement]:
     """Exact nodes for gangs that fit their pools by count.
 
@@ -38,7 +39,9 @@ def assign_nodes(
         granted: (job, pool, gpus), the most urgent first.
         nodes: all nodes.
         running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
+        splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
     """
+    splits = splits or {}
     free = {node.name: node.gpus for node in nodes}
     pools: dict[str, list[Node]] = {}
     for node in nodes:
@@ -47,19 +50,32 @@ def assign_nodes(
     movers = []
     for job, pool, gpus in granted:
         now = running.get(job)
-        if now is not None and now.pool == pool and len(now.nodes) == gpus and has_room(now, free):
+        stays = job not in splits and now is not None and now.pool == pool and len(now.nodes) == gpus
+        if stays and now is not None and has_room(now, free):
             for name in now.nodes:
                 free[name] -= 1
             placements[job] = now
         else:
             movers.append((job, pool, gpus))
     for job, pool, gpus in sorted(movers, key=lambda mover: -mover[2]):
-        chosen = pack(gpus, pools[pool], free)
-        assert chosen is not None, f"{job} was granted {gpus} GPUs that pool {pool} has not"
+        chosen: tuple[str, ...] = ()
+        for members, count in _groups(pools[pool], gpus, splits.get(job)):
+            part = pack(count, members, free)
+            assert part is not None, f"{job} was granted {gpus} GPUs that pool {pool} has not"
+            chosen += part
         for name in chosen:
             free[name] -= 1
         placements[job] = Placement(gpu_type=pools[pool][0].gpu_type, pool=pool, nodes=chosen)
     return placements
+
+
+def _groups(
+    members: Sequence[Node], gpus: int, split: Mapping[str, int] | None
+) -> list[tuple[Sequence[Node], int]]:
+    """(nodes, GPUs to take of them); all at once where the gang's split is not given."""
+    if split is None:
+        return [(members, gpus)]
+    return [([node for node in members if node.group == text], count) for text, count in split.items()]
 
 
 def has_room(placement: Placement, free: Mapping[str, int]) -> bool:

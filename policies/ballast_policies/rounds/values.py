@@ -6,12 +6,26 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of a pool: ``gpus``: GPUs that the policy may hand out, used ones included."""
+    """A node of a pool.
+
+    Attributes:
+        gpus: GPUs that the policy may hand out, used ones included.
+        taints: what a job has to tolerate to be started there, as text; nodes with equal text are alike.
+        closed: why no job is started there at all; empty: jobs may be. Count only the GPUs of running
+            gangs in ``gpus`` then.
+    """
 
     name: str
     pool: str
     gpu_type: str
     gpus: int
+    taints: str = ""
+    closed: str = ""
+
+    @property
+    def group(self) -> str:
+        """Equal for nodes of a pool that are alike to every job."""
+        return self.closed or self.taints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

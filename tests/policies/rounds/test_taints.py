@@ -1,0 +1,147 @@
+"""Rounds over nodes that not every job may be started on."""
+
+import dataclasses
+from collections import Counter
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round, grow
+from hypothesis import given
+from hypothesis import strategies as st
+
+TAINTS = ("", "a:NoSchedule", "b=1:NoSchedule")
+
+
+def node(name: str, gpus: int, **fields: str) -> Node:
+    return Node(name=name, pool="p", gpu_type="v100", gpus=gpus, **fields)
+
+
+def job(name: str, gpus: int) -> Job:
+    return Job(name=name, gpus=gpus, throughput={"v100": 1.0})
+
+
+def decide(jobs, nodes, *, not_tolerated=None, running=None, shares=None):
+    shares = shares or {job.name: {"v100": 1.0} for job in jobs}
+    return decide_round(
+        now=0.0,
+        shares=shares,
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(running=running or {}, running_since=dict.fromkeys(running or {}, 0.0)),
+        settings=RoundSettings(),
+        not_tolerated=not_tolerated,
+    )
+
+
+def test_a_gang_is_not_started_on_a_node_whose_taint_it_does_not_tolerate():
+    """The other job, which tolerates it, takes that node and leaves the plain one."""
+    nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
+    jobs = [job("tolerant", 2), job("other", 2)]
+    decided = decide(jobs, nodes, not_tolerated={"other": frozenset({"a:NoSchedule"})})
+    assert decided.placements["other"].nodes == ("plain", "plain")
+    assert decided.placements["tolerant"].nodes == ("tainted", "tainted")
+
+
+def test_a_gang_spans_the_nodes_that_it_tolerates():
+    """Tainted and plain nodes of a pool together hold a gang that tolerates the taint."""
+    nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
+    jobs = [job("large", 4), job("other", 4)]
+    decided = decide(jobs, nodes, not_tolerated={"other": frozenset({"a:NoSchedule"})})
+    assert Counter(decided.placements["large"].nodes) == {"plain": 2, "tainted": 2}
+    assert decided.reasons["other"] == (
+        "waits for 4 GPUs of one pool: 0 of 2 v100 free in pool p; 1 node of pool p has taint a:NoSchedule, "
+        "which the template does not tolerate"
+    )
+
+
+def test_a_gang_that_runs_on_a_node_with_a_new_taint_stays():
+    """Nothing is moved for a taint; what is started meanwhile goes elsewhere."""
+    nodes = [node("plain", 2), node("tainted", 2, taints="a:NoSchedule")]
+    at = Placement(gpu_type="v100", pool="p", nodes=("tainted", "tainted"))
+    barred = dict.fromkeys(("runs", "new"), frozenset({"a:NoSchedule"}))
+    decided = decide([job("runs", 2), job("new", 2)], nodes, not_tolerated=barred, running={"runs": at})
+    assert decided.placements["runs"] == at
+    assert decided.placements["new"].nodes == ("plain", "plain")
+
+
+def test_a_closed_node_is_given_to_no_other_gang_when_its_gang_is_stopped():
+    """Its GPUs count for the gang that runs there, and for no other."""
+    nodes = [node("leaving", 2, closed="is cordoned")]
+    at = Placement(gpu_type="v100", pool="p", nodes=("leaving", "leaving"))
+    jobs = [job("runs", 2), job("new", 2)]
+    shares = {"runs": {"v100": 0.0}, "new": {"v100": 1.0}}
+    decided = decide(jobs, nodes, running={"runs": at}, shares=shares)
+    assert decided.placements == {"runs": at}
+    assert "1 node of pool p: is cordoned" in decided.reasons["new"]
+
+
+def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
+    """Free GPUs there are no GPUs for it."""
+    nodes = (
+        node("home", 3),
+        node("tainted", 2, taints="a:NoSchedule"),
+        node("leaving", 2, closed="is cordoned"),
+    )
+    at = Placement(gpu_type="v100", pool="p", nodes=("home", "home"))
+    jobs = [job("runs", 2)]
+    barred = {"runs": frozenset({"a:NoSchedule"})}
+    decided = decide(jobs, nodes, not_tolerated=barred, running={"runs": at})
+    found = grow(
+        decided, jobs={"runs": jobs[0]}, nodes=nodes, sizes={"runs": (3, 4, 5)}, not_tolerated=barred
+    )
+    assert found == {"runs": ("home",)}
+
+
+@st.composite
+def questions(draw):
+    """Nodes of two pools with taints, jobs that tolerate some, some of which run somewhere."""
+    nodes = []
+    for index in range(draw(st.integers(1, 6))):
+        taints = draw(st.sampled_from(TAINTS))
+        closed = draw(st.sampled_from(("", "", "", "is cordoned")))
+        pool = draw(st.sampled_from(("p", "q")))
+        gpus = draw(st.integers(0, 4))
+        nodes.append(
+            Node(name=f"n{index}", pool=pool, gpu_type="v100", gpus=gpus, taints=taints, closed=closed)
+        )
+    jobs, barred, running = [], {}, {}
+    free = {n.name: n.gpus for n in nodes}
+    for index in range(draw(st.integers(1, 6))):
+        one = job(f"j{index}", draw(st.integers(1, 5)))
+        jobs.append(one)
+        barred[one.name] = frozenset(draw(st.sets(st.sampled_from(TAINTS[1:]))))
+        pool = draw(st.sampled_from(("p", "q", "")))
+        places = [n.name for n in nodes if n.pool == pool for _ in range(free[n.name])]
+        if len(places) >= one.gpus:
+            chosen = tuple(places[: one.gpus])
+            for name in chosen:
+                free[name] -= 1
+            running[one.name] = Placement(gpu_type="v100", pool=pool, nodes=chosen)
+    return jobs, nodes, barred, running
+
+
+@given(questions())
+def test_every_start_is_tolerated_whole_and_within_the_nodes(question):
+    """No start on a barred or closed node, gangs whole, nodes not overfull, those that run keep theirs."""
+    jobs, nodes, barred, running = question
+    decided = decide(jobs, nodes, not_tolerated=barred, running=running)
+    of = {n.name: n for n in nodes}
+    used: Counter[str] = Counter()
+    for one in jobs:
+        at = decided.placements.get(one.name)
+        if at is None:
+            continue
+        assert len(at.nodes) == one.gpus
+        assert {of[name].pool for name in at.nodes} == {at.pool}
+        used.update(at.nodes)
+        if running.get(one.name) != at:
+            assert not any(of[name].closed or of[name].taints in barred[one.name] for name in at.nodes)
+    assert all(used[name] <= of[name].gpus for name in used)
+
+
+@given(questions())
+def test_tolerated_taints_change_no_decision(question):
+    """Where every job tolerates every taint and no node is closed, the round is as without taints."""
+    jobs, nodes, _, running = question
+    plain = [dataclasses.replace(n, taints="", closed="") for n in nodes]
+    tainted = [dataclasses.replace(n, closed="") for n in nodes]
+    assert decide(jobs, tainted, running=running) == decide(jobs, plain, running=running)
