@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from ballast_policies.contract import Directive, Plan, Stage
+from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
@@ -201,8 +202,9 @@ class ScriptedChannel:
         """The job has it."""
         return None
 
-    def write(self, *, report: Any = None, **_: Any) -> None:
-        """Go on to the next plan where its step is done."""
+    def write(self, messages: Messages) -> None:
+        """Switch to the next plan where its step is done."""
+        report = messages.report
         with self._lock:
             if report is None or not self._replans or report.step < self._replans[0][0]:
                 return

@@ -36,9 +36,9 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_trainer.config import TrainingConfig
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.layers.layer_stack import LayerSet
-    from ballast_trainer.pipeline import stages as builders
     from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
-    from ballast_trainer.pipeline.layout import placement_of, schedule_of
+    from ballast_trainer.pipeline.layout import ScheduleRequest
+    from ballast_trainer.pipeline.stages import PipelineBuilder
     from ballast_trainer.profiling.profile import Meter
     from harness import local_plan
     from trainer_calibrated import sleeping_model
@@ -48,7 +48,8 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     plan = local_plan([f"rank-{n}" for n in range(RANKS)], network=44)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
     join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60)
-    placement = placement_of(schedule, ranks=RANKS, microbatches=MICROBATCHES)
+    request = ScheduleRequest(name=schedule, ranks=RANKS, microbatches=MICROBATCHES)
+    placement = request.placement()
     stages = stages_over(even_partition(LAYERS, len(placement)), placement)
     layers = LayerSet(model, TrainingConfig(), device, lambda index, module: module)
     mine = [stage for stage in stages if stage.rank == rank]
@@ -56,25 +57,22 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     for layer in layers:
         layer.module.forward_seconds, layer.module.backward_seconds = forward, 2 * forward
     meter = Meter(LAYERS, device, None, clock=time.perf_counter)
-    common = {"meter": meter, "loss": model.loss, "device": device}
+    builder = PipelineBuilder(
+        stages=stages, schedule=request, rank=rank, layers=layers, meter=meter, loss=model.loss
+    )
     batch = model.batch(0, 0, MICROBATCHES)
     numbered = {n: stage for n, stage in enumerate(stages) if stage.rank == rank}
     pipelines = {
-        "torch": builders.build_pipeline(
-            stages=stages,
-            rank=rank,
-            world_size=RANKS,
-            layers=layers,
-            seed=0,
-            microbatches=MICROBATCHES,
-            schedule=schedule,
-            **common,
-        ),
+        "torch": builder.build(),
         "executor": ExecutedPipeline(
-            schedule_of(schedule, ranks=RANKS, microbatches=MICROBATCHES),
+            request.one_step(),
             rank=rank,
-            stacks={n: builders._stack(layers, stage, meter, 0, device) for n, stage in numbered.items()},
-            **common,
+            stacks={
+                n: builder._stack(range(stage.first_layer, stage.end_layer)) for n, stage in numbered.items()
+            },
+            meter=meter,
+            loss=model.loss,
+            device=device,
         ),
     }
     for pipeline in pipelines.values():
@@ -106,7 +104,7 @@ def overhead(schedule, blocks, forward):
     """Medians of both, and of the simulated step."""
     from ballast_policies.planning import even_partition
     from ballast_policies.planning.schedules import simulate, stage_costs
-    from ballast_trainer.pipeline.layout import schedule_of
+    from ballast_trainer.pipeline.layout import ScheduleRequest
     from harness import free_port
 
     context = multiprocessing.get_context("forkserver")
@@ -121,7 +119,7 @@ def overhead(schedule, blocks, forward):
     seconds, own = results.get(timeout=90)
     for process in ranks:
         process.join(30)
-    built = schedule_of(schedule, ranks=RANKS, microbatches=MICROBATCHES)
+    built = ScheduleRequest(name=schedule, ranks=RANKS, microbatches=MICROBATCHES).one_step()
     costs = stage_costs(
         even_partition(LAYERS, built.stages),
         forward_seconds=[forward * MICROBATCHES] * LAYERS,
@@ -145,7 +143,7 @@ def overhead(schedule, blocks, forward):
 def without_a_flush(steps, forward):
     """Medians of a step as the session trains it, beside the simulator's."""
     from ballast_policies.planning.schedules import even_costs, simulate
-    from ballast_trainer.pipeline.layout import schedule_of, schedule_of_run
+    from ballast_trainer.pipeline.layout import ScheduleRequest
     from trainer_calibrated import Job, run
 
     each = LAYERS // RANKS
@@ -164,13 +162,11 @@ def without_a_flush(steps, forward):
             )
         )
         inner = [seconds for step, seconds in ran.step_seconds().items() if 5 < step < steps]
-        counts = {"ranks": RANKS, "microbatches": MICROBATCHES}
+        request = ScheduleRequest(name=name, ranks=RANKS, microbatches=MICROBATCHES)
         if name == "1F1B":
-            simulated = simulate(schedule_of(name, **counts), costs).makespan
+            simulated = simulate(request.one_step(), costs).makespan
         else:
-            short, long = (
-                simulate(schedule_of_run(name, **counts, steps=n), costs).makespan for n in (2, 10)
-            )
+            short, long = (simulate(request.run_of(n), costs).makespan for n in (2, 10))
             simulated = (long - short) / 8
         rows.append(
             {

@@ -40,7 +40,7 @@ from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
-from ballast_trainer.launch import ValidatedJob, train
+from ballast_trainer.launch import RankLaunch, ValidatedJob, train
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.models.gpt import Block
@@ -195,9 +195,7 @@ def run_case(rank, store, number, stragglers, chi, steps, folder, size, *, sleep
     try:
         train(
             job,
-            plan=plan,
-            pod=f"rank-{rank}",
-            store=store,
+            RankLaunch(plan=plan, pod=f"rank-{rank}", store=store),
             channel=StandaloneChannel(plan),
             reporter=recorder,
             stop=StopSignal(),

@@ -32,10 +32,9 @@ from ballast_policies.planning.schedules import (
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.pipeline.layout import (
+    ScheduleRequest,
     check_schedule,
     is_asynchronous,
-    schedule_of,
-    schedule_of_run,
     used_replicas,
 )
 
@@ -230,16 +229,10 @@ def schedule_for(config: TrainerConfig, ranks: int, *, steps: int) -> Schedule:
         ConfigurationError: the counts do not suit the schedule.
     """
     check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
-    pipeline, positions = config.pipeline, positions_of(config, ranks)
-    microbatches = pipeline.microbatches // config.parallelism.data
-    if positions == 1:
-        return schedule_of("GPipe", ranks=1, microbatches=microbatches)
-    counts = {"ranks": positions, "microbatches": microbatches}
-    if is_asynchronous(pipeline.schedule):
-        return schedule_of_run(pipeline.schedule, steps=steps, replicas=pipeline.replicas, **counts)
-    return schedule_of(
-        pipeline.schedule, replicas=pipeline.replicas, stages_per_rank=pipeline.stages_per_rank, **counts
-    )
+    request = ScheduleRequest.of(config, positions_of(config, ranks))
+    if request.ranks == 1:
+        return dataclasses.replace(request, name="GPipe", replicas=(), stages_per_rank=None).one_step()
+    return request.run_of(steps) if request.asynchronous else request.one_step()
 
 
 def _forecast(

@@ -1,5 +1,6 @@
 """From a configuration and a plan to a running session: what ``run`` and ``pod`` share."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, find_dynamic
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.gpu_emulation import emulated_speed
+from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.rank_zero import SessionOutcome
@@ -30,7 +31,7 @@ from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.executor.check import check_execution, with_schedule_defaults
-from ballast_trainer.pipeline.layout import check_schedule, placement_of
+from ballast_trainer.pipeline.layout import ScheduleRequest, check_schedule
 from ballast_trainer.pipeline.stages import preload
 from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
@@ -94,14 +95,7 @@ class ValidatedJob:
         Raises:
             ConfigurationError: the ranks and microbatches do not suit the schedule.
         """
-        pipeline, parallelism = self.config.pipeline, self.config.parallelism
-        return placement_of(
-            pipeline.schedule,
-            ranks=self.mesh.positions(ranks),
-            microbatches=pipeline.microbatches // parallelism.data,
-            replicas=pipeline.replicas,
-            stages_per_rank=pipeline.stages_per_rank,
-        )
+        return ScheduleRequest.of(self.config, self.mesh.positions(ranks)).placement()
 
     @property
     def mesh(self) -> Mesh:
@@ -118,64 +112,137 @@ def choose_device(local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankLaunch:
+    """This process among the ranks of a plan.
+
+    Attributes:
+        plan: the ranks.
+        pod: the name of this process among them.
+        store: where ranks meet; None for one rank that never grows.
+        local_rank: which GPU of the machine to use.
+        joining: the plan grows a job that runs already, and this pod is new in it.
+    """
+
+    plan: Plan
+    pod: str
+    store: Any = None
+    local_rank: int = 0
+    joining: bool = False
+
+    @property
+    def rank(self) -> int:
+        """This process's rank.
+
+        Raises:
+            ConfigurationError: the plan does not name the pod.
+        """
+        rank = self.plan.rank_of(self.pod)
+        if rank is None:
+            raise ConfigurationError("plan.ranks", f"plan {self.plan.epoch} does not name {self.pod!r}")
+        return rank
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """Write what the ranks did in two steps to ``path`` as a chrome trace, when the run ends.
+
+    Attributes:
+        path: of the trace.
+        first_step: the first of the two steps, 1-based.
+    """
+
+    path: Path
+    first_step: int = 10
+
+
 def train(
     job: ValidatedJob,
+    launch: RankLaunch,
     *,
-    plan: Plan,
-    pod: str,
-    store: Any,
     channel: Channel,
     reporter: Reporter,
     stop: StopSignal,
-    local_rank: int = 0,
-    joining: bool = False,
     lost: Callable[[str], None] | None = None,
-    trace: Path | None = None,
-    trace_step: int = 10,
+    trace: TraceRequest | None = None,
 ) -> SessionOutcome:
-    """Join the plan's ranks as ``pod`` and train to the end.
+    """Join the plan's ranks and train to the end.
 
     Args:
         job: what to train.
-        plan: the ranks.
-        pod: this process among them.
-        store: where ranks meet; None for one rank that never grows.
-        channel: rank 0 talks to it.
-        reporter: rank 0 prints through it.
+        launch: this process among the ranks.
+        channel: to the operator; used by rank 0.
+        reporter: prints steps and events; used by rank 0.
         stop: whether SIGTERM came.
-        local_rank: which GPU of the machine to use.
-        joining: the plan grows a job that runs already, and this pod is new in it.
         lost: called on a thread of its own when a rank hangs; must end the process.
-        trace: write what the ranks did in two steps here, as a chrome trace, when the run ends.
-        trace_step: the first of them, 1-based.
+        trace: what to trace; None: nothing.
 
     Raises:
         ConfigurationError: the plan has more ranks than the model has layers.
         PeerLost: another rank died, hung or never came.
         CheckpointError: a checkpoint cannot be written or fits another job.
     """
-    rank = plan.rank_of(pod)
-    if rank is None:
-        raise ConfigurationError("plan.ranks", f"plan {plan.epoch} does not name {pod!r}")
-    ranks = len(plan.ranks)
+    rank, ranks = launch.rank, len(launch.plan.ranks)
     job.check_ranks(ranks)
-    config, model = job.config, job.model
-    speed = emulated_speed(os.environ, model.family)
     hang_seconds = seconds_from(os.environ, HANG_SECONDS_ENV) or HANG_SECONDS
-    device = choose_device(local_rank)
-    check_precision(config.training.precision, device)
-    written = WritingReporter(reporter, writers_of(config.metrics)) if rank == 0 else None
+    speed = emulated_speed(os.environ, job.model.family)
     if speed is not None:
         # The emulation counts one thread's CPU seconds.
         torch.set_num_threads(1)
-    if ranks > 1:
+    device = choose_device(launch.local_rank)
+    check_precision(job.config.training.precision, device)
+    with contextlib.ExitStack() as closing:
+        chosen: Reporter = SilentReporter()
+        if rank == 0:
+            chosen = closing.enter_context(
+                contextlib.closing(WritingReporter(reporter, writers_of(job.config.metrics)))
+            )
+        meter = _meter(job, device, speed, trace)
+        training = _training_state(job, launch, device, speed, meter)
+        channel_thread = None
+        if rank == 0:
+            channel_thread = ChannelThread(channel, launch.plan)
+            closing.callback(channel_thread.close)
+        heartbeat = None
+        if launch.store is not None and lost is not None:
+            heartbeat = RankHeartbeat(launch.store, pod=launch.pod, hang_seconds=hang_seconds, lost=lost)
+            closing.callback(heartbeat.close)
+        session = Session(
+            training,
+            channel_thread=channel_thread,
+            reporter=chosen,
+            stop=stop,
+            peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+            heartbeat=heartbeat,
+        )
+        outcome = session.run(joining=launch.joining)
+        if trace is not None and isinstance(meter, RecordingMeter):
+            write_trace(trace.path, meter, rank=rank, ranks=ranks, store=launch.store)
+        return outcome
+
+
+def _meter(
+    job: ValidatedJob, device: torch.device, speed: EmulatedSpeed | None, trace: TraceRequest | None
+) -> Meter:
+    layers = job.model.layer_count
+    if trace is None:
+        return Meter(layers, device, speed)
+    return RecordingMeter(layers, device, speed, first_step=trace.first_step - 1, steps=TRACED_STEPS)
+
+
+def _training_state(
+    job: ValidatedJob, launch: RankLaunch, device: torch.device, speed: EmulatedSpeed | None, meter: Meter
+) -> TrainingState:
+    """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
+    config, model, plan = job.config, job.model, launch.plan
+    if len(plan.ranks) > 1:
         preload()
-    if joining:
-        announce_ready(store, plan, pod)
+    if launch.joining:
+        announce_ready(launch.store, plan, launch.pod)
     world = join(
-        store=store,
+        store=launch.store,
         plan=plan,
-        rank=rank,
+        rank=launch.rank,
         device=device,
         timeout_seconds=PEER_TIMEOUT_SECONDS,
         mesh=job.mesh,
@@ -187,15 +254,7 @@ def train(
             module = dynamic.prepare(index, module)
         return split_layer(module, world.tensor)
 
-    placement = job.placement(ranks)
-    stages = usable_stages(plan.stages, placement, model.layer_count) or first_stages(
-        model.layer_count, placement, config.pipeline.replicas
-    )
-    meter = Meter(model.layer_count, device, speed)
-    if trace is not None:
-        meter = RecordingMeter(
-            model.layer_count, device, speed, first_step=trace_step - 1, steps=TRACED_STEPS
-        )
+    placement = job.placement(len(plan.ranks))
     training = TrainingState(
         config=config,
         model=model,
@@ -207,30 +266,8 @@ def train(
         profile=Profile(model.layer_count),
         world=world,
         plan=plan,
-        stages=stages,
+        stages=usable_stages(plan.stages, placement, model.layer_count)
+        or first_stages(model.layer_count, placement, config.pipeline.replicas),
     )
     training.meter.first_microbatch = world.data.index * training.microbatches
-    channel_thread = ChannelThread(channel, plan) if rank == 0 else None
-    heartbeat = None
-    if store is not None and lost is not None:
-        heartbeat = RankHeartbeat(store, pod=pod, hang_seconds=hang_seconds, lost=lost)
-    session = Session(
-        training,
-        channel_thread=channel_thread,
-        reporter=written or SilentReporter(),
-        stop=stop,
-        peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
-        heartbeat=heartbeat,
-    )
-    try:
-        outcome = session.run(joining=joining)
-        if trace is not None and isinstance(meter, RecordingMeter):
-            write_trace(trace, meter, rank=rank, ranks=ranks, store=store)
-        return outcome
-    finally:
-        if heartbeat is not None:
-            heartbeat.close()
-        if channel_thread is not None:
-            channel_thread.close()
-        if written is not None:
-            written.close()
+    return training

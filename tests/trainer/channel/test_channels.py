@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from ballast_policies.contract import Ack, Directive, Plan, Proposal, Rank, Report, Stage
-from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.channel.base import ChannelError, Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
@@ -139,7 +139,7 @@ def test_messages_become_annotations_of_the_lease(api, kubernetes_channel):
         "metadata": {"annotations": {"mine": "stays"}},
         "spec": {"leaseDurationSeconds": 15},
     }
-    kubernetes_channel.write(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9)
+    kubernetes_channel.write(Messages(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9))
     lease = api.objects[LEASE]
     annotations = lease["metadata"]["annotations"]
     assert Report.from_json(annotations["ballast.dev/report"]) == REPORT
@@ -158,7 +158,7 @@ def test_what_cannot_be_reached_is_a_channel_error(api, kubernetes_channel, miss
     if missing == "server":
         api.failures = 1
     with pytest.raises(ChannelError):
-        kubernetes_channel.write(report=REPORT)
+        kubernetes_channel.write(Messages(report=REPORT))
 
 
 def test_a_broken_plan_names_its_field(api, kubernetes_channel):
@@ -180,7 +180,7 @@ def test_the_directory_channel_carries_the_same_messages(tmp_path):
     assert channel.read_plan() is None
     channel.publish(PLAN)
     assert channel.read_plan() == PLAN
-    channel.write(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9)
+    channel.write(Messages(report=REPORT, proposal=PROPOSAL, ack=ACK, finished_step=9))
     assert Report.from_json((tmp_path / "report.json").read_text()) == REPORT
     assert Proposal.from_json((tmp_path / "proposal.json").read_text()) == PROPOSAL
     assert Ack.from_json((tmp_path / "ack.json").read_text()) == ACK
@@ -193,13 +193,13 @@ def test_the_directory_channel_carries_the_same_messages(tmp_path):
 def test_without_an_operator_a_proposal_is_granted_once():
     """The next epoch keeps the proposed pods; a stale proposal changes nothing."""
     channel = StandaloneChannel(PLAN)
-    channel.write(proposal=PROPOSAL)
+    channel.write(Messages(proposal=PROPOSAL))
     granted = channel.read_plan()
     assert granted.epoch == 2
     assert granted.directive is Directive.SHRINK
     assert [rank.pod for rank in granted.ranks] == ["a-1-0"]
     assert granted.stages == PROPOSAL.stages
-    channel.write(proposal=PROPOSAL)
+    channel.write(Messages(proposal=PROPOSAL))
     assert channel.read_plan() == granted
 
 
@@ -208,7 +208,7 @@ class UnreliableChannel:
 
     def __init__(self, failures):
         self.failures = failures
-        self.written = {}
+        self.written = Messages()
         self.plan = PLAN
 
     def read_plan(self):
@@ -218,27 +218,27 @@ class UnreliableChannel:
     def read_config(self):
         """Not used."""
 
-    def write(self, **messages):
+    def write(self, messages):
         """Fail, or keep."""
         if self.failures:
             self.failures -= 1
             raise ChannelError("not now")
-        self.written.update({name: value for name, value in messages.items() if value is not None})
+        self.written = self.written.replaced_by(messages)
 
 
-def test_the_liaison_sends_again_what_could_not_be_sent():
+def test_messages_that_could_not_be_sent_are_sent_again():
     """An acknowledgement survives two failed calls."""
     channel = UnreliableChannel(failures=2)
     channel_thread = ChannelThread(channel, PLAN)
     channel_thread.send(ack=ACK)
     channel_thread.report(REPORT)
-    eventually(lambda: channel.written.get("ack") == ACK, "the acknowledgement arrives")
+    eventually(lambda: channel.written.ack == ACK, "the acknowledgement arrives")
     channel_thread.close(finished_step=12)
-    assert channel.written["report"] == REPORT
-    assert channel.written["finished_step"] == 12
+    assert channel.written.report == REPORT
+    assert channel.written.finished_step == 12
 
 
-def test_the_liaison_sees_a_new_plan():
+def test_a_new_plan_is_seen_while_training_runs():
     """Polled while training runs."""
     channel = UnreliableChannel(failures=0)
     channel_thread = ChannelThread(channel, PLAN)

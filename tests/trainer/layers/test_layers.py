@@ -12,7 +12,8 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.pipeline.stages import build_pipeline
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.seeding import mixed_key
 
@@ -34,18 +35,14 @@ def one_rank(dynamic=None, step=0):
     if dynamic is not None:
         dynamic.conform(step, layers)
     meter = Meter(model.layer_count, CPU, None)
-    pipeline = build_pipeline(
+    pipeline = PipelineBuilder(
         stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
+        schedule=ScheduleRequest(name="1F1B", ranks=1, microbatches=2),
         rank=0,
-        world_size=1,
         layers=layers,
         meter=meter,
         loss=model.loss,
-        seed=0,
-        microbatches=2,
-        schedule="1F1B",
-        device=CPU,
-    )
+    ).build()
     return pipeline, layers, meter, model.batch(0, 0, 4)
 
 

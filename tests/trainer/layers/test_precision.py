@@ -9,7 +9,7 @@ from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.config import TrainerConfig, TrainingConfig
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import ConfigurationError, TrainerError
-from ballast_trainer.launch import ValidatedJob, train
+from ballast_trainer.launch import RankLaunch, ValidatedJob, train
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.optimize import (
     drop_gradients,
@@ -265,9 +265,7 @@ def train_here(small_config):
         lines = Lines()
         train(
             ValidatedJob.from_mapping(config),
-            plan=plan,
-            pod="job-1-0",
-            store=None,
+            RankLaunch(plan=plan, pod="job-1-0"),
             channel=StandaloneChannel(plan),
             reporter=lines,
             stop=StopSignal(),

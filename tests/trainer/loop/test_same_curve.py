@@ -9,7 +9,7 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.pipeline.layout import placement_of
+from ballast_trainer.pipeline.layout import ScheduleRequest
 
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
@@ -45,7 +45,7 @@ def test_three_stages_a_rank_learn_as_one_process_does(
     """Six stages on two ranks, in turn, also when layers move."""
     config = small_config(totalSteps=12)
     config["pipeline"] |= {"schedule": schedule, "stagesPerRank": 3}
-    placement = placement_of(schedule, ranks=2, microbatches=4, stages_per_rank=3)
+    placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4, stages_per_rank=3).placement()
     assert placement == (0, 1, 0, 1, 0, 1)
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
@@ -174,7 +174,7 @@ def test_every_schedule_keeps_the_curve_while_all_kinds_of_change_go_on_under_ra
     config["pipeline"]["schedule"] = schedule
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
-    placement = placement_of(schedule, ranks=2, microbatches=4)
+    placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4).placement()
     replan_at_random(running, channel, tmp_path, seed=3, epochs=4, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")

@@ -9,7 +9,7 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
-from ballast_trainer.pipeline.layout import holders_of, placement_of
+from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 
 from tests.support.waiting import eventually
 
@@ -104,7 +104,7 @@ def test_a_layer_comes_to_every_replica_that_does_not_have_it_yet():
 
 def test_a_stage_with_replicas_starts_with_as_many_more_layers():
     """2-1 over nine layers: six and three."""
-    placement = placement_of("1F1B", ranks=3, microbatches=4, replicas=[2, 1])
+    placement = ScheduleRequest(name="1F1B", ranks=3, microbatches=4, replicas=(2, 1)).placement()
     assert placement == (0, 2)
     assert [stage.end_layer for stage in first_stages(9, placement, [2, 1])] == [6, 9]
 

@@ -14,7 +14,8 @@ from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.models.gpt import Block, build_gpt
-from ballast_trainer.pipeline.stages import build_pipeline
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.stages import PipelineBuilder
 from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
@@ -141,20 +142,16 @@ def pipelined_step(world, scatter_gather):
     held = range(bounds[world.position], bounds[world.position + 1])
     layers.hold(layers.make(index) for index in held)
     meter = Meter(model.layer_count, world.device, None)
-    pipeline = build_pipeline(
+    pipeline = PipelineBuilder(
         stages=stages,
+        schedule=ScheduleRequest(name="1F1B", ranks=world.positions, microbatches=2),
         rank=world.position,
-        world_size=world.positions,
         layers=layers,
         meter=meter,
         loss=model.loss,
-        seed=0,
-        microbatches=2,
-        schedule="1F1B",
-        device=world.device,
         group=world.pipeline.group,
         tensor=world.tensor if scatter_gather else None,
-    )
+    ).build()
     batch = model.batch(0, 0, 4)
     pipeline.prepare(batch)
     sent = []

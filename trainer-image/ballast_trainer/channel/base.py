@@ -1,13 +1,38 @@
-"""The channel between rank 0 and whoever decides over its pods."""
+"""The channel between rank 0 and the operator, or whatever else decides on its pods."""
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ballast_policies.contract import Ack, Plan, Proposal, Report
+from ballast_policies.contract import CONFIG_KEY, Ack, ContractError, Plan, Proposal, Report
 
 
 class ChannelError(RuntimeError):
-    """The other side cannot be reached now; training goes on and the call is made again later."""
+    """The other side cannot be reached now; training continues and the call is repeated later."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Messages of rank 0, at most one of a kind; None: none of that kind.
+
+    Attributes:
+        report: the newest figures.
+        proposal: an offer of ranks.
+        ack: the plan that all ranks train under.
+        finished_step: the last step, once the job has finished.
+    """
+
+    report: Report | None = None
+    proposal: Proposal | None = None
+    ack: Ack | None = None
+    finished_step: int | None = None
+
+    def replaced_by(self, newer: "Messages") -> "Messages":
+        """These messages, where ``newer`` has none of the kind, else its own."""
+        fields = (field.name for field in dataclasses.fields(newer))
+        given = {name: getattr(newer, name) for name in fields if getattr(newer, name) is not None}
+        return dataclasses.replace(self, **given)
 
 
 class Channel(Protocol):
@@ -27,16 +52,42 @@ class Channel(Protocol):
             ChannelError: it cannot be read now.
         """
 
-    def write(
-        self,
-        *,
-        report: Report | None = None,
-        proposal: Proposal | None = None,
-        ack: Ack | None = None,
-        finished_step: int | None = None,
-    ) -> None:
-        """Write what is given, and renew the lease: rank 0 is alive.
+    def write(self, messages: Messages) -> None:
+        """Write the messages given, and renew the lease, which shows that rank 0 is alive.
 
         Raises:
-            ChannelError: it cannot be written now.
+            ChannelError: they cannot be written now.
         """
+
+
+def plan_from(text: str | None, source: object) -> Plan | None:
+    """The plan in a text; None where there is no text.
+
+    Args:
+        text: JSON.
+        source: where it was read, for the message.
+
+    Raises:
+        ChannelError: the text is not a plan.
+    """
+    try:
+        return Plan.from_json(text) if text else None
+    except ContractError as error:
+        raise ChannelError(f"{source}: {error}") from error
+
+
+def config_from(text: str | None, source: object) -> Mapping[str, Any] | None:
+    """The job's configuration in a text; None where there is no text.
+
+    Args:
+        text: JSON.
+        source: where it was read, for the message.
+
+    Raises:
+        ChannelError: the text is not JSON.
+    """
+    try:
+        config: Mapping[str, Any] | None = json.loads(text) if text else None
+    except ValueError as error:
+        raise ChannelError(f"{source}: {CONFIG_KEY} is not JSON: {error}") from error
+    return config

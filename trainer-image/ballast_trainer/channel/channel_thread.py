@@ -1,17 +1,16 @@
-"""Rank 0's thread on the channel: it polls the plan and sends what the training loop hands it.
+"""The thread in which rank 0 uses the channel: it polls the plan and sends the training loop's messages.
 
-The loop never waits for the network: reports overwrite one another, proposals and
-acknowledgements are sent in the next turn, and a failed call is made again.
+The loop never waits for the network: a report replaces the one before, proposals and
+acknowledgements are sent in the next turn, and a failed call is repeated.
 """
 
+import itertools
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 from ballast_policies.contract import Ack, Plan, Proposal, Report
 
-from ballast_trainer.channel.base import Channel, ChannelError
+from ballast_trainer.channel.base import Channel, ChannelError, Messages
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class ChannelThread:
         self._wake = threading.Event()
         self._closing = False
         self._plan = plan
-        self._outbox: dict[str, Any] = {}
+        self._outbox = Messages()
         self._urgent = True
         self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
         self._thread.start()
@@ -43,23 +42,21 @@ class ChannelThread:
     def report(self, report: Report) -> None:
         """Send this report within a second, unless a newer one replaces it."""
         with self._lock:
-            self._outbox["report"] = report
+            self._outbox = self._outbox.replaced_by(Messages(report=report))
 
     def send(
         self, *, proposal: Proposal | None = None, ack: Ack | None = None, report: Report | None = None
     ) -> None:
         """Send these now."""
-        messages = {"proposal": proposal, "ack": ack, "report": report}
         with self._lock:
-            self._outbox.update({name: message for name, message in messages.items() if message is not None})
+            self._outbox = self._outbox.replaced_by(Messages(proposal=proposal, ack=ack, report=report))
             self._urgent = True
         self._wake.set()
 
     def close(self, *, finished_step: int | None = None, timeout_seconds: float = 5.0) -> None:
         """Send what is left, and end the thread."""
         with self._lock:
-            if finished_step is not None:
-                self._outbox["finished_step"] = finished_step
+            self._outbox = self._outbox.replaced_by(Messages(finished_step=finished_step))
             self._urgent = True
             self._closing = True
         self._wake.set()
@@ -67,29 +64,35 @@ class ChannelThread:
 
     def _run(self) -> None:
         turns_per_renewal = round(RENEW_SECONDS / POLL_SECONDS)
-        turn = 0
-        while True:
+        for turn in itertools.count():
             with self._lock:
                 closing = self._closing
                 due = self._urgent or turn % turns_per_renewal == 0
-                outbox: Mapping[str, Any] = dict(self._outbox) if due else {}
-                if due:
-                    self._outbox.clear()
-                    self._urgent = False
             try:
                 if due:
-                    self._channel.write(**outbox)
+                    self._write()
                 if not closing:
-                    plan = self._channel.read_plan()
-                    if plan is not None:
-                        with self._lock:
-                            self._plan = plan
+                    self._read()
             except ChannelError as error:
                 logger.warning("channel: %s; trying again", error)
-                with self._lock:
-                    self._outbox = {**outbox, **self._outbox}
             if closing:
                 return
-            turn += 1
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()
+
+    def _write(self) -> None:
+        with self._lock:
+            messages, self._outbox, self._urgent = self._outbox, Messages(), False
+        try:
+            self._channel.write(messages)
+        except ChannelError:
+            with self._lock:
+                # What was added meanwhile is newer.
+                self._outbox = messages.replaced_by(self._outbox)
+            raise
+
+    def _read(self) -> None:
+        plan = self._channel.read_plan()
+        if plan is not None:
+            with self._lock:
+                self._plan = plan

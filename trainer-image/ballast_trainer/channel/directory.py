@@ -4,15 +4,14 @@
 ``finished-step`` are written.  Each file is replaced in one rename, so a reader sees whole files.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Ack, ContractError, Plan, Proposal, Report
+from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan
 from ballast_policies.contract.wire import Wire
 
-from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.channel.base import ChannelError, Messages, config_from, plan_from
 
 
 class DirectoryChannel:
@@ -23,44 +22,24 @@ class DirectoryChannel:
 
     def read_plan(self) -> Plan | None:
         """``plan.json``."""
-        text = self._read(PLAN_KEY)
-        if text is None:
-            return None
-        try:
-            return Plan.from_json(text)
-        except ContractError as error:
-            raise ChannelError(f"{self._path / PLAN_KEY}: {error}") from error
+        return plan_from(self._read(PLAN_KEY), self._path / PLAN_KEY)
 
     def read_config(self) -> Mapping[str, Any] | None:
         """``config.json``."""
-        text = self._read(CONFIG_KEY)
-        if text is None:
-            return None
-        try:
-            config: Mapping[str, Any] = json.loads(text)
-        except ValueError as error:
-            raise ChannelError(f"{self._path / CONFIG_KEY}: {error}") from error
-        return config
+        return config_from(self._read(CONFIG_KEY), self._path)
 
-    def write(
-        self,
-        *,
-        report: Report | None = None,
-        proposal: Proposal | None = None,
-        ack: Ack | None = None,
-        finished_step: int | None = None,
-    ) -> None:
+    def write(self, messages: Messages) -> None:
         """One file for each message given."""
-        messages: dict[str, Wire | None] = {
-            "report.json": report,
-            "proposal.json": proposal,
-            "ack.json": ack,
+        files: dict[str, Wire | None] = {
+            "report.json": messages.report,
+            "proposal.json": messages.proposal,
+            "ack.json": messages.ack,
         }
-        for name, message in messages.items():
+        for name, message in files.items():
             if message is not None:
                 self._replace(name, message.to_json())
-        if finished_step is not None:
-            self._replace("finished-step", str(finished_step))
+        if messages.finished_step is not None:
+            self._replace("finished-step", str(messages.finished_step))
 
     def publish(self, plan: Plan) -> None:
         """Write ``plan.json``, as the operator would."""

@@ -24,16 +24,12 @@ from ballast_policies.contract import (
     PLAN_KEY,
     PROPOSAL_ANNOTATION,
     REPORT_ANNOTATION,
-    Ack,
-    ContractError,
     Plan,
-    Proposal,
-    Report,
     lease_name,
     plan_config_map_name,
 )
 
-from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.channel.base import ChannelError, Messages, config_from, plan_from
 from ballast_trainer.errors import ConfigurationError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -157,36 +153,22 @@ class KubernetesChannel:
 
     def read_plan(self) -> Plan | None:
         """``plan.json`` of the ConfigMap."""
-        text = self._data().get(PLAN_KEY)
-        try:
-            return Plan.from_json(text) if text else None
-        except ContractError as error:
-            raise ChannelError(f"{self._plan}: {error}") from error
+        return plan_from(self._data().get(PLAN_KEY), self._plan)
 
     def read_config(self) -> Mapping[str, Any] | None:
         """``config.json`` of the ConfigMap."""
-        text = self._data().get(CONFIG_KEY)
-        if not text:
-            return None
-        try:
-            config: Mapping[str, Any] = json.loads(text)
-        except ValueError as error:
-            raise ChannelError(f"{self._plan}: {CONFIG_KEY} is not JSON: {error}") from error
-        return config
+        return config_from(self._data().get(CONFIG_KEY), self._plan)
 
-    def write(
-        self,
-        *,
-        report: Report | None = None,
-        proposal: Proposal | None = None,
-        ack: Ack | None = None,
-        finished_step: int | None = None,
-    ) -> None:
+    def write(self, messages: Messages) -> None:
         """One patch of the Lease: annotations, holder and renewal time."""
-        messages = {REPORT_ANNOTATION: report, PROPOSAL_ANNOTATION: proposal, ACK_ANNOTATION: ack}
-        annotations = {key: message.to_json() for key, message in messages.items() if message is not None}
-        if finished_step is not None:
-            annotations[FINISHED_ANNOTATION] = str(finished_step)
+        texts = {
+            REPORT_ANNOTATION: messages.report,
+            PROPOSAL_ANNOTATION: messages.proposal,
+            ACK_ANNOTATION: messages.ack,
+        }
+        annotations = {key: message.to_json() for key, message in texts.items() if message is not None}
+        if messages.finished_step is not None:
+            annotations[FINISHED_ANNOTATION] = str(messages.finished_step)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body = {
             "metadata": {"annotations": annotations},

@@ -1,9 +1,11 @@
-"""The channel of a run without an operator: repacks are granted at once, inside the process."""
+"""The channel of a run without an operator: every repack is granted at once, inside the process."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_policies.contract import Ack, Plan, Proposal, Report
+from ballast_policies.contract import Plan
+
+from ballast_trainer.channel.base import Messages
 
 
 class StandaloneChannel:
@@ -20,14 +22,8 @@ class StandaloneChannel:
         """None: the configuration comes from the command line."""
         return None
 
-    def write(
-        self,
-        *,
-        report: Report | None = None,
-        proposal: Proposal | None = None,
-        ack: Ack | None = None,
-        finished_step: int | None = None,
-    ) -> None:
+    def write(self, messages: Messages) -> None:
         """Answer a proposal with the plan it asks for."""
+        proposal = messages.proposal
         if proposal is not None and proposal.epoch == self._plan.epoch:
             self._plan = self._plan.shrink(proposal)

@@ -87,7 +87,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     plan, value = wait_for_plan(channel, pod, stop)
     preload.join()
     from ballast_trainer.distributed.process_group import reach_store, serve_store
-    from ballast_trainer.launch import ValidatedJob, train
+    from ballast_trainer.launch import RankLaunch, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter
 
     value = dict(value)
@@ -106,16 +106,12 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
-    joining = plan.directive is Directive.GROW
     outcome = train(
         job,
-        plan=plan,
-        pod=pod,
-        store=store,
+        RankLaunch(plan=plan, pod=pod, store=store, joining=plan.directive is Directive.GROW),
         channel=channel,
         reporter=JsonReporter(),
         stop=stop,
-        joining=joining,
         lost=end_on_lost_peer(log),
     )
     return end(outcome.reason, outcome.message, step=outcome.step, log=log)

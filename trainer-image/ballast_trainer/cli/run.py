@@ -63,7 +63,7 @@ def _run(
     from ballast_trainer.channel.base import Channel, ChannelError
     from ballast_trainer.channel.directory import DirectoryChannel
     from ballast_trainer.channel.standalone import StandaloneChannel
-    from ballast_trainer.launch import ValidatedJob, train
+    from ballast_trainer.launch import RankLaunch, TraceRequest, ValidatedJob, train
     from ballast_trainer.reporting.console import JsonReporter, TextReporter
 
     stop = StopSignal()
@@ -92,16 +92,12 @@ def _run(
     store = _open_store(launched, stop) if ranks > 1 else None
     outcome = train(
         job,
-        plan=plan,
-        pod=f"rank-{rank}",
-        store=store,
+        RankLaunch(plan=plan, pod=f"rank-{rank}", store=store, local_rank=launched.local_rank),
         channel=channel,
         reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
         stop=stop,
-        local_rank=launched.local_rank,
         lost=end_on_lost_peer(),
-        trace=trace,
-        trace_step=trace_step,
+        trace=None if trace is None else TraceRequest(path=trace, first_step=trace_step),
     )
     return end(outcome.reason, outcome.message, step=outcome.step)
 

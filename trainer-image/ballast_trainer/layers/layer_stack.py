@@ -121,7 +121,12 @@ class Layer:
 
 
 class LayerSet:
-    """The layers that this rank holds, by index."""
+    """The layers that this rank holds, by index.
+
+    Attributes:
+        device: where they live.
+        seed: of their initial weights and of dropout.
+    """
 
     def __init__(
         self,
@@ -132,7 +137,8 @@ class LayerSet:
     ) -> None:
         self._model = model
         self._config = config
-        self._device = device
+        self.device = device
+        self.seed = config.seed
         self._prepare = prepare
         self._held: dict[int, Layer] = {}
 
@@ -149,8 +155,8 @@ class LayerSet:
     def make(self, index: int) -> Layer:
         """Build layer ``index`` with its initial weights, without holding it."""
         state = torch.default_generator.get_state()
-        seed_build(seed=self._config.seed, layer=index)
-        module = self._prepare(index, self._model.build_layer(index)).to(self._device)
+        seed_build(seed=self.seed, layer=index)
+        module = self._prepare(index, self._model.build_layer(index)).to(self.device)
         torch.default_generator.set_state(state)
         return Layer(index, module, self._config)
 

@@ -7,7 +7,6 @@ from ballast_policies.planning.schedules import split_bubble, stage_costs
 from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.pipeline.layout import is_asynchronous, schedule_of
 from ballast_trainer.profiling.profile import LayerCosts
 
 
@@ -30,24 +29,18 @@ def idle_seconds(training: TrainingState, costs: LayerCosts) -> IdleSeconds:
 
     Schedules with a flush are simulated; without one the closed form of a run between two drains stands.
     """
-    positions, pipeline = training.world.positions, training.config.pipeline
+    positions = training.world.positions
+    request = training.schedule_request(positions)
     if positions == 1:
         return IdleSeconds(schedule=0.0, imbalance=0.0)
     busy = sum(costs.forward + costs.backward) / positions
-    if is_asynchronous(pipeline.schedule):
+    if request.asynchronous:
         loads, microbatches = training.rank_loads(costs), training.microbatches_per_drain
         mean = sum(loads) / positions
         even = predict_step_seconds([mean] * positions, microbatches)
         return IdleSeconds(schedule=even - mean, imbalance=predict_step_seconds(loads, microbatches) - even)
-    schedule = schedule_of(
-        pipeline.schedule,
-        ranks=positions,
-        microbatches=training.microbatches,
-        replicas=pipeline.replicas,
-        stages_per_rank=pipeline.stages_per_rank,
-    )
     split = split_bubble(
-        schedule,
+        request.one_step(),
         stage_costs(
             partition_of(training.stages),
             forward_seconds=costs.forward,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ballast_policies.planning.schedules import Schedule, ScheduleFacts, validate
 
 from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.pipeline.layout import is_asynchronous, schedule_of, schedule_of_run
+from ballast_trainer.pipeline.layout import ScheduleRequest
 
 
 def stage_bytes(
@@ -33,7 +33,7 @@ def stage_bytes(
         # One rank alone goes through its microbatches one by one.
         flying, versions = [1.0], [1]
     else:
-        schedule, facts = _facts_of(training, ranks)
+        schedule, facts = _facts(training.schedule_request(ranks))
         flying, versions = list(map(float, facts.stage_in_flight)), list(facts.versions_held)
         if by_rank:
             own = [
@@ -51,29 +51,11 @@ def stage_bytes(
     ]
 
 
-def _facts_of(training: TrainingState, ranks: int) -> tuple[Schedule, ScheduleFacts]:
-    pipeline = training.config.pipeline
-    return _facts(
-        pipeline.schedule, ranks, training.microbatches, tuple(pipeline.replicas), pipeline.stages_per_rank
-    )
-
-
 @functools.lru_cache(maxsize=32)
-def _facts(
-    name: str, ranks: int, microbatches: int, replicas: tuple[int, ...], stages_per_rank: int | None
-) -> tuple[Schedule, ScheduleFacts]:
-    if is_asynchronous(name):
-        # Long enough that the pipeline fills and every version there is in a longer run is held.
-        steps = 2 + math.ceil(2 * ranks / microbatches)
-        schedule = schedule_of_run(
-            name, ranks=ranks, microbatches=microbatches, steps=steps, replicas=replicas
-        )
+def _facts(request: ScheduleRequest) -> tuple[Schedule, ScheduleFacts]:
+    if request.asynchronous:
+        # Long enough that the pipeline fills, and that as many versions are held as in any longer run.
+        schedule = request.run_of(2 + math.ceil(2 * request.ranks / request.microbatches))
     else:
-        schedule = schedule_of(
-            name,
-            ranks=ranks,
-            microbatches=microbatches,
-            replicas=replicas,
-            stages_per_rank=stages_per_rank,
-        )
+        schedule = request.one_step()
     return schedule, validate(schedule)

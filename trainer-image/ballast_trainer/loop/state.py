@@ -14,8 +14,8 @@ from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
-from ballast_trainer.pipeline.layout import holders_of, placement_of
-from ballast_trainer.pipeline.stages import Pipeline, build_pipeline
+from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
+from ballast_trainer.pipeline.stages import Pipeline, PipelineBuilder
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
 
@@ -80,23 +80,17 @@ class TrainingState:
             dynamic.conform(self.step, self.layers)
 
     def rebuild(self) -> None:
-        """Build the pipeline anew after layers moved or froze; collective."""
-        self.pipeline = build_pipeline(
+        """Rebuild the pipeline after layers moved or froze; collective."""
+        self.pipeline = PipelineBuilder(
             stages=self.stages,
+            schedule=self.schedule_request(self.world.positions),
             rank=self.world.position,
-            world_size=self.world.positions,
             group=self.world.pipeline.group,
             tensor=self.world.tensor if self.config.parallelism.scatter_gather else None,
             layers=self.layers,
             meter=self.meter,
             loss=self.loss_scale.scaled(self.model.loss),
-            seed=self.config.training.seed,
-            microbatches=self.microbatches,
-            schedule=self.config.pipeline.schedule,
-            replicas=self.config.pipeline.replicas,
-            stages_per_rank=self.config.pipeline.stages_per_rank,
-            device=self.device,
-        )
+        ).build()
         self.meter.start_step(self.step)
         self.pipeline.prepare(self.batch())
         self.meter.start_step(self.step)
@@ -125,14 +119,12 @@ class TrainingState:
 
     def placement(self, ranks: int) -> tuple[int, ...]:
         """The pipeline position of each stage, were there ``ranks`` ranks over all axes of the mesh."""
-        pipeline = self.config.pipeline
-        return placement_of(
-            pipeline.schedule,
-            ranks=self.world.mesh.positions(ranks),
-            microbatches=self.microbatches,
-            replicas=pipeline.replicas,
-            stages_per_rank=pipeline.stages_per_rank,
-        )
+        return self.schedule_request(self.world.mesh.positions(ranks)).placement()
+
+    def schedule_request(self, positions: int) -> ScheduleRequest:
+        """The job's schedule over ``positions`` positions of the pipeline."""
+        request = ScheduleRequest.of(self.config, positions)
+        return dataclasses.replace(request, microbatches=self.microbatches)
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:

@@ -1,7 +1,8 @@
-"""Which rank holds which stage, by schedule: one stage a rank, several that loop or fold back, replicas."""
+"""The schedule that a job asks for, and the ranks that hold each of its stages."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
-from math import gcd
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning.schedules import (
@@ -14,6 +15,7 @@ from ballast_policies.planning.schedules import (
     trained_schedules,
 )
 
+from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 
 
@@ -23,7 +25,7 @@ def is_asynchronous(name: str) -> bool:
 
 
 def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
-    """Refuse a schedule that is not carried out.
+    """Refuse a schedule that the trainer does not run.
 
     Raises:
         ConfigurationError: the name is unknown, or the schedule has another number of stages a rank.
@@ -46,92 +48,106 @@ def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
         )
 
 
-def schedule_of(
-    name: str,
-    *,
-    ranks: int,
-    microbatches: int,
-    replicas: Sequence[int] = (),
-    stages_per_rank: int | None = None,
-) -> Schedule:
-    """The order of actions of every rank in one step; of a run of one step, where there is no flush.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRequest:
+    """A schedule by name, and the counts to build it for.
 
-    Raises:
-        ConfigurationError: the counts do not suit the schedule.
+    Attributes:
+        name: one of ``ballast_policies.planning.schedules.SCHEDULES``.
+        ranks: positions of the pipeline.
+        microbatches: per step, of one replica of the pipeline.
+        replicas: by stage, how many ranks hold it; empty: one each.
+        stages_per_rank: where the schedule leaves it open; None: the default.
     """
-    if is_asynchronous(name):
-        return schedule_of_run(name, ranks=ranks, microbatches=microbatches, steps=1, replicas=replicas)
-    try:
-        return build_schedule(
-            name,
+
+    name: str
+    ranks: int
+    microbatches: int
+    replicas: tuple[int, ...] = ()
+    stages_per_rank: int | None = None
+
+    @classmethod
+    def of(cls, config: TrainerConfig, ranks: int) -> "ScheduleRequest":
+        """What a configuration asks for, over ``ranks`` positions of the pipeline."""
+        pipeline = config.pipeline
+        return cls(
+            name=pipeline.schedule,
             ranks=ranks,
-            microbatches=microbatches,
-            chunks=stages_per_rank or DEFAULT_STAGES_PER_RANK,
-            replicas=used_replicas(replicas, ranks),
+            microbatches=pipeline.microbatches // config.parallelism.data,
+            replicas=tuple(pipeline.replicas),
+            stages_per_rank=pipeline.stages_per_rank,
         )
-    except ScheduleError as error:
-        raise _unsuitable(name, ranks, replicas, error) from error
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the schedule has no flush."""
+        return is_asynchronous(self.name)
 
-def schedule_of_run(
-    name: str, *, ranks: int, microbatches: int, steps: int, replicas: Sequence[int] = ()
-) -> Schedule:
-    """The order of actions of a run of steps through which the pipeline never drains.
+    def one_step(self) -> Schedule:
+        """The order of actions of every rank in one step; of a run of one step, where there is no flush.
 
-    PipeDream updates a stage after each microbatch (of each of its replicas), 2BW after each step.
-
-    Raises:
-        ConfigurationError: the counts do not suit the schedule.
-    """
-    try:
-        build_run = find_schedule(name).build_run
-        if build_run is not None and not used_replicas(replicas, ranks):
-            schedule = build_run(ranks, microbatches, steps)
-        else:
-            schedule = build_schedule(
-                name, ranks=ranks, microbatches=steps * microbatches, replicas=used_replicas(replicas, ranks)
+        Raises:
+            ConfigurationError: the counts do not suit the schedule.
+        """
+        if self.asynchronous:
+            return self.run_of(1)
+        try:
+            return build_schedule(
+                self.name,
+                ranks=self.ranks,
+                microbatches=self.microbatches,
+                chunks=self.stages_per_rank or DEFAULT_STAGES_PER_RANK,
+                replicas=used_replicas(self.replicas, self.ranks),
             )
-    except ScheduleError as error:
-        raise _unsuitable(name, ranks, replicas, error) from error
-    uneven = [held for held in map(len, schedule.stage_ranks) if microbatches % held]
-    if uneven:
-        reason = (
-            f"{microbatches} do not divide over {uneven[0]} replicas of a stage. "
-            f"To fix: use {microbatches * uneven[0] // gcd(microbatches, uneven[0])}"
-        )
-        raise ConfigurationError("pipeline.microbatches", reason)
-    return schedule
+        except ScheduleError as error:
+            raise self._unsuitable(error) from error
 
+    def run_of(self, steps: int) -> Schedule:
+        """The order of actions of a run of ``steps`` steps between which the pipeline does not drain.
 
-def _unsuitable(name: str, ranks: int, replicas: Sequence[int], error: ScheduleError) -> ConfigurationError:
-    field = "pipeline.replicas" if used_replicas(replicas) else "pipeline.schedule"
-    return ConfigurationError(field, f"{name} over {ranks} ranks: {error}")
+        PipeDream updates a stage after each microbatch (of each of its replicas), 2BW after each step.
+
+        Raises:
+            ConfigurationError: the counts do not suit the schedule.
+        """
+        replicas = used_replicas(self.replicas, self.ranks)
+        try:
+            build_run = find_schedule(self.name).build_run
+            if build_run is not None and not replicas:
+                schedule = build_run(self.ranks, self.microbatches, steps)
+            else:
+                schedule = build_schedule(
+                    self.name, ranks=self.ranks, microbatches=steps * self.microbatches, replicas=replicas
+                )
+        except ScheduleError as error:
+            raise self._unsuitable(error) from error
+        uneven = [held for held in map(len, schedule.stage_ranks) if self.microbatches % held]
+        if uneven:
+            reason = (
+                f"{self.microbatches} do not divide over {uneven[0]} replicas of a stage. "
+                f"To fix: use {math.lcm(self.microbatches, uneven[0])}"
+            )
+            raise ConfigurationError("pipeline.microbatches", reason)
+        return schedule
+
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage, the first of its replicas; one stage where there is one rank.
+
+        Raises:
+            ConfigurationError: the counts do not suit the schedule.
+        """
+        if self.ranks == 1:
+            return (0,)
+        return tuple(holders[0] for holders in self.one_step().stage_ranks)
+
+    def _unsuitable(self, error: ScheduleError) -> ConfigurationError:
+        field = "pipeline.replicas" if used_replicas(self.replicas) else "pipeline.schedule"
+        return ConfigurationError(field, f"{self.name} over {self.ranks} ranks: {error}")
 
 
 def used_replicas(replicas: Sequence[int], ranks: int = 0) -> Sequence[int]:
     """The replicas of each stage; empty where every stage has one, or one rank trains alone."""
     return replicas if ranks != 1 and any(count != 1 for count in replicas) else ()
-
-
-def placement_of(
-    name: str,
-    *,
-    ranks: int,
-    microbatches: int,
-    replicas: Sequence[int] = (),
-    stages_per_rank: int | None = None,
-) -> tuple[int, ...]:
-    """The rank of each stage, the first of its replicas; one stage where there is one rank.
-
-    Raises:
-        ConfigurationError: the counts do not suit the schedule.
-    """
-    if ranks == 1:
-        return (0,)
-    schedule = schedule_of(
-        name, ranks=ranks, microbatches=microbatches, replicas=replicas, stages_per_rank=stages_per_rank
-    )
-    return tuple(holders[0] for holders in schedule.stage_ranks)
 
 
 def holders_of(

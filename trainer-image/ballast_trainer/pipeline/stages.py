@@ -1,31 +1,31 @@
-"""The only file that knows torch.distributed.pipelining: stages and schedules from a partition.
+"""The pipeline of one rank, built from stages and a schedule.
 
-A pipeline is rebuilt whenever layers move or freeze, since torch fixes a stage's module when it is
-made.  One rank alone runs its microbatches in a plain loop and loads none of torch's pipelining,
-whose import takes seconds.
+This is the only file that uses torch.distributed.pipelining.  A pipeline is rebuilt whenever layers
+move or freeze, since torch fixes a stage's module when it is made.  One rank alone runs its
+microbatches in a plain loop and imports none of torch's pipelining, which takes seconds.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from ballast_policies.contract import Stage
-from ballast_policies.planning.schedules import Schedule
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.layers.layer_stack import Layer, LayerSet, LayerStack
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
-from ballast_trainer.pipeline.layout import holders_of, is_asynchronous, schedule_of, schedule_of_run
+from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _SINGLE_STAGE = {"GPipe": "ScheduleGPipe", "1F1B": "Schedule1F1B"}
-"""Schedules with one stage a rank, as classes of torch.distributed.pipelining. All others are carried
-out action by action by its runtime."""
+"""Schedules with one stage a rank, as classes of torch.distributed.pipelining. All others
+run action by action in its runtime."""
 
 
 class Pipeline(Protocol):
@@ -187,99 +187,109 @@ def preload() -> None:
         _stage_class = _metered_stage_class()
 
 
-def build_pipeline(
-    *,
-    stages: Sequence[Stage],
-    rank: int,
-    world_size: int,
-    layers: LayerSet,
-    meter: Meter,
-    loss: Loss,
-    seed: int,
-    microbatches: int,
-    schedule: str,
-    device: torch.device,
-    group: Any = None,
-    replicas: Sequence[int] = (),
-    stages_per_rank: int | None = None,
-    tensor: Axis | None = None,
-) -> Pipeline:
-    """The pipeline of one rank; every rank must build it at the same step.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineBuilder:
+    """Builds the pipeline of one rank; every rank must build its own at the same step.
 
-    ``rank`` and ``world_size`` count pipeline positions; ``group`` are the ranks of this pipeline,
-    None for all.  Replicas of stages, and schedules without a flush, are carried out by our own
-    executor, all else by torch.  The ranks of ``tensor`` send a part of the activations each.
+    Replicas of stages, and schedules without a flush, run in our own executor, all others in torch's.
 
-    Raises:
-        ConfigurationError: the counts do not suit the schedule.
+    Attributes:
+        stages: the partition; their ranks count pipeline positions.
+        schedule: the schedule, over all positions of the pipeline.
+        rank: position of this rank.
+        layers: the layers that this rank holds.
+        meter: is told when a microbatch's work begins and ends.
+        loss: of one microbatch.
+        group: the ranks of this pipeline; None: all.
+        tensor: ranks that send a part of the activations each; None: this rank sends all.
     """
-    metered = _MeteredLoss(loss, meter, stages[-1].end_layer - 1)
-    holders = holders_of(stages, replicas, world_size)
-    if is_asynchronous(schedule) or any(len(ranks) > 1 for ranks in holders):
-        stacks = {
-            number: _stack(layers, stage, meter, seed, device)
-            for number, stage in enumerate(stages)
-            if rank in holders[number]
+
+    stages: Sequence[Stage]
+    schedule: ScheduleRequest
+    rank: int
+    layers: LayerSet
+    meter: Meter
+    loss: Loss
+    group: Any = None
+    tensor: Axis | None = None
+
+    def build(self) -> Pipeline:
+        """The pipeline; collective over the pipeline's ranks.
+
+        Raises:
+            ConfigurationError: the counts do not suit the schedule.
+        """
+        holders = holders_of(self.stages, self.schedule.replicas, self.schedule.ranks)
+        if self.schedule.asynchronous or any(len(ranks) > 1 for ranks in holders):
+            return self._executed(holders)
+        if self.schedule.ranks == 1:
+            stack = self._stack(self.layers.indices())
+            return LocalPipeline(stack, self.meter, self.loss, self.schedule.microbatches)
+        return self._of_torch()
+
+    def _executed(self, holders: Sequence[Sequence[int]]) -> ExecutedPipeline:
+        schedule = self.schedule
+        common: dict[str, Any] = {
+            "rank": self.rank,
+            "stacks": {
+                number: self._stack(range(stage.first_layer, stage.end_layer))
+                for number, stage in enumerate(self.stages)
+                if self.rank in holders[number]
+            },
+            "meter": self.meter,
+            "loss": self._metered_loss(),
+            "device": self.layers.device,
         }
+        if not schedule.asynchronous:
+            return ExecutedPipeline(schedule.one_step(), **common)
+        flush = dataclasses.replace(schedule, name="1F1B", stages_per_rank=None)
+        return AsynchronousPipeline(flush.one_step(), schedule.run_of, **common)
 
-        def one_step(name: str) -> Schedule:
-            return schedule_of(name, ranks=world_size, microbatches=microbatches, replicas=replicas)
+    def _of_torch(self) -> TorchPipeline:
+        preload()
+        mine = [
+            self._torch_stage(number, stage)
+            for number, stage in enumerate(self.stages)
+            if stage.rank == self.rank
+        ]
+        schedule = self.schedule
+        settings = {"n_microbatches": schedule.microbatches, "loss_fn": self._metered_loss()}
+        built: Any
+        if schedule.name in _SINGLE_STAGE:
+            from torch.distributed import pipelining
 
-        if not is_asynchronous(schedule):
-            return ExecutedPipeline(
-                one_step(schedule), rank=rank, stacks=stacks, meter=meter, loss=metered, device=device
+            built = getattr(pipelining, _SINGLE_STAGE[schedule.name])(mine[0], **settings)
+        else:
+            from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+            built = _PipelineScheduleRuntime(mine, **settings)
+            actions = enumerate(schedule.one_step().actions)
+            built._prepare_schedule_with_comms(
+                {rank: [_Action.from_str(str(action)) for action in row] for rank, row in actions}
             )
-        counts = {"ranks": world_size, "microbatches": microbatches}
-        return AsynchronousPipeline(
-            one_step("1F1B"),
-            lambda steps: schedule_of_run(schedule, **counts, steps=steps, replicas=replicas),
-            rank=rank,
-            stacks=stacks,
-            meter=meter,
-            loss=metered,
-            device=device,
-        )
-    if world_size == 1:
-        stack = LayerStack([layers[index] for index in layers.indices()], meter, seed, device)
+        return TorchPipeline(built, mine, schedule.microbatches)
+
+    def _torch_stage(self, number: int, stage: Stage) -> Any:
+        held = range(stage.first_layer, stage.end_layer)
+        stack = self._stack(held)
+        if self.tensor is not None and self.tensor.size > 1:
+            last = len(self.stages) - 1
+            stack.entrance = functools.partial(gather, axis=self.tensor) if number > 0 else None
+            stack.exit = functools.partial(scatter, axis=self.tensor) if number < last else None
+        made = _stage_class(stack, number, len(self.stages), self.layers.device, group=self.group)
+        made.meter, made.last_layer = self.meter, stack.indices[-1]
+        made.weight_shares = _weight_shares([self.layers[index] for index in held])
+        made.stack = stack
+        return made
+
+    def _metered_loss(self) -> _MeteredLoss:
+        return _MeteredLoss(self.loss, self.meter, self.stages[-1].end_layer - 1)
+
+    def _stack(self, indices: Iterable[int]) -> LayerStack:
+        held = [self.layers[index] for index in indices]
+        stack = LayerStack(held, self.meter, self.layers.seed, self.layers.device)
         stack.train()
-        return LocalPipeline(stack, meter, loss, microbatches)
-    preload()
-    mine = []
-    for number, stage in enumerate(stages):
-        if stage.rank == rank:
-            held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
-            stack = _stack(layers, stage, meter, seed, device)
-            if tensor is not None and tensor.size > 1:
-                stack.entrance = functools.partial(gather, axis=tensor) if number > 0 else None
-                stack.exit = functools.partial(scatter, axis=tensor) if number < len(stages) - 1 else None
-            made = _stage_class(stack, number, len(stages), device, group=group)
-            made.meter, made.last_layer = meter, stack.indices[-1]
-            made.weight_shares = _weight_shares(held)
-            made.stack = stack
-            mine.append(made)
-    if schedule in _SINGLE_STAGE:
-        from torch.distributed import pipelining
-
-        single = getattr(pipelining, _SINGLE_STAGE[schedule])
-        built = single(mine[0], n_microbatches=microbatches, loss_fn=metered)
-    else:
-        from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
-
-        built = _PipelineScheduleRuntime(mine, n_microbatches=microbatches, loss_fn=metered)
-        plan = schedule_of(
-            schedule, ranks=world_size, microbatches=microbatches, stages_per_rank=stages_per_rank
-        )
-        built._prepare_schedule_with_comms(
-            {rank: [_Action.from_str(str(action)) for action in row] for rank, row in enumerate(plan.actions)}
-        )
-    return TorchPipeline(built, mine, microbatches)
-
-
-def _stack(layers: LayerSet, stage: Stage, meter: Meter, seed: int, device: torch.device) -> LayerStack:
-    held = [layers[index] for index in range(stage.first_layer, stage.end_layer)]
-    stack = LayerStack(held, meter, seed, device)
-    stack.train()
-    return stack
+        return stack
 
 
 def _weight_shares(held: list[Layer]) -> dict[int, float]:
