@@ -22,7 +22,7 @@ help: ## list the commands
 setup: $(STAMP) ## install the locked Python packages into .venv and build the local control plane (once)
 	@$(BIN)/python -m ballast_localcluster.setup
 
-$(STAMP): pyproject.toml uv.lock scripts/setup-python
+$(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-python
 	@scripts/setup-python "$(PYTHON)" "$(VENV)"
 	@touch $@
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from ballast_localcluster.errors import BinariesError
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-SOURCE = Path(__file__).resolve().parent.parent / "controlplane"
+SOURCE = Path(__file__).resolve().with_name("controlplane")
 FOLDER_VARIABLES = ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS")
 _PROGRESS_SECONDS = 10.0
 
@@ -99,11 +99,6 @@ def _build_flags(source: Path) -> list[str]:
 
 
 def _cached_or_built(say: Say) -> Binaries:
-    if not SOURCE.is_dir():
-        raise BinariesError(
-            "the control plane is built from a source checkout, and this is an installed package. "
-            f"To fix: set BALLAST_CONTROLPLANE to a folder that holds {', '.join(PROGRAMS)}."
-        )
     folder = cache_folder() / build_key()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

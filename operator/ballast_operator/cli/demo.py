@@ -1,5 +1,6 @@
 """``ballast demo``: the whole story on a local cluster, live, with a summary."""
 
+import importlib.util
 import io
 import json
 import sys
@@ -42,6 +43,10 @@ def demo(
 
     With --output json the last line of standard output is one JSON object.
     """
+    if kubeconfig is None:
+        for package in ("ballast_localcluster", "ballast_trainer"):
+            if importlib.util.find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
     console = Console(stderr=True)
     settings = DemoSettings(
         kubeconfig=kubeconfig,

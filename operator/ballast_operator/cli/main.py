@@ -2,6 +2,7 @@
 
 import importlib
 from importlib.metadata import version
+from typing import Any
 
 import click
 
@@ -20,6 +21,9 @@ COMMANDS = {
 }
 """Command name -> (module:attribute, one line for ``ballast --help``)."""
 
+EXTRAS = {"ballast_localcluster": "local", "ballast_trainer": "local", "matplotlib": "plot"}
+"""Package -> the extra of ``ballast-operator`` that installs it."""
+
 
 class _LazyGroup(click.Group):
     """Lists commands without importing them, so that ``ballast --help`` is quick."""
@@ -31,16 +35,20 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
         try:
-            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("ballast_"):
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
                 raise
             raise click.ClickException(
-                f"`ballast {cmd_name}` needs the Python package {error.name!r}. "
-                "To fix: pip install 'ballast-operator[operator]'"
+                f"this command needs the Python package {package!r}. "
+                f"To fix: pip install 'ballast-operator[{EXTRAS[package]}]'"
             ) from error
-        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

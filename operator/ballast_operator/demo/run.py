@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ballast_localcluster import LocalCluster
-from ballast_localcluster.default_nodes import default_nodes
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 
@@ -72,6 +70,10 @@ def run_demo(
         kubeconfig = settings.kubeconfig
         checkpoints = Path("/var/tmp") / f"ballast-demo-{secrets.token_hex(4)}"
         if kubeconfig is None:
+            # An extra: a demo on a cluster of one's own does without.
+            from ballast_localcluster import LocalCluster
+            from ballast_localcluster.default_nodes import default_nodes
+
             say("starting a Kubernetes control plane and process nodes on this machine")
             crds = write_definitions(logs)
             cluster = stack.enter_context(LocalCluster(nodes=default_nodes(), crds=[crds]))

@@ -33,6 +33,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "BALLAST_TRAIN"})
-@click.version_option(package_name="ballast-operator")
+@click.version_option(package_name="ballast-trainer")
 def main() -> None:
     """Train a pipeline that reshapes itself while it runs."""

@@ -1,0 +1,161 @@
+"""What the Dockerfile installs: each image its own packages, no test helpers, and commands that work."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "policies": "ballast_policies",
+    "operator": "ballast_operator",
+    "trainer-image": "ballast_trainer",
+    "localcluster": "ballast_localcluster",
+}
+UV = shutil.which("uv") or shutil.which("uv", path=ROOT / ".venv-tools" / "bin")
+
+pytestmark = [
+    pytest.mark.xdist_group("packaging"),
+    pytest.mark.skipif(UV is None, reason="uv is not installed; `make setup` installs it"),
+]
+
+
+def stage(name):
+    """The instructions of one stage of the Dockerfile, each on one line."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    stages = re.split(r"^FROM (\S+)(?: AS (\S+))?$", text, flags=re.MULTILINE)
+    return dict(zip(stages[2::3], stages[3::3], strict=True))[name].splitlines()
+
+
+def copied(name):
+    """Sources in the repository that a stage copies."""
+    lines = [line.split() for line in stage(name) if re.match(r"COPY (?!--from)", line)]
+    return [source for line in lines for source in line[1:-1]]
+
+
+def uv_commands(name):
+    """The arguments that a stage gives uv."""
+    lines = [line for line in stage(name) if line.startswith("RUN") and "uv sync" in line]
+    return [shlex.split(line)[shlex.split(line).index("uv") + 1 :] for line in lines]
+
+
+def uv(*words, folder, **environment):
+    """Run uv with what `make setup` left in its cache, or with the network where that is not enough."""
+    for offline in ("1", "0"):
+        done = subprocess.run(
+            [UV, *words],
+            cwd=folder,
+            env={**os.environ, "UV_OFFLINE": offline, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    """Copies what the stages of an image copy: ``context("operator")`` is the folder."""
+
+    def make(image):
+        folder = tmp_path_factory.mktemp(image)
+        for source in dict.fromkeys([*copied("workspace"), *copied(f"build-{image}")]):
+            if (ROOT / source).is_dir():
+                shutil.copytree(
+                    ROOT / source,
+                    folder / source,
+                    dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("__pycache__"),
+                )
+            else:
+                (folder / source).parent.mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, folder / source)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def operator_image(context, tmp_path_factory):
+    """The operator image's environment, made by the image's own commands from what the image copies."""
+    environment = tmp_path_factory.mktemp("image") / "ballast"
+    folder = context("operator")
+    for words in uv_commands("build-operator"):
+        uv(*words, folder=folder, UV_PROJECT_ENVIRONMENT=str(environment))
+    return environment
+
+
+def ballast(image, *words):
+    """Run the image's command, away from the repository."""
+    command = [image / "bin" / "ballast", *words]
+    return subprocess.run(command, cwd=image, capture_output=True, text=True, check=False)
+
+
+def test_the_operators_image_has_the_operator_and_the_policies_alone(operator_image):
+    """No local cluster, no trainer, no torch, nothing of the tests; and the files that commands read."""
+    (packages,) = operator_image.glob("lib/python*/site-packages")
+    assert {entry.name for entry in packages.glob("ballast_*") if "-" not in entry.name} == {
+        "ballast_operator",
+        "ballast_policies",
+    }
+    assert not any((packages / name).exists() for name in ("torch", "pytest", "hypothesis"))
+    assert list((packages / "ballast_operator/demo/examples").glob("*.yaml"))
+
+
+def test_the_installed_command_simulates(operator_image):
+    """Without an extra: the solvers come with the command."""
+    done = ballast(
+        operator_image,
+        *("simulate", "--policy", "max-min-fairness", "--static", "5", "--seed", "0"),
+        *("--cluster", "v100=8,p100=8,k80=8", "--output", "json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"jobs_measured": 5' in done.stdout
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_command_that_needs_an_extra_names_it(operator_image, command):
+    """One line with the command that installs it; the help needs no extra."""
+    done = ballast(operator_image, command)
+    assert done.returncode == 1
+    assert "pip install 'ballast-operator[local]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ballast(operator_image, command, "--help").returncode == 0
+
+
+def test_the_trainers_image_has_torch_and_no_kubernetes_client(context):
+    """Its locked requirements: policies and trainer of this repository, torch, no solver, no client."""
+    (words,) = [words for words in uv_commands("build-trainer") if "--no-editable" in words]
+    words = [word for word in words[1:] if word != "--no-editable"]
+    lines = uv("export", *words, "--no-hashes", "--quiet", folder=context("trainer")).splitlines()
+    own = {line.removeprefix("-e ./") for line in lines if line.startswith("-e ")}
+    others = {re.split(r"[=<> ;\[]", line)[0] for line in lines if line and line[0] not in "#- "}
+    assert own == {"policies", "trainer-image"}
+    assert "torch" in others
+    assert not others & {"kubernetes", "kopf", "pydantic", "cvxpy", "highspy", "scipy", "pytest"}
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_wheel_holds_its_package_its_data_and_the_license(folder, tmp_path):
+    """Every file of the package and nothing else: the Go module of the control plane is in its package."""
+    uv("build", "--wheel", "--quiet", "--out-dir", str(tmp_path), str(ROOT / folder), folder=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", PACKAGES[folder]],
+        cwd=ROOT / folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert held == {name for name in tracked if (ROOT / folder / name).exists()}
+    assert (ROOT / folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert not [name for name in held if "test" in Path(name).name.split("_")]
