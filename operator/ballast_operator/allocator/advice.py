@@ -20,7 +20,7 @@ def advice_by_job(
     views = {view.key: view for view in jobs}
     found = {}
     for job in inputs.problem.jobs:
-        key = snapshot.keys[job.name]
+        key = snapshot.by_name[job.name].key
         advice = deadline_advice(policy, job, allocation)
         defaults = inputs.job_defaults.get(job.name, ())
         if defaults:

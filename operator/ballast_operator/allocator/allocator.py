@@ -5,20 +5,17 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
-from ballast_policies.rounds import grow
-
 from ballast_operator.allocator.advice import advice_by_job
-from ballast_operator.allocator.assignments import assignments_of
+from ballast_operator.allocator.assignments import assignments_of, waiting_for_policy
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
-from ballast_operator.allocator.isolation import isolated_speeds
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.snapshot import take_snapshot
 from ballast_operator.allocator.solver import Solve, Solver
 from ballast_operator.allocator.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.events import Recorder
@@ -127,20 +124,7 @@ class Allocator:
         self._record_wait(problem)
         if problem:
             self._next_round = None
-            self._publish(
-                {
-                    view.key: Assignment(
-                        action=AssignmentAction.RELEASE
-                        if view.status.allocation is None
-                        else AssignmentAction.KEEP,
-                        launches=view.status.launches,
-                        reason=JobReason.WAITING_FOR_POLICY,
-                        why=problem,
-                    )
-                    for view in jobs
-                },
-                jobs,
-            )
+            self._publish(waiting_for_policy(jobs, problem), jobs)
 
     def _record_wait(self, problem: str) -> None:
         if problem:
@@ -167,10 +151,11 @@ class Allocator:
             measurements=self._measurements,
             now=started,
         )
-        if snapshot.overlaps:
+        if snapshot.capacity.overlaps:
             await self._report(item, PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy))
-            return f"ClusterPolicy {policy.metadata.name} cannot be used: {'; '.join(snapshot.overlaps)}"
-        inputs = complete(policy.spec.objective, snapshot)
+            overlaps = "; ".join(snapshot.capacity.overlaps)
+            return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
+        inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
         solve = await self._solve(policy, inputs, snapshot.unmeasured, started.timestamp())
         round_ = self._rounds.decide(policy, snapshot, solve.allocation, moment=started.timestamp())
         self._next_round, plan_id = self._rounds.next_at, self._rounds.plan_id
@@ -179,31 +164,13 @@ class Allocator:
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
         assignments = assignments_of(
-            snapshot, round_, solve.allocation, plan_id=plan_id, dry_run=policy.spec.dry_run
-        )
-        for key, refusal in snapshot.refusals.items():
-            assignments[key] = Assignment(
-                action=AssignmentAction.RELEASE,
-                launches=next(view.status.launches for view in jobs if view.key == key),
-                plan_id=plan_id,
-                reason=refusal.reason,
-                why=refusal.message,
-            )
-        more = grow(
+            snapshot,
             round_,
-            jobs={job.name: job for job in snapshot.problem.jobs},
-            nodes=snapshot.nodes,
-            sizes={} if policy.spec.dry_run else snapshot.growable,
+            solve.allocation,
+            advice=advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs),
+            plan_id=plan_id,
+            dry_run=policy.spec.dry_run,
         )
-        advice = advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs)
-        speeds = isolated_speeds(snapshot.problem, snapshot.running)
-        for name, key in snapshot.keys.items():
-            assignments[key] = dataclasses.replace(
-                assignments[key],
-                extra_nodes=more.get(name, ()),
-                advice=advice.get(key, ()),
-                isolated_speed=speeds.get(name, 0.0),
-            )
         self._publish(assignments, jobs)
         set_gauges(self._metrics, snapshot, jobs)
         await self._report(

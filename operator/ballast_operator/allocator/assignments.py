@@ -1,60 +1,131 @@
 """From a round to an assignment for each job."""
 
-from ballast_policies.allocation.problem import Allocation, Job
-from ballast_policies.rounds import Round
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ballast_operator.allocator.snapshot import Snapshot
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.rounds import Placement, Round, grow
+
+from ballast_operator.allocator.snapshot import Snapshot, SnapshotJob
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import Advice, Assignment, AssignmentAction
+from ballast_operator.views.job import JobView
 
 
 def assignments_of(
-    snapshot: Snapshot, round_: Round, allocation: Allocation, *, plan_id: str, dry_run: bool
+    snapshot: Snapshot,
+    round_: Round,
+    allocation: Allocation,
+    *,
+    advice: Mapping[Key, tuple[Advice, ...]],
+    plan_id: str,
+    dry_run: bool,
 ) -> dict[Key, Assignment]:
-    """An assignment for each job of the snapshot and for each refused one."""
-    found: dict[Key, Assignment] = {}
-    jobs = {job.name: job for job in snapshot.problem.jobs}
-    for name, key in snapshot.keys.items():
-        placement = round_.placements.get(name)
-        running = snapshot.running.get(name)
-        launches, why = snapshot.launches[name], round_.reasons.get(name, "")
-        chosen_type = placement.gpu_type if placement else None
-        best = next_best(allocation, jobs[name], snapshot.problem.gpu_types, chosen=chosen_type)
-        if running is not None and (dry_run or placement == running):
-            found[key] = Assignment(
-                action=AssignmentAction.KEEP,
-                launches=launches,
-                placement=running,
-                plan_id=plan_id,
-                why=why,
-                chosen=f"{len(running.nodes)} x {running.gpu_type} of pool {running.pool}",
-                next_best=best,
-            )
-        elif placement is None:
-            found[key] = Assignment(
-                action=AssignmentAction.RELEASE,
-                launches=launches,
-                plan_id=plan_id,
-                reason=JobReason.WAITING_FOR_CAPACITY,
-                why=why
-                if _has_share(allocation, name)
-                else f"{allocation.policy} gives it no GPUs yet; {why}",
-                next_best=best,
-            )
-        else:
-            chosen = f"{len(placement.nodes)} x {placement.gpu_type} of pool {placement.pool}"
-            found[key] = Assignment(
-                action=AssignmentAction.RELEASE if dry_run else AssignmentAction.PLACE,
-                launches=launches,
-                placement=placement,
-                plan_id=plan_id,
-                reason=JobReason.DRY_RUN,
-                why=f"would get {chosen}: {why}" if dry_run else why,
-                chosen=chosen,
-                next_best=best,
-            )
+    """An assignment for each job of the snapshot and for each refused one.
+
+    Args:
+        snapshot: what was decided on.
+        round_: the decision.
+        allocation: the shares behind it.
+        advice: job -> conditions that the policy sets on it.
+        plan_id: name of the round.
+        dry_run: nothing is to change; each assignment says what would.
+    """
+    sizes = {job.name: job.growth_sizes for job in snapshot.jobs if job.growth_sizes}
+    extra_nodes = grow(
+        round_,
+        jobs={job.name: job.job for job in snapshot.jobs},
+        nodes=snapshot.capacity.nodes,
+        sizes={} if dry_run else sizes,
+    )
+    speeds = isolated_speeds(snapshot.problem, snapshot.running)
+    found = {
+        job.key: _assignment(
+            job,
+            round_,
+            allocation,
+            snapshot.capacity.gpu_types,
+            dry_run=dry_run,
+            common={
+                "launches": job.launches,
+                "plan_id": plan_id,
+                "extra_nodes": extra_nodes.get(job.name, ()),
+                "advice": advice.get(job.key, ()),
+                "isolated_speed": speeds.get(job.name, 0.0),
+            },
+        )
+        for job in snapshot.jobs
+    }
+    for job in snapshot.refused:
+        found[job.key] = Assignment(
+            action=AssignmentAction.RELEASE,
+            launches=job.launches,
+            plan_id=plan_id,
+            reason=job.refusal.reason,
+            why=job.refusal.message,
+        )
     return found
+
+
+def waiting_for_policy(jobs: Sequence[JobView], problem: str) -> dict[Key, Assignment]:
+    """Without a usable ClusterPolicy: what runs is kept, nothing starts."""
+    return {
+        view.key: Assignment(
+            action=AssignmentAction.RELEASE if view.status.allocation is None else AssignmentAction.KEEP,
+            launches=view.status.launches,
+            reason=JobReason.WAITING_FOR_POLICY,
+            why=problem,
+        )
+        for view in jobs
+    }
+
+
+def _assignment(
+    job: SnapshotJob,
+    round_: Round,
+    allocation: Allocation,
+    gpu_types: tuple[str, ...],
+    *,
+    dry_run: bool,
+    common: Mapping[str, Any],
+) -> Assignment:
+    placement, why = round_.placements.get(job.name), round_.reasons.get(job.name, "")
+    best = next_best(allocation, job.job, gpu_types, chosen=placement.gpu_type if placement else None)
+    if job.placement is not None and (dry_run or placement == job.placement):
+        return Assignment(
+            action=AssignmentAction.KEEP,
+            placement=job.placement,
+            why=why,
+            chosen=_as_text(job.placement),
+            next_best=best,
+            **common,
+        )
+    if placement is None:
+        return Assignment(
+            action=AssignmentAction.RELEASE,
+            reason=JobReason.WAITING_FOR_CAPACITY,
+            why=why
+            if _has_share(allocation, job.name)
+            else f"{allocation.policy} gives it no GPUs yet; {why}",
+            next_best=best,
+            **common,
+        )
+    return Assignment(
+        action=AssignmentAction.RELEASE if dry_run else AssignmentAction.PLACE,
+        placement=placement,
+        reason=JobReason.DRY_RUN,
+        why=f"would get {_as_text(placement)}: {why}" if dry_run else why,
+        chosen=_as_text(placement),
+        next_best=best,
+        **common,
+    )
+
+
+def _as_text(placement: Placement) -> str:
+    return f"{len(placement.nodes)} x {placement.gpu_type} of pool {placement.pool}"
 
 
 def _has_share(allocation: Allocation, name: str) -> bool:
@@ -73,3 +144,21 @@ def next_best(allocation: Allocation, job: Job, gpu_types: tuple[str, ...], *, c
         f"{job.gpus} x {second}: {job.throughput[second]:.3g} steps/s, "
         f"share of the time {abs(shares.get(second, 0.0)):.0%}"
     )
+
+
+def isolated_speeds(problem: Problem, running: Mapping[str, Placement]) -> dict[str, float]:
+    """Running job -> steps/s on 1/n of every GPU type / steps/s on the GPUs that it has; 0: not known.
+
+    A ratio, because a job's measured speed is worth more than any estimate of it.
+    """
+    if not running:
+        return {}
+    posed = instance(problem)
+    alone = (posed.T * isolated_shares(posed)).sum(axis=1)
+    found = {}
+    for job, rate in zip(problem.jobs, alone.tolist(), strict=True):
+        placement = running.get(job.name)
+        if placement is not None:
+            here = job.throughput.get(placement.gpu_type, 0.0)
+            found[job.name] = rate / here if here > 0 else 0.0
+    return found

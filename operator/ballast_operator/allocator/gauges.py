@@ -11,9 +11,9 @@ def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView]) ->
     """GPUs by pool, and the effective throughput of the running jobs."""
     metrics.gpus_capacity.clear()
     metrics.gpus_allocated.clear()
-    types = {node.pool: node.gpu_type for node in snapshot.nodes}
+    types = {node.pool: node.gpu_type for node in snapshot.capacity.nodes}
     for pool, gpu_type in types.items():
-        total = sum(node.gpus for node in snapshot.nodes if node.pool == pool)
+        total = sum(node.gpus for node in snapshot.capacity.nodes if node.pool == pool)
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         taken = sum(
             len(view.status.allocation.pods)

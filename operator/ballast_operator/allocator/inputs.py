@@ -18,7 +18,6 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
 
-from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import EntityShare, Objective
 
 
@@ -39,17 +38,17 @@ class CompletedProblem:
     pool_defaults: tuple[str, ...] = ()
 
 
-def complete(objective: Objective, snapshot: Snapshot) -> CompletedProblem:
-    """The snapshot's problem with all that ``objective.policy`` needs."""
-    policy, problem = find_policy(objective.policy), snapshot.problem
+def complete(objective: Objective, problem: Problem, unmeasured: frozenset[str]) -> CompletedProblem:
+    """``problem`` with all that ``objective.policy`` needs; ``unmeasured``: jobs whose speed is a guess."""
+    policy = find_policy(objective.policy)
     job_defaults: dict[str, list[str]] = {}
     pool_defaults: tuple[str, ...] = ()
     if Reads.TEAMS in policy.reads:
         problem = _with_teams(objective.entities, problem, job_defaults)
     if Reads.PRICES in policy.reads:
         problem, pool_defaults = _with_prices(problem)
-    if policy.compares_speeds and snapshot.unmeasured:
-        problem = _with_speeds(problem, snapshot.unmeasured, job_defaults)
+    if policy.compares_speeds and unmeasured:
+        problem = _with_speeds(problem, unmeasured, job_defaults)
     return CompletedProblem(
         problem=problem,
         defaults_possible=Reads.TEAMS in policy.reads or policy.compares_speeds,

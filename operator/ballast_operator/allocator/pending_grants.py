@@ -32,18 +32,18 @@ class PendingGrants:
 
     def remember(self, decided: Round, snapshot: Snapshot) -> None:
         """Take down who is to start, and who is to go, by ``decided``."""
-        launches = snapshot.launches
+        jobs, running = snapshot.by_name, snapshot.running
         self._reasons = {
             job: (placement, decided.reasons[job]) for job, placement in decided.placements.items()
         }
         self._granted = {
-            job: (placement, launches[job])
+            job: (placement, jobs[job].launches)
             for job, placement in decided.placements.items()
-            if snapshot.running.get(job) != placement
+            if running.get(job) != placement
         }
         self._leaving = {
-            job: launches[job]
-            for job, placement in snapshot.running.items()
+            job: jobs[job].launches
+            for job, placement in running.items()
             if decided.placements.get(job) != placement
         }
 
@@ -58,11 +58,11 @@ class PendingGrants:
 
     def effective_placements(self, snapshot: Snapshot, *, moment: float) -> EffectivePlacements:
         """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""
-        wanted = {job.name for job in snapshot.problem.jobs}
-        stays = [job for job in snapshot.running if self._leaving.get(job) != snapshot.launches[job]]
-        running = {job: snapshot.running[job] for job in stays}
-        since = {job: snapshot.running_since[job] for job in stays}
-        for job, (placement, launch) in self._granted.items():
-            if job in wanted and job not in running and snapshot.launches[job] == launch:
-                running[job], since[job] = placement, moment
+        running, since = {}, {}
+        for job in snapshot.jobs:
+            granted = self._granted.get(job.name)
+            if job.placement is not None and self._leaving.get(job.name) != job.launches:
+                running[job.name], since[job.name] = job.placement, job.running_since
+            elif granted is not None and granted[1] == job.launches:
+                running[job.name], since[job.name] = granted[0], moment
         return EffectivePlacements(running=running, since=since)

@@ -7,8 +7,9 @@ from typing import Any
 
 from ballast_policies.rounds import Round
 
+from ballast_operator.allocator.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.inputs import CompletedProblem
-from ballast_operator.allocator.snapshot import Snapshot, held_by_pool
+from ballast_operator.allocator.snapshot import Snapshot
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api import cluster_policy as api
 from ballast_operator.api.condition import Condition, set_condition
@@ -84,15 +85,17 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         return ((PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
     snapshot, policy, solve = report.snapshot, report.policy, report.solve
     assert snapshot is not None and policy is not None
-    if snapshot.overlaps:
-        message = "; ".join(snapshot.overlaps[:5]) + ". To fix: make the node selectors exclude each other"
+    if snapshot.capacity.overlaps:
+        message = (
+            "; ".join(snapshot.capacity.overlaps[:5]) + ". To fix: make the node selectors exclude each other"
+        )
         return (
             (PolicyCondition.VALID, False, PolicyReason.OVERLAPPING_POOLS, message),
             (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid; running jobs go on"),
         )
-    found = [_valid(snapshot, policy)]
+    found = [_valid(snapshot.capacity, policy)]
     assert solve is not None
-    if not any(node.gpus for node in snapshot.nodes):
+    if not any(node.gpus for node in snapshot.capacity.nodes):
         found.append(
             (PolicyCondition.SOLVED, False, PolicyReason.NO_CAPACITY, "no node of the pools has a GPU for us")
         )
@@ -134,16 +137,16 @@ def _informed(inputs: CompletedProblem | None) -> Verdict:
     return PolicyCondition.INPUTS_COMPLETE, True, PolicyReason.COMPLETE, "no default is used"
 
 
-def _valid(snapshot: Snapshot, policy: api.ClusterPolicy) -> Verdict:
-    if snapshot.empty_pools:
-        message = f"no node matches pool {', '.join(snapshot.empty_pools)} at present"
+def _valid(capacity: Capacity, policy: api.ClusterPolicy) -> Verdict:
+    if capacity.empty_pools:
+        message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
         return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
-    if snapshot.pools_without_gpus:
+    if capacity.pools_without_gpus:
         message = (
-            f"nodes of pool {', '.join(snapshot.pools_without_gpus)} do not offer the pool's gpuResource"
+            f"nodes of pool {', '.join(capacity.pools_without_gpus)} do not offer the pool's gpuResource"
         )
         return PolicyCondition.VALID, True, PolicyReason.NO_GPUS, message
-    message = f"{len(policy.spec.node_pools)} pools, {len(snapshot.nodes)} nodes"
+    message = f"{len(policy.spec.node_pools)} pools, {len(capacity.nodes)} nodes"
     return PolicyCondition.VALID, True, PolicyReason.VALID, message
 
 
@@ -153,33 +156,9 @@ def _status(
     snapshot, policy = report.snapshot, report.policy
     if snapshot is None or policy is None:
         return api.ClusterPolicyStatus(observed_generation=generation, conditions=conditions)
-    held = held_by_pool(report.jobs)
-    capacity = tuple(
-        api.PoolCapacity(
-            pool=pool.name,
-            gpu_type=pool.gpu_type,
-            nodes=len(snapshot.members[pool.name]),
-            gpus=sum(node.gpus for node in snapshot.nodes if node.pool == pool.name),
-            gpus_held=held[pool.name],
-        )
-        for pool in policy.spec.node_pools
-    )
+    capacity = _capacity(policy, snapshot.capacity, report.jobs)
     wanting = [view for view in report.jobs if not view.status.finished and not view.deleting]
     running = sum(1 for view in wanting if view.status.allocation is not None)
-    solve, round_ = report.solve, report.round_
-    last: api.Round | None = None
-    proposed: tuple[api.Proposed, ...] = ()
-    if solve is not None and round_ is not None and report.time is not None:
-        last = api.Round(
-            plan_id=report.plan_id,
-            time=report.time,
-            policy=solve.allocation.policy,
-            solve_seconds=round(solve.seconds, 4),
-            objective_value=_finite(solve.allocation.objective),
-            gap=_finite(solve.allocation.gap),
-        )
-        if policy.spec.dry_run:
-            proposed = _proposed(snapshot, round_)
     return api.ClusterPolicyStatus(
         observed_generation=generation,
         conditions=conditions,
@@ -188,12 +167,47 @@ def _status(
         gpus_held=sum(entry.gpus_held for entry in capacity),
         jobs_running=running,
         jobs_waiting=len(wanting) - running,
-        last_round=last,
-        shadow_prices={}
-        if solve is None
-        else {t: price for t, price in solve.allocation.shadow_prices.items() if math.isfinite(price)},
-        proposed=proposed,
+        last_round=_last_round(report),
+        shadow_prices=_shadow_prices(report.solve),
+        proposed=_proposed(snapshot, report.round_)
+        if policy.spec.dry_run and report.round_ is not None
+        else (),
     )
+
+
+def _capacity(
+    policy: api.ClusterPolicy, capacity: Capacity, jobs: Sequence[JobView]
+) -> tuple[api.PoolCapacity, ...]:
+    held, gpus = held_by_pool(jobs), capacity.gpus_by_pool
+    return tuple(
+        api.PoolCapacity(
+            pool=pool.name,
+            gpu_type=pool.gpu_type,
+            nodes=len(capacity.members[pool.name]),
+            gpus=gpus[pool.name],
+            gpus_held=held[pool.name],
+        )
+        for pool in policy.spec.node_pools
+    )
+
+
+def _last_round(report: PolicyReport) -> api.Round | None:
+    solve = report.solve
+    if solve is None or report.round_ is None or report.time is None:
+        return None
+    return api.Round(
+        plan_id=report.plan_id,
+        time=report.time,
+        policy=solve.allocation.policy,
+        solve_seconds=round(solve.seconds, 4),
+        objective_value=_finite(solve.allocation.objective),
+        gap=_finite(solve.allocation.gap),
+    )
+
+
+def _shadow_prices(solve: Solve | None) -> dict[str, float]:
+    prices = {} if solve is None else solve.allocation.shadow_prices
+    return {gpu_type: price for gpu_type, price in prices.items() if math.isfinite(price)}
 
 
 def _finite(value: float | None) -> float | None:
@@ -203,7 +217,7 @@ def _finite(value: float | None) -> float | None:
 
 def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:
     found = []
-    for name in sorted(snapshot.keys)[:1000]:
+    for name in sorted(snapshot.by_name)[:1000]:
         placement = round_.placements.get(name)
         found.append(
             api.Proposed(

@@ -49,7 +49,7 @@ class Rounds:
             now=moment,
             shares=allocation.allocation,
             jobs=snapshot.problem.jobs,
-            nodes=snapshot.nodes,
+            nodes=snapshot.capacity.nodes,
             state=RoundState(
                 received=memory.account.received,
                 promised=memory.account.promised,

@@ -17,7 +17,7 @@ from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
-from ballast_operator.kube.kinds import Key
+from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
@@ -103,7 +103,7 @@ class Measurements:
         types: dict[str, JobType] = {}
         own: dict[str, dict[str, Estimate]] = {}
         for job in wanted:
-            name, profile = "/".join(job.key), self._kinds.get(kind_of(job.spec), {})
+            name, profile = job_id(job.key), self._kinds.get(kind_of(job.spec), {})
             types[name] = job_type = JobType(name=variant_of(job.spec), gpus=job.stages)
             reports, mine = self.reported_by(job.key), {}
             for gpu_type in gpu_types:
@@ -121,7 +121,7 @@ class Measurements:
             own=own,
         )
         found = estimator.every_job_alone()
-        return {job.key: found["/".join(job.key)] for job in wanted}
+        return {job.key: found[job_id(job.key)] for job in wanted}
 
 
 def kind_of(spec: JobSpec) -> str:

@@ -141,8 +141,7 @@ def pose(
     problem = dataclasses.replace(problem, prices={**given, **problem.prices})
     notes: dict[str, None] = {}
     for policy in (objective.policy, other):
-        posed = dataclasses.replace(snapshot, problem=problem)
-        inputs = complete(objective.model_copy(update={"policy": policy}), posed)
+        inputs = complete(objective.model_copy(update={"policy": policy}), problem, snapshot.unmeasured)
         problem = inputs.problem
         notes |= dict.fromkeys(inputs.pool_defaults)
         notes |= dict.fromkeys(

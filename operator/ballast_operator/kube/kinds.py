@@ -46,6 +46,11 @@ ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 
 
+def job_id(key: Key) -> str:
+    """``namespace/name``: the name of a job in problems, rounds and logs."""
+    return f"{key[0]}/{key[1]}"
+
+
 def key_of(item: Object) -> Key:
     """(namespace, name) of an object."""
     metadata = item["metadata"]

@@ -4,7 +4,7 @@ import dataclasses
 
 from ballast_policies.contract import Directive, Plan
 
-from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
 from ballast_operator.views.lease import LeaseView
@@ -52,6 +52,12 @@ class JobView:
     def launch(self) -> int:
         """The launch that holds GPUs; 0 where none does."""
         return self.status.allocation.launch if self.status.allocation is not None else 0
+
+    @property
+    def running_allocation(self) -> JobAllocation | None:
+        """The allocation, unless its launch is ending."""
+        allocation = self.status.allocation
+        return allocation if allocation is not None and allocation.ending is None else None
 
     @property
     def gang(self) -> tuple[PodView, ...]:

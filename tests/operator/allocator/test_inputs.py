@@ -1,8 +1,8 @@
 """What a policy needs and the cluster does not say is replaced by a default that is named."""
 
 import pytest
+from ballast_operator.allocator.capacity import price_by_type
 from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
-from ballast_operator.allocator.snapshot import Snapshot, price_by_type
 from ballast_operator.api.cluster_policy import NodePool, Objective
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate
@@ -21,29 +21,16 @@ POOLS = tuple(
 ENTITIES = {"vision": {"weight": 2}, "speech": {"policy": "fifo"}, "interns": {"parent": "vision"}}
 
 
-def snapshot(
+def question(
     *jobs: Job, unmeasured: tuple[str, ...] = (), prices: dict[str, float] | None = None
-) -> Snapshot:
+) -> tuple[Problem, frozenset[str]]:
     problem = Problem(
         gpu_types=("k80", "v100"),
         capacity={"v100": 2, "k80": 2},
         jobs=jobs,
         prices={"v100": 2.0, "k80": 0.5} if prices is None else prices,
     )
-    return Snapshot(
-        nodes=(),
-        members={},
-        problem=problem,
-        running={},
-        running_since={},
-        launches={},
-        keys={},
-        unmeasured=frozenset(unmeasured),
-        refusals={},
-        overlaps=(),
-        empty_pools=(),
-        pools_without_gpus=(),
-    )
+    return problem, frozenset(unmeasured)
 
 
 def job(name: str, **fields: object) -> Job:
@@ -63,7 +50,7 @@ def test_every_policy_solves_what_the_operator_passes(policy):
         job("b", entity="cooking", elapsed=50.0, isolated_elapsed=40.0),
         job("c", throughput={"v100": 1.0, "k80": 1.0}, deadline=-5.0),
     )
-    inputs = complete(objective(policy, **ENTITIES), snapshot(*jobs, unmeasured=("c",), prices={}))
+    inputs = complete(objective(policy, **ENTITIES), *question(*jobs, unmeasured=("c",), prices={}))
     answer = allocate(policy, inputs.problem)
     assert set(answer.allocation) == {"a", "b", "c"}
     assert sum(answer.throughput.values()) > 0
@@ -72,7 +59,7 @@ def test_every_policy_solves_what_the_operator_passes(policy):
 def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
     """So does a job without a team; both are named, the member of a known team is not."""
     jobs = (job("a", entity="vision"), job("b", entity="cooking"), job("c"), job("d", entity="interns"))
-    inputs = complete(objective("hierarchical", **ENTITIES), snapshot(*jobs))
+    inputs = complete(objective("hierarchical", **ENTITIES), *question(*jobs))
     assert [found.entity for found in inputs.problem.jobs] == ["vision", None, None, "interns"]
     assert inputs.problem.entities["interns"].parent == "vision"
     assert inputs.problem.entities["speech"].policy == "fifo"
@@ -84,7 +71,7 @@ def test_a_team_that_the_policy_does_not_know_stands_beside_the_others():
 def test_without_entities_the_teams_that_jobs_name_are_equal():
     """A share for each team, whatever the number of its jobs."""
     jobs = (job("a", entity="x", gpus=1), job("b", entity="y"), job("c", entity="y"))
-    inputs = complete(objective("hierarchical"), snapshot(*jobs))
+    inputs = complete(objective("hierarchical"), *question(*jobs))
     levels = allocate("hierarchical", inputs.problem).levels
     assert inputs.job_defaults == {}
     assert levels["a"] > 1.2 * levels["b"]
@@ -92,24 +79,24 @@ def test_without_entities_the_teams_that_jobs_name_are_equal():
 
 def test_a_price_that_is_missing_is_the_mean_of_the_others_and_is_named():
     """One default for the types without a price; 1 where there is none at all."""
-    some = complete(objective("min-cost"), snapshot(job("a"), prices={"v100": 3.0}))
+    some = complete(objective("min-cost"), *question(job("a"), prices={"v100": 3.0}))
     assert some.problem.prices == {"v100": 3.0, "k80": 3.0}
     assert "none for k80; 3 counts" in some.pool_defaults[0]
-    none = complete(objective("min-cost"), snapshot(job("a"), prices={}))
+    none = complete(objective("min-cost"), *question(job("a"), prices={}))
     assert none.problem.prices == {"v100": 1.0, "k80": 1.0}
     assert "as no pool has a price" in none.pool_defaults[0]
-    assert complete(objective("makespan"), snapshot(job("a"), prices={})).pool_defaults == ()
+    assert complete(objective("makespan"), *question(job("a"), prices={})).pool_defaults == ()
 
 
 def test_a_job_of_which_nothing_is_known_counts_as_fast_as_the_others():
     """By GPU: a gang of two is twice as fast; only policies that compare speeds need it."""
     jobs = (job("a", gpus=2), job("b"), job("new", gpus=2, throughput={"v100": 1.0, "k80": 1.0}))
-    taken = snapshot(*jobs, unmeasured=("new",))
-    inputs = complete(objective("makespan"), taken)
+    taken = question(*jobs, unmeasured=("new",))
+    inputs = complete(objective("makespan"), *taken)
     assert inputs.problem.jobs[2].throughput == pytest.approx({"v100": 6.0, "k80": 1.5})
     assert "spec.throughput: nothing given and nothing measured yet" in inputs.job_defaults["new"][0]
-    assert complete(objective("max-min-fairness"), taken).job_defaults == {}
-    alone = complete(objective("makespan"), snapshot(jobs[2], unmeasured=("new",)))
+    assert complete(objective("max-min-fairness"), *taken).job_defaults == {}
+    alone = complete(objective("makespan"), *question(jobs[2], unmeasured=("new",)))
     assert alone.problem.jobs[0].throughput == {"v100": 1.0, "k80": 1.0}
     assert "1 step/s on every GPU type" in alone.job_defaults["new"][0]
 
@@ -135,10 +122,10 @@ def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
 )
 def test_a_question_is_asked_anew_only_where_the_policy_reads_what_has_changed(policy, field, asked_anew):
     """Time alone makes no work for policies that do not read the clock."""
-    before = snapshot(job("a", elapsed=10.0, isolated_elapsed=10.0, deadline=10.0))
+    before, _ = question(job("a", elapsed=10.0, isolated_elapsed=10.0, deadline=10.0))
     fields = {"elapsed": 10.0, "isolated_elapsed": 10.0, "deadline": 10.0, field: 500.0}
-    after = snapshot(job("a", **fields))
-    assert (values(policy, before.problem) != values(policy, after.problem)) is asked_anew
+    after, _ = question(job("a", **fields))
+    assert (values(policy, before) != values(policy, after)) is asked_anew
 
 
 @pytest.mark.parametrize(
@@ -158,7 +145,7 @@ def test_within_a_round_only_other_jobs_or_wishes_are_news(fields, later, same):
     """Progress and time are not; a deadline that stays where it is is not."""
 
     def asked(moment, **changed):
-        problem = snapshot(job("a", **{"deadline": 100.0, **changed})).problem
+        problem, _ = question(job("a", **{"deadline": 100.0, **changed}))
         return structure("makespan", CompletedProblem(problem=problem), frozenset(), moment=moment)
 
     assert (asked(0.0) == asked(later, **fields)) is same

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+from ballast_operator.allocator.capacity import Capacity
 from ballast_operator.allocator.rounds import Rounds
-from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.allocator.snapshot import Snapshot, SnapshotJob
 from ballast_operator.api.read import read_cluster_policy
-from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.rounds import Node, Placement
 
 ROUND = 60
@@ -29,23 +30,19 @@ def policy(**moves):
 
 def snapshot(sizes, *, running=(), launches=None, gpus=2):
     """Jobs by size on one node; ``running`` ones hold it."""
+    nodes = (Node(name="n", pool="a", gpu_type="v100", gpus=gpus),)
     return Snapshot(
-        nodes=(Node(name="n", pool="a", gpu_type="v100", gpus=gpus),),
-        members={"a": ("n",)},
-        problem=Problem(
-            gpu_types=("v100",),
-            capacity={"v100": gpus},
-            jobs=tuple(Job(name=job, gpus=size, throughput={"v100": 1.0}) for job, size in sizes.items()),
+        capacity=Capacity(gpu_types=("v100",), nodes=nodes, members={"a": ("n",)}),
+        jobs=tuple(
+            SnapshotJob(
+                key=("ns", job),
+                job=Job(name=job, gpus=size, throughput={"v100": 1.0}),
+                launches=(launches or {}).get(job, 0),
+                placement=at(size) if job in running else None,
+                running_since=BEGIN,
+            )
+            for job, size in sizes.items()
         ),
-        running={job: at(sizes[job]) for job in running},
-        running_since=dict.fromkeys(running, BEGIN),
-        launches=dict.fromkeys(sizes, 0) | (launches or {}),
-        keys={job: ("ns", job) for job in sizes},
-        unmeasured=frozenset(),
-        refusals={},
-        overlaps=(),
-        empty_pools=(),
-        pools_without_gpus=(),
     )
 
 
@@ -113,7 +110,16 @@ def test_a_grant_ends_with_its_job_or_its_node():
     assert placed(rounds, BEGIN + 1, snapshot({"second": 1}), second=0.0) == {"second"}
     rounds = Rounds()
     assert placed(rounds, BEGIN, waiting, first=1.0, second=0.0) == {"first"}
-    assert placed(rounds, BEGIN + 1, dataclasses.replace(waiting, nodes=()), first=1.0, second=0.0) == set()
+    assert (
+        placed(
+            rounds,
+            BEGIN + 1,
+            dataclasses.replace(waiting, capacity=Capacity(gpu_types=("v100",))),
+            first=1.0,
+            second=0.0,
+        )
+        == set()
+    )
 
 
 def test_a_late_decision_does_not_put_off_the_rounds_after_it():

@@ -151,7 +151,7 @@ async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
     assert status.suspended_since is None
     assert 5000 <= status.suspended_seconds <= 5000 + 60
     (view,) = simulation.observer.jobs()
-    elapsed = as_job(view, view.spec, name="one", gpus=2, rates={}, now=simulation.now).elapsed
+    elapsed = as_job(view, view.spec, gpus=2, rates={}, now=simulation.now).elapsed
     assert elapsed == pytest.approx((simulation.now - START).total_seconds() - status.suspended_seconds)
 
 

@@ -1,0 +1,135 @@
+"""What the pools of a ClusterPolicy have to give: nodes, GPUs, prices."""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from ballast_policies.rounds import Node
+
+from ballast_operator.api.cluster_policy import NodePool
+from ballast_operator.kube.kinds import Object
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import NodeView, foreign_use
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The pools at one moment.
+
+    Attributes:
+        gpu_types: of the pools, sorted.
+        nodes: of the pools, with the GPUs that may be handed out.
+        members: pool -> names of its nodes.
+        prices: GPU type -> price of a GPU hour; without types of which no pool has a price.
+        overlaps: nodes that match two pools, as text; the policy cannot be used then.
+        pools_without_gpus: pools that have nodes, none of which offers a GPU.
+    """
+
+    gpu_types: tuple[str, ...]
+    nodes: tuple[Node, ...] = ()
+    members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    overlaps: tuple[str, ...] = ()
+    pools_without_gpus: tuple[str, ...] = ()
+
+    @property
+    def empty_pools(self) -> tuple[str, ...]:
+        """Pools without nodes."""
+        return tuple(pool for pool, nodes in self.members.items() if not nodes)
+
+    @property
+    def gpus_by_type(self) -> Counter[str]:
+        """GPU type -> GPUs."""
+        return _total((node.gpu_type, node.gpus) for node in self.nodes)
+
+    @property
+    def gpus_by_pool(self) -> Counter[str]:
+        """Pool -> GPUs."""
+        return _total((node.pool, node.gpus) for node in self.nodes)
+
+
+def read_capacity(
+    pools: Sequence[NodePool],
+    *,
+    nodes: Mapping[str, NodeView],
+    pods: Sequence[Object],
+    jobs: Sequence[JobView],
+) -> Capacity:
+    """The capacity of ``pools``, less what pods of others hold."""
+    members, overlaps = assign_nodes(pools, nodes)
+    held = _held_by_running_gangs(jobs)
+    values: list[Node] = []
+    for pool in pools:
+        foreign = foreign_use(pods, pool.gpu_resource)
+        for node in members[pool.name]:
+            free = node.gpus(pool.gpu_resource) - foreign[node.name]
+            # A node that takes no new pods is there only for the gangs that run on it.
+            gpus = free if node.schedulable else min(free, held[pool.name][node.name])
+            values.append(Node(name=node.name, pool=pool.name, gpu_type=pool.gpu_type, gpus=max(0, gpus)))
+    return Capacity(
+        gpu_types=tuple(sorted({pool.gpu_type for pool in pools})),
+        nodes=tuple(values),
+        members={name: tuple(node.name for node in found) for name, found in members.items()},
+        prices=price_by_type(pools, _total((node.pool, node.gpus) for node in values)),
+        overlaps=tuple(overlaps),
+        pools_without_gpus=tuple(
+            pool.name
+            for pool in pools
+            if members[pool.name] and not any(node.gpus(pool.gpu_resource) for node in members[pool.name])
+        ),
+    )
+
+
+def _total(entries: Iterable[tuple[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for name, gpus in entries:
+        total[name] += gpus
+    return total
+
+
+def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]]:
+    """Pool -> node -> GPUs of gangs that are not ending."""
+    held: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for view in jobs:
+        allocation = view.running_allocation
+        if allocation is not None:
+            held[allocation.pool].update(allocation.nodes)
+    return held
+
+
+def assign_nodes(
+    pools: Sequence[NodePool], nodes: Mapping[str, NodeView]
+) -> tuple[dict[str, list[NodeView]], list[str]]:
+    """(pool -> its nodes by name, nodes that match two pools in words)."""
+    members: dict[str, list[NodeView]] = {pool.name: [] for pool in pools}
+    overlaps = []
+    for name in sorted(nodes):
+        labels = nodes[name].labels
+        matching = [p.name for p in pools if all(labels.get(k) == v for k, v in p.node_selector.items())]
+        if len(matching) > 1:
+            overlaps.append(f"node {name} matches pools {' and '.join(matching)}")
+        elif matching:
+            members[matching[0]].append(nodes[name])
+    return members, overlaps
+
+
+def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[str, float]:
+    """GPU type -> mean price of its pools by their ``gpus``; without types of which no pool has a price."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for pool in pools:
+        if pool.price_per_gpu_hour > 0:
+            found.setdefault(pool.gpu_type, []).append((pool.price_per_gpu_hour, gpus.get(pool.name, 0)))
+    prices = {}
+    for gpu_type, entries in found.items():
+        total = sum(count for _, count in entries)
+        if total > 0:
+            prices[gpu_type] = sum(price * count for price, count in entries) / total
+        else:
+            prices[gpu_type] = sum(price for price, _ in entries) / len(entries)
+    return prices
+
+
+def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
+    """Pool -> GPUs that jobs hold, those of ending gangs included."""
+    allocations = (view.status.allocation for view in jobs)
+    return _total((held.pool, len(held.pods)) for held in allocations if held is not None)
