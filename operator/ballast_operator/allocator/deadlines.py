@@ -1,6 +1,5 @@
 """Which deadlines a policy keeps, and why it does not keep the others."""
 
-from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job
 from ballast_policies.allocation.registry import find_policy
 
@@ -15,7 +14,7 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
     """
     if job.deadline is None or allocation.policy != policy:
         return ()
-    if Reads.DEADLINES not in find_policy(policy).reads:
+    if not find_policy(policy).names_unmet_deadlines:
         return ()
     if job.name not in allocation.unmet_deadlines:
         message = f"{policy} gives it what its deadline needs"

@@ -61,6 +61,7 @@ class Policy:
         space_sharing: whether pairs of jobs on the same GPUs are used.
         spreads_when_agnostic: its heterogeneity-agnostic baseline divides each job's time over the GPU
             types as the cluster is made up; the baselines of the others serve whole jobs on whatever type.
+        names_unmet_deadlines: its answer lists the deadlines that cannot be met.
         proves_gap: its answer comes with a bound on the optimum; otherwise it optimises nothing, or
             not provably.
     """
@@ -73,6 +74,7 @@ class Policy:
     compares_speeds: bool = False
     space_sharing: SpaceSharing = SpaceSharing.ALLOWED
     spreads_when_agnostic: bool = False
+    names_unmet_deadlines: bool = False
     proves_gap: bool = True
 
     @property

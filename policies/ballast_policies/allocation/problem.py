@@ -185,7 +185,8 @@ class Allocation:
         throughput: job -> effective steps per second.
         levels: job -> gpus x throughput / (weight x throughput of the equal share).
         status: ``optimal``; ``closed form`` or ``heuristic`` for policies that optimise nothing or not
-            exactly; ``greedy``: the fallback; ``gap``: the bound is not met to 1e-6.
+            exactly; ``uncertified``: optimal by its solver's account, without a bound;
+            ``greedy``: the fallback; ``gap``: the bound is not met to 1e-6.
         gap: relative gap between the objective and a proven bound; None: no bound.
         solve_seconds: wall time of the solve.
         solver: what solved it.

@@ -4,6 +4,7 @@ import dataclasses
 import time
 
 from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
+from ballast_policies.allocation.custom.function import named_policy
 from ballast_policies.allocation.heterogeneity_agnostic import spread, type_blind
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
@@ -116,6 +117,7 @@ POLICIES = Registry(
             solve=min_cost_slo.solve,
             objective=min_cost_slo.objective,
             reads=frozenset({Reads.PRICES, Reads.DEADLINES, Reads.STEPS}),
+            names_unmet_deadlines=True,
             compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
         ),
@@ -167,11 +169,13 @@ DEFAULT_POLICY = next(iter(POLICIES.builtin))
 
 
 def find_policy(name: str) -> Policy:
-    """The row of ``name``.
+    """The row of ``name``, which may also be ``module:function``: then nothing is imported yet.
 
     Raises:
         ProblemError: it is unknown, or the distribution that registers it is broken.
     """
+    if ":" in name:
+        return named_policy(name)
     try:
         return POLICIES.find(name)
     except RegistryError as error:
@@ -189,7 +193,7 @@ def allocate(
     """Solve ``problem`` by the named policy.
 
     Args:
-        policy: one of :data:`POLICIES`.
+        policy: one of :data:`POLICIES`, or ``module:function``.
         problem: jobs over GPU types.
         agnostic: the type-blind baseline: the policy takes every GPU that a job may use for as fast as
             the job's fastest one. The answer's throughput, levels and objective are the real ones,

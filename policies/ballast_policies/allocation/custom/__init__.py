@@ -1,0 +1,1 @@
+"""Policies that users write: an objective and constraints in cvxpy, over shares and throughputs."""
