@@ -204,6 +204,7 @@ class Allocator:
             name,
             inputs.problem,
             limit_seconds=policy.spec.solver.time_limit_seconds,
+            options={"agnostic": policy.spec.objective.heterogeneity_agnostic},
         )
         self._metrics.solve_seconds.labels(name).observe(solve.seconds)
         if solve.outcome is PolicyReason.OPTIMAL:

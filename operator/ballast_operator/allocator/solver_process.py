@@ -4,8 +4,10 @@ Run as ``python -m ballast_operator.allocator.solver_process`` by :mod:`ballast_
 only; both ends are the same release, so frames are pickles: eight bytes of length, then the value. The
 first frame out is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``.
 The last answer of each policy is kept: the next question is much like it, and is answered sooner from there.
+A policy named ``module:function`` is imported and called here, never in the operator's own process.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct(">Q")
 """Length of the pickle that follows, in bytes."""
+
+
+def preparation(*modules: str) -> tuple[None, tuple[str, ...], dict[str, Any]]:
+    """A question that is answered once the modules are imported, so that no time limit counts that."""
+    return None, modules, {}
 
 
 def encode(value: Any) -> bytes:
@@ -41,20 +48,33 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     # What policies import when they need it, before the clock of a question's time limit runs.
     for module in ("scipy.optimize", "scipy.sparse"):
         importlib.import_module(module)
-    last: dict[str, Allocation] = {}
+    last: dict[tuple[str, str], Allocation] = {}
     answers.write(encode("ready"))
     answers.flush()
     while (question := _read(questions)) is not None:
         policy, problem, options = question
+        if policy is None:
+            answers.write(encode(_prepared(problem)))
+            answers.flush()
+            continue
         try:
-            found = allocate(policy, problem, warm=last.get(policy), **options)
-            last[policy] = found
+            asked = (policy, repr(options))
+            found = allocate(policy, problem, warm=last.get(asked), **options)
+            last[asked] = found
             # The start stays here: the operator has no use for it.
             answer: tuple[str, Any] = ("ok", dataclasses.replace(found, start=None))
-        except (ValueError, ArithmeticError, RuntimeError) as error:
+        except Exception as error:  # also a user's own policy may raise anything: the next question comes
             answer = ("error", f"{type(error).__name__}: {error}")
         answers.write(encode(answer))
         answers.flush()
+
+
+def _prepared(modules: tuple[str, ...]) -> tuple[str, Any]:
+    for module in modules:
+        # The answer to the question that follows names what is missing.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    return "ok", None
 
 
 def main() -> None:

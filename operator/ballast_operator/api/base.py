@@ -56,7 +56,14 @@ def cel_list(names: Iterable[str]) -> str:
     return f"[{', '.join(repr(name) for name in names)}]"
 
 
-def registered(field: str, registry: Registry[Any], usable: Iterable[str] | None = None) -> Rule:
+def registered(
+    field: str,
+    registry: Registry[Any],
+    usable: Iterable[str] | None = None,
+    *,
+    also: str = "",
+    described: str = "",
+) -> Rule:
     """A rule that a name is one of Ballast's own, or may be one that another distribution registers.
 
     Which of these are installed, only the operator knows: a validator of the field refuses the others,
@@ -66,13 +73,15 @@ def registered(field: str, registry: Registry[Any], usable: Iterable[str] | None
         field: the name's field, below ``self``.
         registry: where names are registered.
         usable: those of Ballast's own names that the field takes; None: all.
+        also: regular expression of what the field takes besides.
+        described: the same for people.
     """
     own = tuple(registry.builtin if usable is None else usable)
-    pattern = PREFIXED.replace("\\", "\\\\")
+    pattern = (f"{PREFIXED}|{also}" if also else PREFIXED).replace("\\", "\\\\")
     return Rule(
-        f"!has(self.{field}) || self.{field} in {cel_list(own)} || self.{field}.matches('^{pattern}$')",
+        f"!has(self.{field}) || self.{field} in {cel_list(own)} || self.{field}.matches('^({pattern})$')",
         f"{field} is not one of {', '.join(own)}. To fix: name one of these, or one of another distribution "
-        "as prefix.name",
+        f"as prefix.name{f', {described}' if described else ''}",
         field=f".{field}",
     )
 

@@ -6,10 +6,11 @@ The one source of its CRD, of its documentation and of what the operator reads.
 import enum
 from typing import Annotated, Literal
 
-from ballast_policies.allocation.problem import ENTITY_POLICIES
-from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES
+from ballast_policies.allocation.custom.function import CALLABLE
+from ballast_policies.allocation.policy import SpaceSharing
+from ballast_policies.allocation.problem import ENTITY_POLICIES, ProblemError
+from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES, find_policy
 from ballast_policies.contract import GPU_RESOURCE
-from ballast_policies.registry import RegistryError
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
@@ -22,6 +23,7 @@ from ballast_operator.api.base import (
     Rule,
     StatusModel,
     Time,
+    cel_list,
     registered,
     schema,
 )
@@ -59,11 +61,24 @@ class EntityShare(ApiModel):
         return value
 
 
+_SHARING = POLICIES.own(lambda policy: policy.space_sharing is SpaceSharing.ALWAYS)
+
+CHOOSABLE = tuple(name for name in POLICIES.builtin if name not in _SHARING)
+"""Ballast's own policies that a ClusterPolicy can name."""
+
+
 class Objective(ApiModel):
     """What the allocation aims at. Any policy may follow any other, live: by changing one line."""
 
     RULES = (
-        registered("policy", POLICIES),
+        registered("policy", POLICIES, also=CALLABLE, described="or module:function of the operator's image"),
+        Rule(
+            f"!has(self.policy) || !(self.policy in {cel_list(_SHARING)})",
+            f"policy {', '.join(_SHARING)} puts two jobs on the same GPUs, and here a pod asks Kubernetes "
+            "for whole GPUs. To fix: name another policy; `ballast simulate` shows what this one would bring",
+            field=".policy",
+            holds=lambda objective: find_policy(objective.policy).space_sharing is not SpaceSharing.ALWAYS,
+        ),
         Rule(
             "!has(self.entities) || self.entities.all(name, size(name) > 0 && size(name) <= 253)",
             "an entity's name has 1 to 253 characters. To fix: rename it",
@@ -90,8 +105,11 @@ class Objective(ApiModel):
     )
 
     policy: _Name = DEFAULT_POLICY
-    """Name of the policy: one of docs/policies.md, or ``prefix.name`` of a distribution that is installed in
-    the operator's image."""
+    """Name of the policy: one of docs/policies.md, ``prefix.name`` of a distribution that is installed in the
+    operator's image, or ``module:function`` of that image, which its solver process imports and calls."""
+    heterogeneity_agnostic: bool = False
+    """The baseline: the policy takes each GPU type that a job may use for as fast as the job's fastest. What
+    it reaches is reported with the real speeds."""
     entities: Annotated[dict[str, EntityShare], Field(max_length=64)] = Field(default_factory=dict)
     """Teams by name, for ``hierarchical``; other policies do not read them. Empty: each team that jobs name
     has weight 1."""
@@ -100,9 +118,9 @@ class Objective(ApiModel):
     @classmethod
     def _known(cls, value: str) -> str:
         try:
-            POLICIES.find(value)
-        except RegistryError as error:
-            raise ValueError(str(error)) from error
+            find_policy(value)
+        except ProblemError as error:
+            raise ValueError(str(error).removeprefix("policy: ")) from error
         return value
 
 

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ballast_operator.cli.allocate_input import read_problem
+from ballast_operator.cli.own_modules import import_from_here
 
 INTERNAL = ("start",)
 """Fields of an Allocation that are for the next solve, not for readers."""
 
 
 @click.command()
-@click.option("--policy", required=True, help=f"One of {', '.join(POLICIES.builtin)}.")
+@click.option("--policy", required=True, help=f"One of {', '.join(POLICIES.builtin)}; or module:function.")
 @click.option(
     "--input",
     "source",
@@ -36,6 +37,7 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
 
     Bad input is refused with the field's name and exit code 2.
     """
+    import_from_here(policy)
     try:
         find_policy(policy)
     except ProblemError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ballast_operator.cli.option_names import with_option
+from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.progress import progress_bar
 from ballast_operator.cli.simulate_input import (
     OPTIONS,
@@ -150,6 +151,7 @@ def simulate(
 
     if plot is not None:
         _check_plot(plot)
+    import_from_here(policy)
     jobs = WorkloadOptions(**which_jobs)
     try:
         table = table_of(throughputs)

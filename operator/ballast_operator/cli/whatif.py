@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ballast_operator.cli.option_names import with_option
+from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.simulate_input import read_amounts
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ def whatif(
 
     added = {} if more is None else read_amounts(more, "--add", int)
     priced = {} if prices is None else read_amounts(prices, "--prices", float)
+    import_from_here(policy or "")
     try:
         snapshot, objective = asyncio.run(_read(kubeconfig, cluster_policy))
         problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
         after = Setup(policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced)
-        found = compare(problem, Setup(policy=objective.policy), after)
+        found = compare(
+            problem, Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic), after
+        )
     except (OperatorError, ConfigException) as error:
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
     except ProblemError as error:

@@ -8,7 +8,7 @@ import numpy as np
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Job, Pair, Problem
-from ballast_policies.allocation.registry import POLICIES, allocate, solve
+from ballast_policies.allocation.registry import allocate, find_policy, solve
 from ballast_policies.simulator.gavel.shares import GavelPolicies
 from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.settings import SimulationSettings
@@ -42,10 +42,8 @@ class ShareSolver:
         self._settings = settings
         self._capacity = {t: int(c) for t, c in zip(ledger.gpu_types, ledger.capacity, strict=True)}
         self._prices = {t: float(p) for t, p in zip(ledger.gpu_types, ledger.prices, strict=True)}
-        policy = POLICIES.get(settings.policy)
-        self._shares_gpus = settings.space_sharing or (
-            policy is not None and policy.space_sharing is SpaceSharing.ALWAYS
-        )
+        always = find_policy(settings.policy).space_sharing is SpaceSharing.ALWAYS
+        self._shares_gpus = settings.space_sharing or always
         self._pair_rates: dict[tuple[JobType, JobType], dict[str, tuple[float, float]]] = {}
         self._gavel = GavelPolicies(ledger, settings, self.shared_rates)
 

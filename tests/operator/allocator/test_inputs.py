@@ -3,9 +3,9 @@
 import pytest
 from ballast_operator.allocator.capacity import price_by_type
 from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
-from ballast_operator.api.cluster_policy import NodePool, Objective
+from ballast_operator.api.cluster_policy import CHOOSABLE, NodePool, Objective
 from ballast_policies.allocation.problem import Job, Problem
-from ballast_policies.allocation.registry import POLICIES, allocate
+from ballast_policies.allocation.registry import allocate
 
 POOLS = tuple(
     NodePool.model_validate(
@@ -42,7 +42,7 @@ def objective(policy: str, **entities: object) -> Objective:
     return Objective.model_validate({"policy": policy, "entities": entities})
 
 
-@pytest.mark.parametrize("policy", POLICIES.builtin)
+@pytest.mark.parametrize("policy", CHOOSABLE)
 def test_every_policy_solves_what_the_operator_passes(policy):
     """Also with a job of which nothing is known, an unknown team, no prices and a deadline that is over."""
     jobs = (

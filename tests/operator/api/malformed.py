@@ -248,6 +248,14 @@ POLICIES: list[Case] = [
     ("no pools", "spec.nodePools", [], "spec.nodePools", "at least 1"),
     ("an unknown objective", "spec.objective.policy", "luck", "spec.objective.policy", "max-min-fairness"),
     (
+        "a policy that needs shared GPUs",
+        "spec.objective.policy",
+        "gandiva",
+        "spec.objective.policy",
+        "puts two jobs on the same GPUs",
+    ),
+    ("a function without a module", "spec.objective.policy", ":fair", "spec.objective.policy", "not"),
+    (
         "a team that takes part for nothing",
         "spec.objective.entities",
         {"vision": {"weight": 0}},

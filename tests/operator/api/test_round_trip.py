@@ -3,7 +3,7 @@
 from typing import Any
 
 from ballast_operator.api import read_cluster_policy, read_training_job
-from ballast_policies.allocation.registry import POLICIES
+from ballast_operator.api.cluster_policy import CHOOSABLE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,7 +132,11 @@ def objectives(draw: st.DrawFn) -> dict[str, Any]:
         }
         if i and draw(st.booleans()):
             entities[name]["parent"] = draw(st.sampled_from(names[:i]))
-    return {"policy": draw(st.sampled_from(sorted(POLICIES))), "entities": entities}
+    return {
+        "policy": draw(st.sampled_from([*CHOOSABLE, "my_policies:fair"])),
+        "heterogeneityAgnostic": draw(st.booleans()),
+        "entities": entities,
+    }
 
 
 @st.composite

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
+from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.training_job import TRAINER_FIELDS
 from ballast_operator.api.training_recipe import DynamicKind
-from ballast_policies.allocation.registry import POLICIES
 from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
@@ -51,7 +51,7 @@ def test_the_defaults() -> None:
     assert TrainerConfig.from_mapping(config) == TrainerConfig.from_mapping(given)
 
 
-@pytest.mark.parametrize("policy", POLICIES.builtin)
+@pytest.mark.parametrize("policy", CHOOSABLE)
 def test_the_policies(policy: str) -> None:
     """Each that can be solved can be chosen."""
     item = changed(POLICY, "spec.objective", {"policy": policy})

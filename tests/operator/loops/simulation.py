@@ -31,8 +31,8 @@ NAMESPACE = "team"
 class InProcessSolver:
     """The same policies, without a process."""
 
-    async def solve(self, policy: str, problem: Any, *, limit_seconds: float) -> Solve:
-        allocation = allocate(policy, problem)
+    async def solve(self, policy: str, problem: Any, *, limit_seconds: float, options: Any) -> Solve:
+        allocation = allocate(policy, problem, **options)
         return Solve(allocation=allocation, outcome=PolicyReason.OPTIMAL, message="", seconds=0.0)
 
 

@@ -4,9 +4,9 @@ import datetime
 
 import pytest
 from ballast_operator.allocator.snapshot import as_job
+from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import JOB, POLICY
-from ballast_policies.allocation.registry import POLICIES
 
 from tests.operator.loops.simulation import NAMESPACE, START, Simulation
 
@@ -44,7 +44,7 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
     simulation.add_job("two", stages=(1, 1), throughput=known(2, 1), entity="vision", **LONG)
     simulation.add_job("three", stages=(1, 1), deadline="2026-01-02T00:00:00Z", **LONG)
     await simulation.until(lambda: all(simulation.state(n) == "Running" for n in ("one", "two", "three")))
-    for policy in POLICIES.builtin:
+    for policy in CHOOSABLE:
         choose(simulation, policy)
         await simulation.tick()
         status = policy_status(simulation)
@@ -55,7 +55,7 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
     assert [simulation.status(name).launches for name in ("one", "two", "three")] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("policy", POLICIES.builtin)
+@pytest.mark.parametrize("policy", CHOOSABLE)
 async def test_a_policy_sees_its_jobs_through(policy):
     """Three jobs on four GPUs, one more than fits at a time, all succeed; no round falls back."""
     simulation = cluster(roundSeconds=5, objective={"policy": policy})

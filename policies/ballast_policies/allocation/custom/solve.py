@@ -128,7 +128,7 @@ def _problem(returned: Any, posed: Posed) -> "cvxpy.Problem":
         raise ProblemError("it uses cvxpy.Parameter. To fix: use numbers, it is called for each round")
     if not problem.is_dcp():
         parts = [objective, *constraints]
-        wrong = next((str(part) for part in parts if not part.is_dcp()), str(objective))
+        wrong = " ".join(next((str(part) for part in parts if not part.is_dcp()), str(objective)).split())
         raise ProblemError(
             f"it is not convex by cvxpy's rules (DCP): {wrong[:300]}. To fix: see https://www.cvxpy.org/tutorial/dcp"
         )

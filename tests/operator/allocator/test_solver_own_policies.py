@@ -1,0 +1,110 @@
+"""Policies of a user's own in the solver's process: an answer, or the reason and the greedy fallback."""
+
+import os
+
+import pytest
+from ballast_operator.allocator.solver import Solver
+from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.settings import SolverSettings
+from ballast_policies.allocation.problem import Job, Problem
+
+PROBLEM = Problem(
+    gpu_types=("a", "b"),
+    capacity={"a": 1, "b": 1},
+    jobs=(Job(name="one", throughput={"a": 4.0, "b": 1.0}), Job(name="two", throughput={"a": 1.0, "b": 1.0})),
+)
+MODULE = """
+import os, sys, time
+import cvxpy as cp
+
+def fair(cluster):
+    print("a line on standard output")
+    sys.stdout.flush()
+    os.write(1, b"and one past Python")
+    return cp.Maximize(cp.min(cluster.level))
+
+def raises(cluster):
+    raise RuntimeError("not today")
+
+def loops(cluster):
+    while True:
+        pass
+
+def dies(cluster):
+    os._exit(7)
+
+def closes(cluster):
+    sys.stdin.close()
+    sys.stdout.close()
+    return cp.Maximize(cp.min(cluster.level))
+
+class Odd(BaseException):
+    pass
+
+def odd(cluster):
+    raise Odd("an error of no usual kind")
+
+def infeasible(cluster):
+    return cp.Maximize(cp.min(cluster.level)), [cluster.level >= 1e9]
+"""
+
+
+@pytest.fixture
+def solver(tmp_path, monkeypatch):
+    """A solver whose process finds the module ``mine``."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "hangs.py").write_text("while True: pass\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return Solver(SolverSettings())
+
+
+async def test_an_own_policy_is_solved_in_the_process(solver):
+    """What it prints does not come between the answers; the next question finds the same process."""
+    async with solver:
+        for _ in range(2):
+            found = await solver.solve("mine:fair", PROBLEM)
+            assert found.outcome is PolicyReason.OPTIMAL
+            assert found.allocation.gap <= 1e-6
+        ours = await solver.solve("max-min-fairness", PROBLEM, options={"agnostic": False})
+    assert found.allocation.objective == pytest.approx(ours.allocation.objective)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("raises", "policy mine:raises: it raised RuntimeError: not today"),
+        ("infeasible", "no shares keep all of its constraints"),
+        ("missing", "cannot be imported: AttributeError"),
+    ],
+)
+async def test_an_error_is_told_and_the_greedy_allocation_is_used(solver, function, said):
+    """The process lives on."""
+    async with solver:
+        found = await solver.solve(f"mine:{function}", PROBLEM)
+        process = solver._process.pid
+        assert (await solver.solve("max-min-fairness", PROBLEM)).outcome is PolicyReason.OPTIMAL
+        assert solver._process.pid == process
+    assert found.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+    assert found.health is PolicyReason.SOLVER_ANSWERS
+    assert said in found.message
+    assert found.allocation.status == "greedy"
+
+
+@pytest.mark.parametrize("function", ["mine:loops", "hangs:fair"])
+async def test_one_that_never_returns_is_ended_at_its_limit(solver, function):
+    """Whether the function or its module's import hangs."""
+    async with solver:
+        late = await solver.solve(function, PROBLEM, limit_seconds=0.5)
+    assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
+    assert late.allocation.status == "greedy"
+
+
+@pytest.mark.parametrize("function", ["dies", "odd"])
+async def test_one_that_ends_the_process_costs_one_answer(solver, function):
+    """The next question starts another process."""
+    async with solver:
+        died = await solver.solve(f"mine:{function}", PROBLEM)
+        again = await solver.solve("max-min-fairness", PROBLEM)
+    assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+    assert died.allocation.status == "greedy"
+    assert again.outcome is PolicyReason.OPTIMAL
