@@ -65,11 +65,8 @@ def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:
 
 def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str, defaults: bool) -> Schema:
     source = _resolve(source, definitions, path)
-    unknown = {
-        key
-        for key in source
-        if key not in _READ and key not in _COPIED and not key.startswith("x-kubernetes-")
-    } - {"$defs"}
+    extensions = {key: value for key, value in source.items() if key.startswith("x-kubernetes-")}
+    unknown = source.keys() - _READ - set(_COPIED) - extensions.keys() - {"$defs"}
     if unknown:
         raise UnsupportedSchemaError(f"{path}: a CRD cannot say {sorted(unknown)}")
     result: Schema = {}
@@ -80,21 +77,28 @@ def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
     if "const" in source:
         result["enum"] = [source["const"]]
     result |= {key: source[key] for key in _COPIED if key in source}
-    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if exclusive in source:
-            result |= {bound: source[exclusive], exclusive: True}
-        if bound in result and int(result[bound]) != result[bound]:
-            # The API server cuts the fraction off a bound before it compares a whole number with it.
-            raise UnsupportedSchemaError(f"{path}: {bound} {result[bound]} is not a whole number")
-    if source.get("type") == "integer":
-        result["format"] = "int64"
+    result |= _bounds(source, path)
     if defaults and _worth_defaulting(source):
         result["default"] = _default(source)
     if "items" in source:
         result["items"] = _convert(source["items"], definitions, f"{path}[]", defaults)
     if source.get("type") == "object":
         result |= _object(source, definitions, path, defaults)
-    result |= {key: value for key, value in source.items() if key.startswith("x-kubernetes-")}
+    return result | extensions
+
+
+def _bounds(source: Mapping[str, Any], path: str) -> Schema:
+    """The bounds of a number, as OpenAPI v3.0 has them."""
+    result: Schema = {}
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if exclusive in source:
+            result |= {bound: source[exclusive], exclusive: True}
+        limit = result.get(bound, source.get(bound))
+        if limit is not None and int(limit) != limit:
+            # The API server cuts the fraction off a bound before it compares a whole number with it.
+            raise UnsupportedSchemaError(f"{path}: {bound} {limit} is not a whole number")
+    if source.get("type") == "integer":
+        result["format"] = "int64"
     return result
 
 

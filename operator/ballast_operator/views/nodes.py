@@ -5,15 +5,19 @@ that has been asked to go still holds its GPU; one that has ended does not.
 """
 
 import dataclasses
+import functools
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
+from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.pod import pinned_node
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ class NodeView:
 
     def gpus(self, resource: str) -> int:
         """How many GPUs of ``resource`` it offers to pods."""
-        return quantity(self.allocatable.get(resource, "0"))
+        return gpu_count(str(self.allocatable.get(resource, "0")))
 
 
 def read_node(item: Object) -> NodeView:
@@ -48,10 +52,14 @@ def read_node(item: Object) -> NodeView:
     )
 
 
-def quantity(text: Any) -> int:
-    """A count of an extended resource: a whole number, plain or with the suffix k."""
-    number = str(text)
-    return int(number[:-1]) * 1000 if number.endswith("k") else int(number)
+@functools.lru_cache(maxsize=1024)
+def gpu_count(quantity: str) -> int:
+    """GPUs in a Kubernetes quantity such as "8" or "2k"; 0, with a warning, where it cannot be read."""
+    try:
+        return int(parse_quantity(quantity))
+    except (ValueError, ArithmeticError):
+        logger.warning("quantity %r of GPUs cannot be read and counts as 0", quantity)
+        return 0
 
 
 def pod_gpus(pod: Object, resource: str) -> int:
@@ -62,7 +70,7 @@ def pod_gpus(pod: Object, resource: str) -> int:
         wanted = (resources.get("limits") or {}).get(resource) or (resources.get("requests") or {}).get(
             resource
         )
-        total += quantity(wanted or 0)
+        total += gpu_count(str(wanted or "0"))
     return total
 
 

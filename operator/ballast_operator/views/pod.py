@@ -1,7 +1,6 @@
 """One trainer pod as a pass sees it."""
 
 import dataclasses
-from typing import Any
 
 from ballast_policies.contract import (
     LAUNCH_LABEL,
@@ -79,26 +78,24 @@ class PodView:
         return self.phase == "Failed" and self.exit_code == ExitCode.PEER_LOST
 
 
+EVICTION_REASONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting"})
+"""Values of ``status.reason`` of pods that the cluster has ended."""
+
+
 def read_pod(item: Object, *, node_ready: bool) -> PodView:
     """A pod from its JSON."""
-    metadata, status = item["metadata"], item.get("status") or {}
+    metadata, content, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels = metadata.get("labels") or {}
-    container = ((item.get("spec") or {}).get("containers") or [{}])[0].get("name", "")
-    statuses = status.get("containerStatuses") or []
-    state: dict[str, Any] = next((s.get("state") or {} for s in statuses if s.get("name") == container), {})
+    state = _container_state(content, status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
-    scheduled = conditions.get("PodScheduled", {})
-    reason = status.get("reason") or ended.get("reason") or waiting.get("reason") or ""
-    detail = status.get("message") or waiting.get("message") or ""
-    if not reason and scheduled.get("status") == "False":
-        reason, detail = scheduled.get("reason", ""), scheduled.get("message", "")
+    reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
     return PodView(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         launch=_number(labels.get(LAUNCH_LABEL), 0),
         rank=_number(labels.get(RANK_LABEL), -1),
-        node=(item.get("spec") or {}).get("nodeName", ""),
+        node=content.get("nodeName", ""),
         address=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
         leaving=bool(metadata.get("deletionTimestamp")),
@@ -107,9 +104,26 @@ def read_pod(item: Object, *, node_ready: bool) -> PodView:
         reason=reason,
         detail=detail,
         disrupted=conditions.get("DisruptionTarget", {}).get("status") == "True"
-        or status.get("reason") in ("Evicted", "NodeLost", "NodeShutdown", "Preempting"),
+        or status.get("reason") in EVICTION_REASONS,
         node_ready=node_ready,
     )
+
+
+def _container_state(content: Object, status: Object) -> Object:
+    """State of the trainer's container, the first of the pod."""
+    name = (content.get("containers") or [{}])[0].get("name", "")
+    for entry in status.get("containerStatuses") or []:
+        if entry.get("name") == name:
+            return entry.get("state") or {}
+    return {}
+
+
+def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -> tuple[str, str]:
+    """(reason, detail) of the pod's end or wait: its own, its container's, or the scheduler's."""
+    reason = status.get("reason") or ended.get("reason") or waiting.get("reason") or ""
+    if not reason and scheduled.get("status") == "False":
+        return scheduled.get("reason", ""), scheduled.get("message", "")
+    return reason, status.get("message") or waiting.get("message") or ""
 
 
 def _number(text: str | None, default: int) -> int:
