@@ -119,6 +119,7 @@ class Reconciler:
                 pods=self._observer.caches[POD],
                 allocations=self._observer.allocations(),
                 resource=pool.gpu_resource,
+                tolerations=view.spec.tolerations if view.spec is not None else (),
             )
         return decide(
             view,

@@ -40,6 +40,7 @@ def assignments_of(
         jobs={job.name: job.job for job in snapshot.jobs},
         nodes=snapshot.capacity.nodes,
         sizes={} if dry_run else sizes,
+        not_tolerated=snapshot.not_tolerated,
     )
     speeds = isolated_speeds(snapshot.problem, snapshot.running)
     found = {

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.rounds import Node
 
+from ballast_operator.allocator.tolerance import Tolerance
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
@@ -21,6 +22,7 @@ class Capacity:
         nodes: of the pools, with the GPUs that may be handed out.
         members: pool -> names of its nodes.
         prices: GPU type -> price of a GPU hour; without types of which no pool has a price.
+        tolerance: which jobs tolerate the taints of which nodes.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
     """
@@ -29,6 +31,7 @@ class Capacity:
     nodes: tuple[Node, ...] = ()
     members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
 
@@ -54,23 +57,40 @@ def read_capacity(
     nodes: Mapping[str, NodeView],
     pods: Sequence[Object],
     jobs: Sequence[JobView],
+    wanting: Sequence[JobView],
 ) -> Capacity:
-    """The capacity of ``pools``, less what pods of others hold."""
+    """The capacity of ``pools``, less what pods of others hold.
+
+    Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
+    for the gangs that run on them.
+    """
     members, overlaps = assign_nodes(pools, nodes)
+    tolerance = Tolerance.of(pools, members, wanting)
     held = _held_by_running_gangs(jobs)
     values: list[Node] = []
     for pool in pools:
         foreign = foreign_use(pods, pool.gpu_resource)
         for node in members[pool.name]:
-            free = node.gpus(pool.gpu_resource) - foreign[node.name]
-            # A node that takes no new pods is there only for the gangs that run on it.
-            gpus = free if node.schedulable else min(free, held[pool.name][node.name])
-            values.append(Node(name=node.name, pool=pool.name, gpu_type=pool.gpu_type, gpus=max(0, gpus)))
+            taints = tolerance.taints[node.name]
+            gpus = node.gpus(pool.gpu_resource) - foreign[node.name]
+            if node.closed or taints in tolerance.by_no_job:
+                gpus = min(gpus, held[pool.name][node.name])
+            values.append(
+                Node(
+                    name=node.name,
+                    pool=pool.name,
+                    gpu_type=pool.gpu_type,
+                    gpus=max(0, gpus),
+                    taints=taints,
+                    closed=node.closed,
+                )
+            )
     return Capacity(
         gpu_types=tuple(sorted({pool.gpu_type for pool in pools})),
         nodes=tuple(values),
         members={name: tuple(node.name for node in found) for name, found in members.items()},
         prices=price_by_type(pools, _total((node.pool, node.gpus) for node in values)),
+        tolerance=tolerance,
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(
             pool.name

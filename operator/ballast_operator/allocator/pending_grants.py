@@ -9,9 +9,9 @@ and a gang that has been told to go counts as gone.
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.rounds import Placement, Round
+from ballast_policies.rounds import Node, Placement, Round
 
-from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.allocator.snapshot import Snapshot, SnapshotJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,17 @@ class PendingGrants:
     def effective_placements(self, snapshot: Snapshot, *, moment: float) -> EffectivePlacements:
         """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""
         running, since = {}, {}
+        nodes = {node.name: node for node in snapshot.capacity.nodes}
         for job in snapshot.jobs:
             granted = self._granted.get(job.name)
             if job.placement is not None and self._leaving.get(job.name) != job.launches:
                 running[job.name], since[job.name] = job.placement, job.running_since
-            elif granted is not None and granted[1] == job.launches:
+            elif granted is not None and granted[1] == job.launches and _open(granted[0], job, nodes):
                 running[job.name], since[job.name] = granted[0], moment
         return EffectivePlacements(running=running, since=since)
+
+
+def _open(placement: Placement, job: SnapshotJob, nodes: Mapping[str, Node]) -> bool:
+    """Whether the job may still be started there: a node may have got a taint since it was granted."""
+    there = [nodes[name] for name in placement.nodes if name in nodes]
+    return not any(node.closed or node.taints in job.not_tolerated for node in there)

@@ -63,6 +63,7 @@ class Rounds:
                 max_moves_per_hour=policy.spec.moves.max_moves_per_hour,
                 within_round=not at_boundary,
             ),
+            not_tolerated=snapshot.not_tolerated,
         )
         if not at_boundary:
             decided = self._grants.explain(decided)

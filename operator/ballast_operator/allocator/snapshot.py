@@ -11,6 +11,7 @@ from ballast_policies.throughput.track import Estimate
 from ballast_operator.allocator.capacity import Capacity, read_capacity
 from ballast_operator.allocator.gang_size import Refusal, admission_error, gang_size, growth_sizes, may_grow
 from ballast_operator.allocator.throughput import GangRequest, Measurements
+from ballast_operator.allocator.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.kube.kinds import Key, Object, job_id
@@ -31,6 +32,7 @@ class SnapshotJob:
         placement: where its gang runs; None: it holds no GPUs, or its launch is ending.
         running_since: when that launch was decided, epoch seconds; 0 without a placement.
         growth_sizes: sizes that the gang could grow to now, fewest ranks first.
+        not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
     """
 
@@ -40,6 +42,7 @@ class SnapshotJob:
     placement: Placement | None = None
     running_since: float = 0.0
     growth_sizes: tuple[int, ...] = ()
+    not_tolerated: frozenset[str] = frozenset()
     measured: bool = True
 
     @property
@@ -97,6 +100,11 @@ class Snapshot:
         return {job.name: job.running_since for job in self.jobs if job.placement is not None}
 
     @functools.cached_property
+    def not_tolerated(self) -> Mapping[str, frozenset[str]]:
+        """Job name -> taints of nodes on which it must not be started, for jobs that have some."""
+        return {job.name: job.not_tolerated for job in self.jobs if job.not_tolerated}
+
+    @functools.cached_property
     def unmeasured(self) -> frozenset[str]:
         """Names of the jobs of whose speed nothing is known."""
         return frozenset(job.name for job in self.jobs if not job.measured)
@@ -112,57 +120,74 @@ def take_snapshot(
     now: Time,
 ) -> Snapshot:
     """What the policy ``spec`` has to decide on."""
-    capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs)
-    admitted, refused = _admit(spec, capacity, [view for view in jobs if wants_gpus(view, now)])
-    requests = [GangRequest(key=view.key, spec=job_spec, stages=size) for view, job_spec, size, _ in admitted]
+    wanting = [view for view in jobs if wants_gpus(view, now)]
+    capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting)
+    admitted, refused = _admit(spec, capacity, wanting)
+    requests = [GangRequest(key=one.view.key, spec=one.spec, stages=one.gpus) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
     return Snapshot(
         capacity=capacity,
-        jobs=tuple(
-            _snapshot_job(
-                view, job_spec, size, {gpu_type: speeds[view.key][gpu_type] for gpu_type in allowed}, now
-            )
-            for view, job_spec, size, allowed in admitted
-        ),
+        jobs=tuple(_snapshot_job(one, speeds[one.view.key], now) for one in admitted),
         refused=tuple(refused),
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Admitted:
+    """A job that some round can place: the size of its gang, the GPU types it may use, barring taints."""
+
+    view: JobView
+    spec: JobSpec
+    gpus: int
+    gpu_types: tuple[str, ...]
+    not_tolerated: frozenset[str]
+
+
 def _admit(
     spec: ClusterPolicySpec, capacity: Capacity, views: Sequence[JobView]
-) -> tuple[list[tuple[JobView, JobSpec, int, tuple[str, ...]]], list[RefusedJob]]:
-    """((job, its spec, size of its gang, GPU types that it may use) of each, jobs that cannot be placed)."""
+) -> tuple[list[_Admitted], list[RefusedJob]]:
+    """(jobs that some round can place, jobs that none can)."""
     admitted, refused = [], []
-    by_pool = capacity.gpus_by_pool
+    usable_for: dict[frozenset[str], Mapping[str, int]] = {}
     for view in views:
         assert view.spec is not None
         allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
+        barred = capacity.tolerance.barred(view.spec)
+        if barred not in usable_for:
+            usable_for[barred] = usable_by_pool(capacity.nodes, barred)
+        usable = usable_for[barred]
         allocation = view.running_allocation
-        if allocation is not None:
-            admitted.append((view, view.spec, len(allocation.pods), allowed))
-            continue
-        size = gang_size(view, spec.node_pools, by_pool, allowed)
-        refusal = admission_error(view.spec, spec.node_pools, by_pool, allowed, size)
-        if refusal is None:
-            admitted.append((view, view.spec, size, allowed))
+        if allocation is None:
+            size = gang_size(view, spec.node_pools, usable, allowed)
+            refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
+            if refusal is not None:
+                refusal = with_barred_nodes(refusal, capacity.nodes, barred, allowed)
+                refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=refusal))
+                continue
         else:
-            refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=refusal))
+            size = len(allocation.pods)
+        if barred:
+            room = {pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size}
+            room |= {allocation.gpu_type} if allocation is not None else set()
+            allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in room)
+        one = _Admitted(view=view, spec=view.spec, gpus=size, gpu_types=allowed, not_tolerated=barred)
+        admitted.append(one)
     return admitted, refused
 
 
-def _snapshot_job(
-    view: JobView, spec: JobSpec, gpus: int, speeds: Mapping[str, Estimate], now: Time
-) -> SnapshotJob:
-    rates = {gpu_type: speed.steps_per_second for gpu_type, speed in speeds.items()}
+def _snapshot_job(one: _Admitted, speeds: Mapping[str, Estimate], now: Time) -> SnapshotJob:
+    view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
+    rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
     allocation = view.running_allocation
     return SnapshotJob(
         key=view.key,
-        job=as_job(view, spec, gpus=gpus, rates=rates, now=now),
+        job=as_job(view, one.spec, gpus=one.gpus, rates=rates, now=now),
         launches=view.status.launches,
         placement=allocation.placement if allocation is not None else None,
         running_since=allocation.since.timestamp() if allocation is not None else 0.0,
         growth_sizes=growth_sizes(view) if may_grow(view, now) else (),
-        measured=any(speed.source != "unknown" for speed in speeds.values()),
+        not_tolerated=one.not_tolerated,
+        measured=any(speed.source != "unknown" for speed in known.values()),
     )
 
 

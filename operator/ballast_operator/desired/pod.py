@@ -11,6 +11,7 @@ from ballast_operator.desired.owned import owned
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
+from ballast_operator.views.taints import gpu_toleration
 
 COMMAND = ["ballast-train", "pod"]
 """What the first container runs unless the template says otherwise."""
@@ -44,6 +45,8 @@ def pod_object(
     stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
     trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds)
     content["containers"] = [trainer, *containers[1:]]
+    tolerations, own = list(content.get("tolerations") or []), gpu_toleration(gpu_resource)
+    content["tolerations"] = tolerations if own in tolerations else [*tolerations, own]
     content["restartPolicy"] = "Never"
     content["serviceAccountName"] = trainer_account(view.name)
     content["affinity"] = pinned(content.get("affinity") or {}, allocation.node_of[pod])

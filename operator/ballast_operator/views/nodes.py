@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 from kubernetes.utils.quantity import parse_quantity
@@ -16,6 +17,7 @@ from kubernetes.utils.quantity import parse_quantity
 from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.pod import pinned_node
+from ballast_operator.views.taints import Taint, blocking, read_taints
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +27,16 @@ class NodeView:
     """A node.
 
     Attributes:
-        schedulable: Ready, and not cordoned.
+        closed: why nothing is started there, whatever it tolerates; empty: pods may be.
+        taints: all of them; which ones matter depends on the pod.
     """
 
     name: str
     labels: Mapping[str, str]
     ready: bool
-    schedulable: bool
     allocatable: Mapping[str, str]
+    closed: str = ""
+    taints: tuple[Taint, ...] = ()
 
     def gpus(self, resource: str) -> int:
         """How many GPUs of ``resource`` it offers to pods."""
@@ -43,12 +47,22 @@ def read_node(item: Object) -> NodeView:
     """A node from its JSON."""
     status, content = item.get("status") or {}, item.get("spec") or {}
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    taints = read_taints(content)
+    leaving = [str(taint) for taint in taints if taint.terminates]
+    closed = ""
+    if not ready:
+        closed = "not ready"
+    elif leaving:
+        closed = f"about to go, by taint {leaving[0]}"
+    elif content.get("unschedulable", False):
+        closed = "cordoned"
     return NodeView(
         name=item["metadata"]["name"],
         labels=item["metadata"].get("labels") or {},
         ready=ready,
-        schedulable=ready and not content.get("unschedulable", False),
         allocatable=status.get("allocatable") or {},
+        closed=closed,
+        taints=taints,
     )
 
 
@@ -126,14 +140,18 @@ def shortage(
     pods: Iterable[Object],
     allocations: Mapping[Key, JobAllocation],
     resource: str,
+    tolerations: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, in words; empty: it can."""
     pods = list(pods)
     taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):
         node = nodes.get(name)
-        if node is None or not node.schedulable:
-            return f"node {name} is not ready for pods"
+        if node is None or node.closed:
+            return f"node {name} takes no pods: it is {node.closed if node is not None else 'gone'}"
+        barring = blocking(node.taints, tolerations, resource)
+        if barring:
+            return f"node {name} has taint {barring[0]}, which the template does not tolerate"
         free = node.gpus(resource) - taken[name]
         if free < count:
             return (

@@ -68,6 +68,11 @@ class JobSpec:
         # A rank alone has the whole model as one stage.
         return min(self.max_stages, max(1, self.layers // self.stages_per_rank))
 
+    @property
+    def tolerations(self) -> tuple[Mapping[str, Any], ...]:
+        """Of the template's pods."""
+        return tuple((self.template.get("spec") or {}).get("tolerations") or ())
+
     def first_stages(self, ranks: int) -> tuple[Stage, ...]:
         """The stages of a launch; empty leaves them to the trainer.
 
