@@ -14,7 +14,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-unit test-api test-e2e check format generate bench clean
+.PHONY: help docs setup demo test test-unit test-api test-e2e check format generate bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,20 +41,25 @@ test-api: setup ## run the tests on a real API server
 test-e2e: setup ## run the product's promises on a local cluster with process nodes
 	@$(PYTEST) -m e2e $(ARGS)
 
-check: $(STAMP) ## format, lint, types, import contracts, generated files
+check: $(STAMP) ## format, lint, types, import contracts, generated files, documentation
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- crds charts docs || { echo "generated files differ: commit the result of 'make generate'"; exit 1; }
+	@$(MAKE) --no-print-directory docs
 
-format: $(STAMP) ## format and mend what can be mended
+format: $(STAMP) ## format, and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-generate: $(STAMP) ## write the custom resource definitions, the chart's copies, dashboards, the API reference
+docs: $(STAMP) ## build the documentation site into out/site; a broken link or an orphan page is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+generate: $(STAMP) ## write the custom resource definitions, the chart's copies, dashboards, references
 	@$(BIN)/python -m ballast_operator.generated
+	@$(BIN)/python scripts/generate_docs.py
 
 clean: ## remove the environment (the control plane stays in the user's cache)
 	rm -rf $(VENV)

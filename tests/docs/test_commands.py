@@ -1,0 +1,159 @@
+"""Every command that the README and the documentation show can be typed."""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.blocks import ROOT, blocks
+
+BIN = Path(sys.executable).parent
+COMMANDS = sorted({(block.where, command) for block in blocks("console", "sh") for command in block.commands})
+OFFLINE = re.compile(
+    r"ballast (allocate|plan|simulate|crds|\S+ --help)|ballast-train (profile|simulate|trace)"
+)
+TRAINS = re.compile(r"ballast-train run")
+ON_A_CLUSTER = re.compile(
+    r"kubectl (get|apply|describe|delete|logs|patch|--namespace)|ballast (explain|top|whatif)"
+)
+LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_TEST_KUBECONFIG=")
+CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
+MAKE = re.compile(r"make ([a-z-]+)")
+DOCKER = re.compile(r"docker build")
+CONTRIBUTOR = re.compile(r"scripts/|pre-commit ")
+PROBLEM = {
+    "gpu_types": ["v100", "k80"],
+    "capacity": {"v100": 1, "k80": 1},
+    "jobs": [{"name": "a", "throughput": {"v100": 4.0, "k80": 1.0}}],
+}
+
+
+def of_kind(kind):
+    return [
+        pytest.param(command, id=f"{where} {command}") for where, command in COMMANDS if kind.match(command)
+    ]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder like the repository's root, with the files that the pages speak of."""
+    for name in ("examples", "charts", "crds"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "jobs.json").write_text(json.dumps(PROBLEM))
+    for block in blocks("yaml"):
+        value = yaml.safe_load(block.text)
+        for name, key in (("profile", "layers"), ("cluster", "gpus")):
+            if key in value and "kind" not in value:
+                (tmp_path / f"{name}.yaml").write_text(block.text)
+                (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    return tmp_path
+
+
+def run(command, folder, **environment):
+    """Run ``command`` as a shell would, with this environment's programs first on the path."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command,
+        shell=True,
+        check=False,
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PATH": path, "COLUMNS": "120", **environment},
+    )
+
+
+def test_every_command_is_of_a_kind_that_is_tested():
+    """A command that no test below takes is added to one, or is no command."""
+    kinds = (OFFLINE, TRAINS, ON_A_CLUSTER, LOCAL_CLUSTER, CHART, MAKE, DOCKER, CONTRIBUTOR)
+    assert [item for item in COMMANDS if not any(kind.match(item[1]) for kind in kinds)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", of_kind(OFFLINE))
+def test_commands_that_need_no_cluster_succeed(command, checkout):
+    """Run as they stand, beside the files that their page shows."""
+    done = run(command, checkout)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", of_kind(TRAINS))
+def test_commands_that_train_succeed(command, checkout):
+    """The first steps of what they train."""
+    done = run(f"{command} --set totalSteps=3 --set checkpoint=null", checkout)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", of_kind(MAKE))
+def test_make_targets_exist(command):
+    """``make help`` lists them all."""
+    target = MAKE.match(command)[1]
+    assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", of_kind(DOCKER))
+def test_images_are_built_from_files_that_exist(command):
+    """The Dockerfile that the command names, or the root's."""
+    words = shlex.split(command)
+    file = words[words.index("-f") + 1] if "-f" in words else "Dockerfile"
+    assert (ROOT / file).is_file()
+    assert words[-1] == "."
+
+
+@pytest.mark.parametrize("command", of_kind(CHART))
+def test_chart_commands_name_the_chart_and_values_that_it_has(command):
+    """tests/operator/chart installs, upgrades and uninstalls the chart on a real API server."""
+    words = shlex.split(command.split("|")[0])
+    if words[1] in {"install", "upgrade", "template"}:
+        assert words[3] == "charts/ballast"
+    schema = json.loads((ROOT / "charts/ballast/values.schema.json").read_text())
+    for option, value in itertools.pairwise(words):
+        if option == "--set":
+            at = schema
+            for part in value.split("=")[0].split("."):
+                at = at["properties"][part]
+
+
+@pytest.mark.parametrize("command", of_kind(CONTRIBUTOR))
+def test_programs_of_a_contributor_exist(command):
+    """Scripts of the repository, and programs of the locked environment."""
+    program = shlex.split(command)[0]
+    assert (ROOT / program).is_file() or (BIN / program).is_file()
+
+
+@pytest.mark.api
+def test_commands_on_a_cluster_succeed(control_plane, checkout):
+    """In the order of the pages, on a real API server that has the examples; changes only by a dry run."""
+    kubectl = control_plane.cluster.kubectl if control_plane.cluster else "kubectl"
+    (checkout / "bin").mkdir()
+    (checkout / "bin/kubectl").symlink_to(kubectl)
+    path = f"{checkout / 'bin'}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
+    environment = {"KUBECONFIG": str(control_plane.kubeconfig), "PATH": path}
+    folder = checkout
+    existing = (
+        "-f examples/trainingjob.yaml -f examples/clusterpolicy.yaml -f examples/demo/01-transformer.yaml"
+    )
+    done = run(f"kubectl apply --server-side {existing}", folder, **environment)
+    assert done.returncode == 0, done.stderr
+    try:
+        for where, command in COMMANDS:
+            # Logs and roll-outs need pods: tests/e2e/test_quickstart.py has a cluster with nodes.
+            if not ON_A_CLUSTER.match(command) or " logs " in command or " rollout " in command:
+                continue
+            tried = command
+            if re.match(r"kubectl (apply|delete|patch)", command):
+                tried += " --dry-run=server"
+            if command == "ballast top":
+                tried += " --once"
+            done = run(tried, folder, **environment)
+            assert done.returncode == 0, f"{where}: {tried}\n{done.stderr}"
+    finally:
+        run(f"kubectl delete --ignore-not-found {existing}", folder, **environment)
