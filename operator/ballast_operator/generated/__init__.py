@@ -4,11 +4,33 @@ Not part of the installed product; a test compares what is committed with what i
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from ballast_operator.api.crd import crd_files, to_yaml
 from ballast_operator.api.rbac import operator_rules, people_roles
 from ballast_operator.generated.api_reference import api_reference
 from ballast_operator.generated.dashboards import dashboard_files
+from ballast_operator.generated.tables import (
+    balancers_table,
+    dynamics_table,
+    planners_table,
+    policies_table,
+    schedules_table,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+"""Of the repository."""
+
+_SECTIONS = {
+    "docs/policies.md": {"policies": policies_table()},
+    "docs/planning.md": {
+        "planners": planners_table(),
+        "balancers": balancers_table(),
+        "schedules": schedules_table(),
+    },
+    "docs/trainer.md": {"dynamics": dynamics_table()},
+}
+"""Pages that people write, with tables that are made: path -> name of the section -> text."""
 
 _CHART = "charts/ballast/files"
 _HEADER = "# Generated from ballast_operator.api.rbac by `make generate`. Edit that.\n"
@@ -25,4 +47,24 @@ def generated_files() -> Mapping[str, str]:
     for name, text in dashboard_files().items():
         files[f"{_CHART}/dashboards/{name}"] = text
     files["docs/api.md"] = api_reference()
+    for name, sections in _SECTIONS.items():
+        files[name] = with_sections((ROOT / name).read_text(), sections)
     return files
+
+
+def with_sections(text: str, sections: Mapping[str, str]) -> str:
+    """The page with the parts between its marks ``<!-- generated: NAME -->`` and ``<!-- end -->`` replaced.
+
+    Raises:
+        LookupError: the page lacks the marks of a section.
+    """
+    for name, content in sections.items():
+        begin, end = f"<!-- generated: {name} -->\n", "\n<!-- end -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise LookupError(
+                f"the page has no {begin.strip()} ... {end.strip()}. To fix: put them around it"
+            )
+        text = f"{before}{begin}{content}{end}{after}"
+    return text

@@ -146,6 +146,8 @@ def test_amp_proposes_strategies_best_first(run):
             "To fix: use 8 or 12",
         ),
         ({}, ("--schedule", "PipeDream2BW", "--microbatches", "6"), "To fix: use 8"),
+        ({}, ("--planner", "ptdp"), "--planner: 'ptdp' is not one of pipeline, pipedream, amp"),
+        ({}, ("--schedule", "2F2B"), "--schedule: '2F2B' is not one of 1F1B"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, files, options, want):
@@ -154,6 +156,16 @@ def test_what_cannot_be_planned_is_refused_with_the_field_and_the_reason(run, fi
     assert result.exit_code == 1
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert want in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("option", ["--sweep", "--trace", "--picture", "--csv"])
+def test_what_a_planner_does_not_simulate_cannot_be_drawn(run, tmp_path, option):
+    """It is refused, and no file is written."""
+    path = tmp_path / "out"
+    result = run("--planner", "pipedream", option, *(() if option == "--sweep" else (str(path),)))
+    assert result.exit_code == 2
+    assert "planner pipedream simulates no step" in result.output
+    assert not path.exists()
 
 
 def test_a_file_that_is_no_text_is_refused_in_words(tmp_path):
