@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_T
 CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
 MAKE = re.compile(r"make ([a-z-]+)")
 DOCKER = re.compile(r"docker build")
-CONTRIBUTOR = re.compile(r"scripts/|pre-commit ")
+PIP = re.compile(r"pip install ")
 PROBLEM = {
     "gpu_types": ["v100", "k80"],
     "capacity": {"v100": 1, "k80": 1},
@@ -72,7 +73,7 @@ def run(command, folder, **environment):
 
 def test_every_command_is_of_a_kind_that_is_tested():
     """A command that no test below takes is added to one, or is no command."""
-    kinds = (OFFLINE, TRAINS, ON_A_CLUSTER, LOCAL_CLUSTER, CHART, MAKE, DOCKER, CONTRIBUTOR)
+    kinds = (OFFLINE, TRAINS, ON_A_CLUSTER, LOCAL_CLUSTER, CHART, MAKE, DOCKER, PIP)
     assert [item for item in COMMANDS if not any(kind.match(item[1]) for kind in kinds)] == []
 
 
@@ -122,11 +123,14 @@ def test_chart_commands_name_the_chart_and_values_that_it_has(command):
                 at = at["properties"][part]
 
 
-@pytest.mark.parametrize("command", of_kind(CONTRIBUTOR))
-def test_programs_of_a_contributor_exist(command):
-    """Scripts of the repository, and programs of the locked environment."""
-    program = shlex.split(command)[0]
-    assert (ROOT / program).is_file() or (BIN / program).is_file()
+@pytest.mark.parametrize("command", of_kind(PIP))
+def test_packages_that_are_installed_exist_with_their_extras(command):
+    """tests/packaging installs the wheels that are built from this checkout."""
+    name, extra = re.fullmatch(r"ballast-([a-z]+)(?:\[([a-z]+)\])?", shlex.split(command)[-1]).groups()
+    folder = {"trainer": "trainer-image", "policies": "policies"}.get(name, name)
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    assert project["name"] == f"ballast-{name}"
+    assert extra is None or extra in project["optional-dependencies"]
 
 
 @pytest.mark.api
