@@ -14,7 +14,14 @@ from ballast_localcluster.nodes.environment import expand
 from ballast_localcluster.nodes.node import Taint
 from ballast_localcluster.nodes.paths import mount_variable, translate
 from ballast_localcluster.nodes.restart import CALM_SECONDS, LAST_BACKOFF_SECONDS, Backoff, restarts
-from ballast_localcluster.nodes.states import ContainerView, Running, Terminated, Waiting, pod_phase
+from ballast_localcluster.nodes.states import (
+    ContainerView,
+    Running,
+    Terminated,
+    Waiting,
+    pod_phase,
+    pod_status,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,6 +132,56 @@ WAIT = Waiting(reason="ContainerCreating")
 def test_phases_follow_from_the_containers(init, containers, want):
     """As kubelet derives them."""
     assert pod_phase(init, containers) == want
+
+
+def status(*, init=(), containers, previous=None):
+    """A pod's status, as its conditions by type."""
+    found = pod_status(
+        init=list(init),
+        containers=list(containers),
+        address="",
+        host_address="127.0.0.1",
+        start_time="",
+        previous=previous or {},
+    )
+    return found, {condition["type"]: condition for condition in found["conditions"]}
+
+
+@pytest.mark.parametrize(
+    ("containers", "ready", "reason", "message"),
+    [
+        ([UP], "True", None, None),
+        ([WAIT], "False", "ContainersNotReady", "containers with unready status: [c]"),
+        ([ended(1)], "False", "ContainersNotReady", "containers with unready status: [c]"),
+        ([ended(0)], "False", "PodCompleted", None),
+    ],
+)
+def test_a_pod_is_ready_while_its_containers_run(containers, ready, reason, message):
+    """Ready and ContainersReady say the same, and why not."""
+    _, conditions = status(containers=map(view, containers))
+    for kind in ("Ready", "ContainersReady"):
+        found = conditions[kind]
+        assert (found["status"], found["reason"], found["message"]) == (ready, reason, message)
+    assert conditions["Initialized"]["status"] == "True"
+
+
+def test_a_pod_is_initialized_when_its_init_containers_have_succeeded():
+    """Until then the condition names those that have not."""
+    _, conditions = status(init=[view(ended(0)), view(UP)], containers=[view(WAIT)])
+    assert conditions["Initialized"]["status"] == "False"
+    assert conditions["Initialized"]["message"] == "containers with incomplete status: [c]"
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes():
+    """The transition time is that of the status built before, as long as the status is the same."""
+    long_ago = "2020-01-01T00:00:00Z"
+    before, _ = status(containers=[view(UP)])
+    for condition in before["conditions"]:
+        condition["lastTransitionTime"] = long_ago
+    _, same = status(containers=[view(UP)], previous=before)
+    _, other = status(containers=[view(ended(1))], previous=before)
+    assert same["Ready"]["lastTransitionTime"] == other["Initialized"]["lastTransitionTime"] == long_ago
+    assert other["Ready"]["lastTransitionTime"] > long_ago
 
 
 def test_two_agents_never_share_addresses():

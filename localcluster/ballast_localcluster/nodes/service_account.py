@@ -29,7 +29,7 @@ async def write_token(api: Api, pod: Manifest, source: Manifest, path: Path) -> 
     """
     metadata = pod["metadata"]
     account = pod["spec"].get("serviceAccountName", "default")
-    seconds = source.get("expirationSeconds", _DEFAULT_SECONDS)
+    seconds: float = source.get("expirationSeconds", _DEFAULT_SECONDS)
     audience = source.get("audience")
     request = {
         "apiVersion": "authentication.k8s.io/v1",

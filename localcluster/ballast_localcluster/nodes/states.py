@@ -114,23 +114,6 @@ def pod_status(
         forced_phase: Failed by decision of the node (deadline, admission).
     """
     phase = forced_phase or pod_phase(init, containers)
-    done = phase in ("Succeeded", "Failed")
-    ready = not done and all(isinstance(view.state, Running) for view in containers)
-    initialized = all(isinstance(v.state, Terminated) and v.state.exit_code == 0 for v in init)
-    not_ready = [view.name for view in containers if not isinstance(view.state, Running)]
-    why = {"reason": "PodCompleted"} if phase == "Succeeded" else {"reason": "ContainersNotReady"}
-    if not_ready and phase != "Succeeded":
-        why["message"] = f"containers with unready status: [{' '.join(not_ready)}]"
-    waiting = [view.name for view in init if not isinstance(view.state, Terminated) or view.state.exit_code]
-    why_not_initialized = {
-        "reason": "ContainersNotInitialized",
-        "message": f"containers with incomplete status: [{' '.join(waiting)}]",
-    }
-    wanted = [
-        ("Initialized", initialized, why_not_initialized),
-        ("ContainersReady", ready, why),
-        ("Ready", ready, why),
-    ]
     return {
         "phase": phase,
         "reason": reason or None,
@@ -140,14 +123,39 @@ def pod_status(
         **({"podIP": address, "podIPs": [_REPLACE, {"ip": address}]} if address else {}),
         "startTime": start_time,
         "conditions": [
-            _condition(kind, holds, {} if holds else reasons, previous) for kind, holds, reasons in wanted
+            _initialized(init, previous),
+            *_readiness(phase, containers, previous),
         ],
         "initContainerStatuses": [_container_status(view, init=True) for view in init],
         "containerStatuses": [_container_status(view, init=False) for view in containers],
     }
 
 
+def _initialized(init: list[ContainerView], previous: Manifest) -> Manifest:
+    incomplete = [view.name for view in init if not _succeeded(view)]
+    why = {
+        "reason": "ContainersNotInitialized",
+        "message": f"containers with incomplete status: [{' '.join(incomplete)}]",
+    }
+    return _condition("Initialized", not incomplete, why, previous)
+
+
+def _readiness(phase: str, containers: list[ContainerView], previous: Manifest) -> list[Manifest]:
+    """The conditions ContainersReady and Ready, which are the same without readiness gates."""
+    not_ready = [view.name for view in containers if not isinstance(view.state, Running)]
+    if phase == "Succeeded":
+        why = {"reason": "PodCompleted"}
+    else:
+        why = {
+            "reason": "ContainersNotReady",
+            "message": f"containers with unready status: [{' '.join(not_ready)}]",
+        }
+    ready = phase not in ("Succeeded", "Failed") and not not_ready
+    return [_condition(kind, ready, why, previous) for kind in ("ContainersReady", "Ready")]
+
+
 def _condition(kind: str, holds: bool, why: dict[str, str], previous: Manifest) -> Manifest:
+    """A condition with the time of its last transition; ``why`` is shown where it does not hold."""
     status = "True" if holds else "False"
     before = next((c for c in previous.get("conditions", []) if c["type"] == kind), None)
     since = before["lastTransitionTime"] if before and before["status"] == status else now()
@@ -157,18 +165,21 @@ def _condition(kind: str, holds: bool, why: dict[str, str], previous: Manifest) 
         "lastTransitionTime": since,
         "reason": None,
         "message": None,
-        **why,
+        **({} if holds else why),
     }
 
 
+def _succeeded(view: ContainerView) -> bool:
+    return isinstance(view.state, Terminated) and view.state.exit_code == 0
+
+
 def _container_status(view: ContainerView, *, init: bool) -> Manifest:
-    finished_well = isinstance(view.state, Terminated) and view.state.exit_code == 0
     return {
         "name": view.name,
         "image": view.image,
         "imageID": "",
         "containerID": view.container_id,
-        "ready": finished_well if init else isinstance(view.state, Running),
+        "ready": _succeeded(view) if init else isinstance(view.state, Running),
         "started": isinstance(view.state, Running),
         "restartCount": view.restarts,
         "state": _state(view.state),

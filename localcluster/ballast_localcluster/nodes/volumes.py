@@ -64,7 +64,7 @@ class Volumes:
                 soonest.refresh_at = time.time() + 10
 
     async def _realise(self, volume: Manifest, references: References) -> Path:
-        directory = self._folder / volume["name"]
+        directory: Path = self._folder / volume["name"]
         kind = next(key for key in volume if key != "name")
         source = volume[kind]
         if kind == "hostPath":
