@@ -64,11 +64,12 @@ class Volumes:
                 soonest.refresh_at = time.time() + 10
 
     async def _realise(self, volume: Manifest, references: References) -> Path:
-        directory: Path = self._folder / volume["name"]
+        name: str = volume["name"]
+        directory = self._folder / name
         kind = next(key for key in volume if key != "name")
         source = volume[kind]
         if kind == "hostPath":
-            return _host_path(volume["name"], source)
+            return _host_path(name, source)
         directory.mkdir(parents=True, exist_ok=True)
         match kind:
             case "emptyDir":
@@ -77,9 +78,9 @@ class Volumes:
                 data = await references.config_map(source["name"], optional=source.get("optional", False))
                 _write_items(directory, source, data or {}, f"configmap {source['name']}")
             case "secret":
-                name = source["secretName"]
-                data = await references.secret(name, optional=source.get("optional", False))
-                _write_items(directory, source, data or {}, f"secret {name}")
+                secret = source["secretName"]
+                data = await references.secret(secret, optional=source.get("optional", False))
+                _write_items(directory, source, data or {}, f"secret {secret}")
             case "downwardAPI":
                 self._write_fields(directory, source)
             case "projected":
@@ -87,7 +88,7 @@ class Volumes:
                     await self._project(directory, part, references)
             case _:
                 raise ConfigurationError(
-                    f"volume {volume['name']}: process nodes do not emulate {kind}. "
+                    f"volume {name}: process nodes do not emulate {kind}. "
                     "To fix: use emptyDir, hostPath, configMap, secret, downwardAPI or projected."
                 )
         return directory
