@@ -13,6 +13,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help docs setup demo test test-unit test-api test-e2e check format generate bench clean
 

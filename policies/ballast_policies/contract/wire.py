@@ -6,6 +6,7 @@ talk; a missing key or a value of the wrong type is refused with the name of the
 
 import dataclasses
 import enum
+import functools
 import json
 import types
 import typing
@@ -16,6 +17,7 @@ class ContractError(ValueError):
     """A message of the other side cannot be read; the text names the field, the value and the reason."""
 
 
+@functools.cache
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(part.title() for part in rest)
@@ -60,7 +62,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 def _decode_object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ContractError(f"{where}: expected an object, got {value!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     arguments = {}
     for field in dataclasses.fields(kind):
         key = _camel(field.name)
@@ -74,6 +76,12 @@ def _decode_object(kind: Any, value: Any, where: str) -> Any:
         raise
     except ValueError as error:
         raise ContractError(f"{where}: {error}") from error
+
+
+@functools.cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    """Resolved once a class: it costs more than decoding a value."""
+    return typing.get_type_hints(kind)
 
 
 class Wire:

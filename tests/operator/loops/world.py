@@ -4,7 +4,7 @@ It checks, at every write, what must never be: a node with more GPUs taken than 
 job alive at once, a pod without a written intent, a released pod deleted before the acknowledgement.
 """
 
-import copy
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,10 +31,15 @@ class Crash(BaseException):
     """The operator dies: nothing of it goes on, not even its ``except`` clauses for errors."""
 
 
+def as_sent(value: Any) -> Any:
+    """A copy, as JSON carries it over a connection."""
+    return json.loads(json.dumps(value))
+
+
 def merged(old: Any, patch: Any) -> Any:
     """JSON merge patch."""
     if not isinstance(patch, Mapping) or not isinstance(old, Mapping):
-        return copy.deepcopy(patch)
+        return as_sent(patch)
     result = dict(old)
     for name, value in patch.items():
         if value is None:
@@ -70,7 +75,7 @@ class World:
 
     def put(self, kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
         """Create or replace, as someone other than the operator."""
-        item = copy.deepcopy(item)
+        item = as_sent(item)
         metadata = item["metadata"]
         key = (kind, (metadata.get("namespace", ""), metadata["name"]))
         old = self.objects.get(key)
@@ -145,11 +150,11 @@ class FakeCluster:
         item = self.world.get(kind, namespace, name)
         if item is None:
             raise NotFound(f"{kind.kind} {namespace}/{name}")
-        return copy.deepcopy(item)
+        return as_sent(item)
 
     async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> Any:
         found = [
-            copy.deepcopy(item)
+            as_sent(item)
             for item in self.world.items(kind)
             if not label_selector or label_selector in (item["metadata"].get("labels") or {})
         ]
@@ -171,9 +176,9 @@ class FakeCluster:
                 f"{kind.kind} {name}: version {wanted} is not {old['metadata']['resourceVersion']}"
             )
         if subresource:
-            new = {**old, "status": copy.deepcopy(body["status"])}
+            new = {**old, "status": as_sent(body["status"])}
         else:
-            new = {**old, **{k: copy.deepcopy(v) for k, v in body.items() if k != "metadata"}}
+            new = {**old, **{k: as_sent(v) for k, v in body.items() if k != "metadata"}}
             new["metadata"] = merged(
                 old["metadata"], {k: v for k, v in metadata.items() if k != "resourceVersion"}
             )
@@ -190,7 +195,7 @@ class FakeCluster:
             return self._end(kind, "post", dict(body))
         if kind is POD:
             self._intent_is_written(body)
-        item = copy.deepcopy(body)
+        item = as_sent(body)
         if kind is POD:
             item["status"] = {"phase": "Pending"}
         return self._end(kind, "post", self.world.put(kind, item))
@@ -224,7 +229,7 @@ class FakeCluster:
     def _end(self, kind: Kind, verb: str, result: dict[str, Any]) -> dict[str, Any]:
         self.world.wrote()
         self.on_write(verb, kind)
-        return copy.deepcopy(result)
+        return as_sent(result)
 
     def _intent_is_written(self, pod: Mapping[str, Any]) -> None:
         labels = pod["metadata"]["labels"]
