@@ -29,7 +29,7 @@ def run_gang(context: ReconcileContext) -> StepResult:
     failure = find_failure(context) or _silent_exit(context)
     if failure is not None:
         return begin_termination(context, *failure)
-    status = follow(context)
+    status = track_progress(context)
     if view.status.allocation is not None and view.status.allocation.joining:
         result = continue_growth(_with_status(context, status))
     elif view.shrinking:
@@ -54,7 +54,7 @@ def run_gang(context: ReconcileContext) -> StepResult:
     )
 
 
-def follow(context: ReconcileContext) -> TrainingJobStatus:
+def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     """The status brought up to the newest report."""
     view, status = context.view, context.view.status
     allocation, lease = context.allocation, view.lease

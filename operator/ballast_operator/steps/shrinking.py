@@ -30,55 +30,50 @@ def open_proposal(context: ReconcileContext) -> Proposal | None:
 
 def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     """Why the proposal cannot be accepted, with numbers; empty: it can."""
-    plan, spec = context.view.launched_plan, context.spec
-    assert plan is not None
-    pods = [rank.pod for rank in plan.ranks]
+    plan, spec = context.plan, context.spec
+    pods, kept = [rank.pod for rank in plan.ranks], len(proposal.kept_pods)
     if not spec.repack_enabled:
         return "spec.repack.enabled is false"
-    if sorted((*proposal.kept_pods, *proposal.released_pods)) != sorted(pods):
-        named = sorted((*proposal.kept_pods, *proposal.released_pods))
-        return f"it names {named}, the plan's pods are {sorted(pods)}"
+    named = sorted((*proposal.kept_pods, *proposal.released_pods))
+    if named != sorted(pods):
+        return f"the proposal names {named}, the plan's pods are {sorted(pods)}"
     if proposal.kept_pods[0] != pods[0]:
-        return f"rank 0 has to stay {pods[0]}, it names {proposal.kept_pods[0]}"
-    if len(proposal.kept_pods) < spec.repack_min_stages:
-        return f"it keeps {len(proposal.kept_pods)} pods, spec.repack.minStages is {spec.repack_min_stages}"
+        return f"rank 0 must stay {pods[0]}, the proposal moves it to {proposal.kept_pods[0]}"
+    if kept < spec.repack_min_stages:
+        return f"the proposal keeps {kept} pods, below spec.repack.minStages={spec.repack_min_stages}"
     target = spec.repack_target_stages
-    if target is not None and len(proposal.kept_pods) != target:
-        return f"it keeps {len(proposal.kept_pods)} pods, spec.repack.targetStages is {target}"
+    if target is not None and kept != target:
+        return f"the proposal keeps {kept} pods, spec.repack.targetStages={target}"
     limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
     if proposal.step_seconds_after > limit:
         return (
-            f"steps will take {proposal.step_seconds_after:.4g} s, now {proposal.step_seconds_before:.4g} s; "
-            f"spec.repack.maxSlowdown {spec.repack_max_slowdown:g} allows {limit:.4g} s"
+            f"a step would take {proposal.step_seconds_after:.4g} s instead of "
+            f"{proposal.step_seconds_before:.4g} s, above the {limit:.4g} s that "
+            f"spec.repack.maxSlowdown={spec.repack_max_slowdown:g} allows"
         )
-    if any(stage.rank >= len(proposal.kept_pods) for stage in proposal.stages):
-        highest = max(stage.rank for stage in proposal.stages)
-        return f"a stage is on rank {highest}, but it keeps {len(proposal.kept_pods)} pods"
+    highest = max((stage.rank for stage in proposal.stages), default=0)
+    if highest >= kept:
+        return f"a stage is on rank {highest}, but the proposal keeps {kept} pods"
     return ""
 
 
 def answer_proposal(context: ReconcileContext, proposal: Proposal) -> StepResult:
-    """Accept or refuse a proposal."""
-    view = context.view
-    plan = view.launched_plan
-    assert plan is not None
+    """Accept a proposal by writing the next plan, or refuse it."""
+    status, shrunk = context.view.status, None
     why_not = refusal(context, proposal)
-    if why_not:
+    if not why_not:
+        try:
+            shrunk = context.plan.shrink(proposal)
+        except ValueError as error:
+            why_not = str(error)
+    if shrunk is None:
         message = f"proposal of step {proposal.step} refused: {why_not}"
         status = with_condition(
-            context, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
-        )
-        return StepResult(status=status)
-    try:
-        shrunk = plan.shrink(proposal)
-    except ValueError as error:
-        message = f"proposal of step {proposal.step} refused: {error}"
-        status = with_condition(
-            context, view.status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
+            context, status, JobCondition.REPACKED, False, JobReason.PROPOSAL_REFUSED, message
         )
         return StepResult(status=status)
     message = f"releasing {', '.join(proposal.released_pods)}: {proposal.reason}"
-    status = with_condition(context, view.status, JobCondition.REPACKED, False, JobReason.REPACKING, message)
+    status = with_condition(context, status, JobCondition.REPACKED, False, JobReason.REPACKING, message)
     return StepResult(
         status=status, actions=(WritePlan(shrunk),), requeue_after_seconds=context.settings.shrink_seconds
     )

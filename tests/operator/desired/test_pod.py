@@ -1,0 +1,110 @@
+"""A trainer pod: the user's template and what the operator adds."""
+
+import copy
+
+import pytest
+from ballast_operator.desired.pod import pod_object
+from ballast_operator.views.pod import pinned_node
+from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+
+from tests.operator.steps.contexts import PODS, a_running_view
+from tests.operator.views.builders import a_spec
+
+GPU = "nvidia.com/gpu"
+
+
+def built(template=None, **spec):
+    template = (
+        {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}}
+        if template is None
+        else template
+    )
+    view = a_running_view()
+    return pod_object(
+        view,
+        a_spec(template=template, **spec),
+        view.status.allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
+        rank=2,
+        pod=PODS[2],
+        gpu_resource=GPU,
+    )
+
+
+def environment(pod):
+    return {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_pod_is_pinned_to_its_node_and_labelled_with_job_launch_and_rank():
+    """kube-scheduler still binds it: spec.nodeName stays empty."""
+    pod = built()
+    assert pod["metadata"]["name"] == PODS[2]
+    assert "nodeName" not in pod["spec"] and pinned_node(pod) == "c"
+    labels = pod["metadata"]["labels"]
+    assert (labels[JOB_LABEL], labels[LAUNCH_LABEL], labels[RANK_LABEL]) == ("job", "1", "2")
+
+
+def test_every_pod_asks_for_one_gpu_of_its_pool_and_is_never_restarted():
+    """A pod that ends is the operator's to replace."""
+    spec = built()["spec"]
+    resources = spec["containers"][0]["resources"]
+    assert (resources["requests"][GPU], resources["limits"][GPU]) == ("1", "1")
+    assert spec["restartPolicy"] == "Never"
+
+
+def test_the_template_keeps_what_the_user_wrote():
+    """Labels, annotations, side cars, affinity, command and environment; the template is not changed."""
+    zone = {"key": "zone", "operator": "In", "values": ["x"]}
+    template = {
+        "metadata": {"labels": {"team": "vision", JOB_LABEL: "other"}, "annotations": {"note": "mine"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "mine:2",
+                    "command": ["python", "train.py"],
+                    "env": [{"name": "BALLAST_CHECKPOINT_PATH", "value": "/mine"}],
+                    "resources": {"limits": {"cpu": "4"}},
+                },
+                {"name": "sidecar", "image": "logs:1"},
+            ],
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [zone]}]
+                    }
+                }
+            },
+        },
+    }
+    before = copy.deepcopy(template)
+    pod = built(template)
+    assert template == before
+    assert pod["metadata"]["labels"]["team"] == "vision" and pod["metadata"]["labels"][JOB_LABEL] == "job"
+    assert pod["metadata"]["annotations"] == {"note": "mine"}
+    trainer, sidecar = pod["spec"]["containers"]
+    assert trainer["command"] == ["python", "train.py"] and sidecar == {"name": "sidecar", "image": "logs:1"}
+    assert environment(pod)["BALLAST_CHECKPOINT_PATH"] == "/mine"
+    assert trainer["resources"]["limits"] == {"cpu": "4", GPU: "1"}
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity["nodeSelectorTerms"][0]["matchExpressions"] == [zone] and pinned_node(pod) == "c"
+
+
+@pytest.mark.parametrize(("grace", "want"), [(None, "30"), (120, "120"), (0, "1")])
+def test_the_trainer_knows_how_long_it_may_save_after_sigterm(grace, want):
+    """The pod's own grace period, Kubernetes' default without one, at least a second."""
+    spec = {"containers": [{"name": "trainer", "image": "trainer:1"}]}
+    if grace is not None:
+        spec["terminationGracePeriodSeconds"] = grace
+    assert environment(built({"spec": spec}))["BALLAST_STOP_SECONDS"] == want
+
+
+def test_a_container_without_a_command_runs_the_trainer():
+    """`ballast-train pod`, with the job's name and checkpoint path in its environment."""
+    pod = built(checkpoint_path="/data")
+    assert pod["spec"]["containers"][0]["command"] == ["ballast-train", "pod"]
+    found = environment(pod)
+    assert (found["BALLAST_JOB"], found["BALLAST_NAMESPACE"], found["BALLAST_CHECKPOINT_PATH"]) == (
+        "job",
+        "team",
+        "/data",
+    )

@@ -1,0 +1,92 @@
+"""What a running gang reports becomes its status."""
+
+import dataclasses
+
+import pytest
+from ballast_operator.api.cause import Cause
+from ballast_operator.steps.context import WritePlan
+from ballast_operator.steps.running import progress, run_gang
+from ballast_operator.views.lease import LeaseView
+from ballast_policies.contract import Ack, Directive, Proposal, Stage
+
+from tests.operator.steps.contexts import PODS, a_context, a_report, a_running_view, after, conditions, keep
+
+ACKNOWLEDGED = Ack(epoch=1, step=0)
+
+
+def reporting(**changes):
+    return a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, report=a_report(**changes)))
+
+
+def test_a_gang_runs_once_rank_0_has_acknowledged_the_plan():
+    """Before that the conditions stay as they are."""
+    assert conditions(run_gang(a_context(a_running_view())))["Running"] == (True, "AllRanksTrain")
+    assert conditions(run_gang(a_context(a_running_view(lease=LeaseView())))) == {}
+
+
+def test_progress_has_the_report_the_percentage_and_the_expected_end():
+    """50 of 100 steps at 5 steps/s: ten seconds to go."""
+    found = progress(a_context(seconds=10), a_report(imbalance=0.25, checkpoint_step=40))
+    assert (found.step, found.percent, found.eta) == (50, 50, after(20))
+    assert (found.steps_per_second, found.loss, found.imbalance) == (5.0, 2.0, 0.25)
+    assert found.checkpoint_step == 40
+
+
+@pytest.mark.parametrize(
+    ("report", "want"),
+    [
+        ({"loss": float("nan")}, {"loss": None}),
+        ({"bubble": 1.0000001}, {"bubble": 1.0}),
+        ({"checkpoint_step": 51}, {"checkpoint_step": 50}),
+        ({"step": -1}, {"step": 0}),
+        ({"steps_per_second": 0.0}, {"eta": None}),
+    ],
+    ids=["loss is not a number", "rounded above 1", "checkpoint ahead", "negative step", "at a standstill"],
+)
+def test_a_reported_number_outside_its_range_is_brought_into_it(report, want):
+    """The status is valid whatever the trainer reports."""
+    found = progress(a_context(), a_report(**report))
+    assert {name: getattr(found, name) for name in want} == want
+
+
+def test_a_rebalance_is_listed_once_and_completed_by_later_reports():
+    """The imbalance after it is measured later; the entry keeps its time."""
+    first = reporting(rebalances=1, last_rebalance_step=40, imbalance_before=0.5)
+    status = run_gang(a_context(first, seconds=5)).status
+    second = reporting(rebalances=1, last_rebalance_step=40, imbalance_before=0.5, imbalance_after=0.1)
+    result = run_gang(a_context(dataclasses.replace(second, status=status), seconds=9))
+    (entry,) = result.status.rebalances
+    assert (entry.step, entry.time) == (40, after(5))
+    assert (entry.imbalance_before, entry.imbalance_after) == (0.5, 0.1)
+    assert "imbalance 0.500 -> 0.100" in result.status.condition("Rebalanced").message
+
+
+def test_a_report_of_a_later_epoch_than_the_plan_is_left_alone():
+    """It belongs to a plan that this pass does not see yet."""
+    assert run_gang(a_context(reporting(epoch=2))).status.progress is None
+
+
+def test_a_proposal_is_answered_before_the_gang_grows():
+    """A shrink that is proposed and GPUs that are offered in the same pass: the shrink is planned."""
+    proposal = Proposal(
+        epoch=1,
+        step=40,
+        kept_pods=PODS[:2],
+        released_pods=PODS[2:],
+        stages=(Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=8)),
+        step_seconds_before=1.0,
+        step_seconds_after=1.05,
+    )
+    view = a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, proposal=proposal))
+    (action,) = run_gang(a_context(view, assignment=keep(extra_nodes=("m",)))).actions
+    assert isinstance(action, WritePlan) and action.plan.directive is Directive.SHRINK
+
+
+def test_ranks_that_exit_with_success_before_the_last_step_end_the_launch():
+    """A user error, once the last step has had time to be announced."""
+    view = a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, quiet_seconds=11.0))
+    view = dataclasses.replace(
+        view, pods=tuple(dataclasses.replace(pod, phase="Succeeded", exit_code=0) for pod in view.pods)
+    )
+    ending = run_gang(a_context(view)).status.allocation.ending
+    assert ending.cause is Cause.USER_ERROR and "names no last step" in ending.message

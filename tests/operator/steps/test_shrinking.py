@@ -1,0 +1,103 @@
+"""A repack: which proposals are accepted, and what an accepted one does."""
+
+import dataclasses
+
+import pytest
+from ballast_operator.steps.context import DeletePod
+from ballast_operator.steps.shrinking import answer_proposal, continue_shrink, open_proposal, refusal
+from ballast_operator.views.lease import LeaseView
+from ballast_policies.contract import Ack, Directive, Proposal, Stage
+
+from tests.operator.steps.contexts import PODS, a_context, a_running_view, after, conditions
+from tests.operator.views.builders import a_plan
+
+GOOD = Proposal(
+    epoch=1,
+    step=40,
+    kept_pods=PODS[:2],
+    released_pods=PODS[2:],
+    stages=(Stage(rank=0, first_layer=0, end_layer=3), Stage(rank=1, first_layer=3, end_layer=8)),
+    step_seconds_before=1.0,
+    step_seconds_after=1.05,
+)
+
+
+CASES = {
+    "as it should be": ({}, {}, ""),
+    "repacking is not wanted": ({"repack_enabled": False}, {}, "spec.repack.enabled is false"),
+    "too few stay": ({"repack_min_stages": 3}, {}, "keeps 2 pods, below spec.repack.minStages=3"),
+    "as many stay as are wanted": ({"repack_target_stages": 2}, {}, ""),
+    "others stay than are wanted": (
+        {"repack_target_stages": 3},
+        {},
+        "keeps 2 pods, spec.repack.targetStages=3",
+    ),
+    "it would be too slow": (
+        {},
+        {"step_seconds_after": 1.2},
+        "above the 1.1 s that spec.repack.maxSlowdown=0.1 allows",
+    ),
+    "rank 0 would go": (
+        {},
+        {"kept_pods": (PODS[1], PODS[0])},
+        "rank 0 must stay job-1-0, the proposal moves it to job-1-1",
+    ),
+    "a pod is forgotten": ({}, {"released_pods": (PODS[2],)}, "the plan's pods are"),
+    "a stranger is named": ({}, {"released_pods": (PODS[2], "other-1-0")}, "other-1-0"),
+    "a stage on a rank that goes": (
+        {},
+        {"stages": (Stage(rank=2, first_layer=0, end_layer=8),)},
+        "a stage is on rank 2, but the proposal keeps 2 pods",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "changes", "want_words"), CASES.values(), ids=CASES.keys())
+def test_a_proposal_is_checked_against_the_spec_and_the_plan(spec, changes, want_words):
+    """The refusal has the numbers; an empty one accepts."""
+    said = refusal(a_context(spec=spec), dataclasses.replace(GOOD, **changes))
+    assert want_words in said if want_words else said == ""
+
+
+SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
+
+
+def shrinking(*, acknowledged, released=True):
+    lease = LeaseView(ack=Ack(epoch=acknowledged, step=41, pause_ms=12.5), proposal=GOOD)
+    view = a_running_view(plan=SHRUNK, lease=lease)
+    return view if released else dataclasses.replace(view, pods=view.pods[:2])
+
+
+def test_an_accepted_proposal_becomes_the_next_plan():
+    """Repacked says which pods go; a refused one writes no plan and says why."""
+    context = a_context(a_running_view())
+    (action,) = answer_proposal(context, GOOD).actions
+    assert [rank.pod for rank in action.plan.ranks] == list(PODS[:2])
+    late = answer_proposal(context, dataclasses.replace(GOOD, step_seconds_after=2.0))
+    assert late.actions == () and conditions(late)["Repacked"] == (False, "ProposalRefused")
+
+
+def test_a_proposal_of_an_earlier_epoch_is_not_open():
+    """The plan has changed since; only rank 0's answer to the present one counts."""
+    lease = LeaseView(ack=Ack(epoch=1, step=0), proposal=GOOD)
+    assert open_proposal(a_context(a_running_view(lease=lease))) == GOOD
+    stale = LeaseView(ack=Ack(epoch=1, step=0), proposal=dataclasses.replace(GOOD, epoch=3))
+    assert open_proposal(a_context(a_running_view(lease=stale))) is None
+
+
+def test_released_pods_are_deleted_only_after_the_acknowledgement():
+    """Exactly those, by name and uid."""
+    assert continue_shrink(a_context(shrinking(acknowledged=1))).actions == ()
+    actions = continue_shrink(a_context(shrinking(acknowledged=2))).actions
+    assert actions == tuple(DeletePod(pod, f"uid-{pod}") for pod in PODS[2:])
+
+
+def test_a_shrink_is_recorded_when_the_released_pods_are_gone():
+    """Survivors with their uids, the pause, and the predicted step times."""
+    result = continue_shrink(a_context(shrinking(acknowledged=2, released=False), seconds=5))
+    (entry,) = result.status.repacks
+    assert [(kept.name, kept.uid) for kept in entry.survivors] == [(pod, f"uid-{pod}") for pod in PODS[:2]]
+    assert (entry.epoch, entry.step, entry.pause_ms, entry.time) == (2, 41, 12.5, after(5))
+    assert (entry.released_pods, entry.step_seconds_after) == (PODS[2:], 1.05)
+    assert (result.status.allocation.pods, result.status.allocation.gpus) == (PODS[:2], 2)
+    assert conditions(result)["Repacked"] == (True, "PodsReleased")

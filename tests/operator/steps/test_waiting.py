@@ -1,0 +1,89 @@
+"""A job without GPUs waits with a reason, or is launched."""
+
+import dataclasses
+
+import pytest
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.steps.context import DeletePod
+from ballast_operator.steps.waiting import decided, wait_or_launch
+
+from tests.operator.steps.contexts import (
+    FOUR_V100,
+    PODS,
+    a_context,
+    a_pod,
+    after,
+    an_idle_view,
+    conditions,
+    keep,
+    place,
+    release,
+)
+
+
+def test_a_launch_is_written_into_the_status_before_its_pods_exist():
+    """Number, placement and pod names; no action in the same pass."""
+    result = wait_or_launch(a_context(an_idle_view(), assignment=place(plan_id="round-3")))
+    allocation = result.status.allocation
+    assert (allocation.launch, allocation.placement, allocation.pods) == (1, FOUR_V100, PODS)
+    assert (allocation.gpus, allocation.plan_id, allocation.since) == (4, "round-3", after(1))
+    assert result.status.launches == 1 and result.actions == ()
+    assert conditions(result) == {"Admitted": (True, "Assigned"), "Running": (False, "PodsStarting")}
+    assert result.metric_increments == (("launches", "v100", 1),)
+
+
+WAITS = {
+    "no assignment yet": ({}, {"assignment": None}, "Pending"),
+    "the assignment answers another launch": ({}, {"assignment": place(launches=5)}, "Pending"),
+    "the allocator keeps a gang that has ended since": ({}, {"assignment": keep(launches=0)}, "Pending"),
+    "no GPUs this round": (
+        {},
+        {"assignment": release(launches=0, reason=JobReason.WAITING_FOR_CAPACITY)},
+        "WaitingForCapacity",
+    ),
+    "its GPUs are not free yet": (
+        {},
+        {"assignment": place(), "shortage": "0 of 4"},
+        "WaitingForReleasedPods",
+    ),
+    "suspended": ({}, {"assignment": place(), "spec": {"suspend": True}}, "Suspended"),
+    "pausing after a failure": ({"next_launch_at": after(31)}, {"assignment": place()}, "BackingOff"),
+}
+
+
+@pytest.mark.parametrize(("status", "context", "want"), WAITS.values(), ids=WAITS.keys())
+def test_a_job_waits_with_the_reason(status, context, want):
+    """No launch is written."""
+    view = an_idle_view()
+    view = dataclasses.replace(view, status=view.status.replace(**status))
+    result = wait_or_launch(a_context(view, **context))
+    assert result.status.allocation is None
+    assert conditions(result)["Admitted"] == (False, want)
+
+
+def test_pods_of_an_earlier_launch_are_deleted_before_the_next_one():
+    """Two launches never hold GPUs at once."""
+    view = dataclasses.replace(an_idle_view(), pods=(a_pod("job-1-0", 0, phase="Running"),))
+    result = wait_or_launch(a_context(view, assignment=place()))
+    assert result.actions == (DeletePod("job-1-0", "uid-job-1-0"),)
+    assert conditions(result)["Admitted"] == (False, "WaitingForReleasedPods")
+
+
+def test_why_the_last_launch_ended_is_kept_while_the_job_waits():
+    """It is worth more than "see condition Admitted"."""
+    view = an_idle_view()
+    status = view.status.with_condition(
+        "Running", False, "UserError", "ValueError: boom", now=after(0), generation=1
+    )
+    view = dataclasses.replace(view, status=status)
+    waiting = release(launches=0, reason=JobReason.WAITING_FOR_CAPACITY)
+    running = wait_or_launch(a_context(view, assignment=waiting)).status.condition("Running")
+    assert running.message == "ValueError: boom"
+
+
+def test_a_decision_that_another_round_repeats_is_not_written_again():
+    """Only the round's name differs."""
+    first = decided(an_idle_view().status, place(plan_id="round-1"))
+    assert (first.last_decision.chosen, first.last_decision.gpu_type) == ("4 x v100 of pool v100", "v100")
+    assert decided(first, place(plan_id="round-2")) is first
+    assert decided(first, place(plan_id="round-2", why="another")).last_decision.plan_id == "round-2"
