@@ -1,1 +1,1 @@
-"""Carries out job decisions on GPUs."""
+"""The trainer: runs a job's pipeline on GPUs and carries out its plans."""

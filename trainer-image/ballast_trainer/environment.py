@@ -1,4 +1,4 @@
-"""What environment variables say, read strictly: periods, and this process's place under torchrun."""
+"""Strict reading of environment variables: periods, and this process's rank under torchrun."""
 
 import dataclasses
 from collections.abc import Mapping

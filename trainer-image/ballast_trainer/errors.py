@@ -1,4 +1,4 @@
-"""What can go wrong in the trainer, and how the process then ends.
+"""The trainer's errors, and the exit code of each.
 
 ::
 
@@ -7,7 +7,7 @@
     +-- PeerLost             another rank died or hung: exit code PEER_LOST
     +-- Stopped              told to stop before the first step: exit code STOPPED
     +-- CheckpointError      a checkpoint cannot be written or read: exit code ERROR
-    +-- OutputClosed         nobody reads what rank 0 prints: exit code ERROR
+    +-- OutputClosed         the reader of rank 0's output has closed it: exit code ERROR
 """
 
 import difflib
@@ -31,9 +31,9 @@ class ConfigurationError(TrainerError):
 
     @classmethod
     def unknown(cls, field: str, name: str, known: Iterable[str]) -> "ConfigurationError":
-        """``name`` is none of the ``known`` words of ``field``; suggests the nearest."""
+        """``name`` is none of the ``known`` names of ``field``; suggests the nearest."""
         known = sorted(known)
-        # Words that differ in case alone are near.
+        # Names that differ in case alone are close.
         by_case = {word.lower(): word for word in known}
         near = difflib.get_close_matches(name.lower(), by_case, n=1)
         hint = f"did you mean {by_case[near[0]]!r}?" if near else f"one of {', '.join(known)}"
@@ -53,4 +53,4 @@ class CheckpointError(TrainerError):
 
 
 class OutputClosed(TrainerError):  # noqa: N818
-    """Whoever read rank 0's standard output has gone, e.g. ``| head``."""
+    """The reader of rank 0's standard output has closed it, e.g. ``| head``."""

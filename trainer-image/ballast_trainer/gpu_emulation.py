@@ -2,8 +2,8 @@
 
 A process node without GPUs gives its pods a slow-down factor by model family.  The trainer
 measures the CPU seconds that a stage's thread really used and sleeps until factor times as long
-has passed.  So a layer that gets cheaper really gets faster; nothing is scripted.  Everything that
-is printed or reported says that it is emulated.
+has passed.  So a layer that gets cheaper really gets faster; nothing is scripted.  Everything
+printed or reported is marked as emulated.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""From a configuration and a plan to a running session: what ``run`` and ``pod`` share."""
+"""Launch of a rank: from a configuration and a plan to a training session."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
 
 PEER_TIMEOUT_SECONDS = 120.0
-"""How long a collective waits for another rank; the heartbeat sees a hung rank long before."""
+"""How long a collective waits for another rank; the heartbeat notices a hung rank long before."""
 
 HANG_SECONDS_ENV = "BALLAST_HANG_SECONDS"
 """Seconds without a heartbeat after which a rank counts as hung."""

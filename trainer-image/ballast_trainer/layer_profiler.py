@@ -1,4 +1,4 @@
-"""What the layers of a job cost, measured in one process without a pipeline."""
+"""Measures the cost of a job's layers in one process, without a pipeline."""
 
 import dataclasses
 from typing import Any

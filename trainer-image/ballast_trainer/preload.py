@@ -1,4 +1,4 @@
-"""Imports what training needs and takes seconds to import; done in a thread while the plan is awaited."""
+"""Imports the modules that take seconds to import; done in a thread while waiting for the plan."""
 
 from ballast_trainer import launch
 from ballast_trainer.pipeline import stages

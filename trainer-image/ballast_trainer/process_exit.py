@@ -1,4 +1,4 @@
-"""How the process ends: exit code, termination message, and what a person reads."""
+"""The end of the process: exit code, termination message, and the message on standard error."""
 
 import os
 import sys
@@ -33,11 +33,11 @@ def reason_of(error: BaseException) -> ExitReason:
 
 
 def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path | None = None) -> ExitCode:
-    """Write the termination message, tell the person, and return the exit code.
+    """Write the termination message and standard error, and return the exit code.
 
     Args:
         reason: why the process ends.
-        message: in words.
+        message: the reason as text.
         step: optimizer steps done, where known.
         log: the pod's termination log; None outside of pods.
     """
@@ -54,19 +54,19 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether the error's text says what to do; of others a person needs the traceback."""
+    """Whether the error's text tells what to do; for others the user needs the traceback."""
     return isinstance(error, TrainerError)
 
 
 def describe(error: BaseException) -> str:
-    """The error in words; the class name where the text alone would not say what happened."""
+    """The error as text, with the class name where the text alone would not be clear."""
     if explains_itself(error):
         return str(error)
     return f"{type(error).__name__}: {error}"
 
 
 def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:
-    """What a heartbeat calls: ends the process at once, whatever its main thread waits for."""
+    """The callback of a heartbeat: ends the process at once, whatever its main thread waits for."""
 
     def lost(message: str) -> None:
         os._exit(end(ExitReason.PEER_LOST, message, log=log))

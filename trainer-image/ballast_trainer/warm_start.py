@@ -1,12 +1,12 @@
-"""Pods of one machine forked from a process that has torch imported, so that they start at once.
+"""Warm start: pods of one machine are forked from a process that has torch imported.
 
 Importing torch costs seconds of CPU and half a gigabyte per process.  On a real node a pod pays
-that once; a laptop that runs a cluster's worth of pods pays it for each.  ``python -m
+that once; a laptop that runs a whole cluster of pods pays it for each.  ``python -m
 ballast_trainer.warm_start SOCKET`` imports torch and listens; a ``ballast-train pod`` with
 ``BALLAST_WARM_START=SOCKET`` in its environment hands over its arguments, environment, working
 directory and standard streams, passes on SIGTERM, and ends as the fork ends.  The fork has a session of its
 own, which is killed when the pod's own process is gone, and when the fork has ended.  Where nothing
-listens, or the pod's environment differs in what an import of torch heeds, the pod starts as usual.
+listens, or the pod's environment differs in variables that torch reads at import, the pod starts as usual.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _PR_SET_PDEATHSIG = 1
 _CONNECT_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0
 """How long a pod waits for a server that is still importing; its own import would take no less."""
-_HEEDED_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA_")
-"""Variables that begin so have had their effect when the server forks."""
+_READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "CUDA_")
+"""Variables with these prefixes have had their effect when the server forks."""
 
 
 def start_warm(environment: Mapping[str, str]) -> int | None:
@@ -95,7 +95,7 @@ class WarmStartServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._children: dict[int, socket.socket] = {}
         # Taken before the imports, which set variables of their own.
-        self._heeded = _heeded(os.environ)
+        self._import_environment = _import_environment(os.environ)
 
     def serve(self) -> None:
         """Serve until killed."""
@@ -120,7 +120,7 @@ class WarmStartServer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _REQUEST_BYTES)
         data, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
         request = json.loads(data) if len(streams) == 3 else {}
-        if _heeded(request.get("environment", {})) != self._heeded:
+        if _import_environment(request.get("environment", {})) != self._import_environment:
             for stream in streams:
                 os.close(stream)
             connection.close()
@@ -145,7 +145,7 @@ class WarmStartServer:
 
     def _reap(self) -> None:
         for child in list(self._children):
-            # The zombie keeps the group's id from being anybody else's until what is left of it is killed.
+            # The zombie keeps the group's id from being reused until the rest of the group is killed.
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 _kill_group(child)
                 _, status = os.waitpid(child, 0)
@@ -160,12 +160,12 @@ class WarmStartServer:
         if child not in self._children or self._children[child].recv(64):
             return
         _kill_group(child)
-        # Its connection says no more; what is left is to reap the fork.
+        # Its connection is closed; only the fork is left to be reaped.
         self._selector.unregister(self._children[child])
 
 
-def _heeded(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_HEEDED_BY_IMPORTS)}
+def _import_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
 
 
 def _kill_group(child: int) -> None:

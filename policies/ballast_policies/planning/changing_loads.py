@@ -1,4 +1,4 @@
-"""How the six kinds of dynamic models change their layers' cost: generators, for simulation and tests.
+"""Generators of layer costs that change over a run as in the six dynamic cases, for simulation and tests.
 
 Each maps the progress of training (0 begin, 1 end) to the relative seconds of every layer, 1 being a
 layer at the begin.  They are models of the six cases (DynMo), with constants named below, not

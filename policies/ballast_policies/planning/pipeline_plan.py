@@ -1,4 +1,4 @@
-"""A whole pipeline, planned before it runs: GPU order, layers to stages, schedule, and what it will do.
+"""The plan of a whole pipeline before it runs: GPU order, stages, schedule, and the predicted step.
 
 ``ballast plan`` prints it.  Seconds are per microbatch unless said otherwise.
 """

@@ -1,4 +1,4 @@
-"""What plans are made from: layers as measured, and the GPUs there are."""
+"""The input of a plan: measured layers, and the GPUs to plan for."""
 
 import dataclasses
 

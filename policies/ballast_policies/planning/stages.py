@@ -1,7 +1,7 @@
-"""Between a partition of the layers and the stages of a plan, and the first stages of a job.
+"""Conversions between a partition and the stages of a plan, and the first stages of a job.
 
-A :class:`Partition` says where the layers are cut; a :class:`Stage` of the contract also says on which
-rank each part is.  The rank of each stage follows from the schedule and is called the placement.
+A :class:`Partition` holds where the layers are cut; a :class:`Stage` of the contract also names the
+rank of each part.  The rank of each stage follows from the schedule and is called the placement.
 """
 
 from collections.abc import Sequence

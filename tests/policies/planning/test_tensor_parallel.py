@@ -145,7 +145,7 @@ def test_migration_ranks_that_migrate_do_not_help_each_other(migrated, ranks, da
 
 def test_migration_somebody_must_be_left_to_help():
     """Refused where all ranks migrate."""
-    with pytest.raises(ValueError, match="nobody is left"):
+    with pytest.raises(ValueError, match="none is left"):
         helper_columns(2, ranks=2, straggler=0, rank=0, migrating=(0, 1))
 
 

@@ -121,7 +121,7 @@ def test_a_run_whose_output_nobody_reads_ends_in_words(tmp_path):
         said = process.stderr.read()
     assert process.returncode == 1
     assert said == (
-        "ballast-train: TrainingFailed: nobody reads standard output any more. "
+        "ballast-train: TrainingFailed: the reader has closed standard output. "
         "To fix: write to a file, or let the reader read on\n"
     )
 

@@ -86,7 +86,7 @@ def test_an_output_that_two_ranks_keep_counts_on_both(gang, small_config, tmp_pa
     """Within a stage it counts for the layer that makes it; behind a cut the next layer holds it again."""
     config = small_config(
         totalSteps=6,
-        model={"name": "tests.trainer.test_activation_bytes:tanh_layers"},
+        model={"name": "tests.trainer.profiling.test_activation_bytes:tanh_layers"},
         data={"name": "tests.trainer.models.picky_model:batches"},
     )
     channel = tmp_path / "channel"

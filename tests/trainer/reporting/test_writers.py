@@ -86,7 +86,7 @@ def test_a_writer_that_fails_is_dropped_and_training_goes_on(caplog):
     for step in (1, 2):
         reporter.step(**fields(step))
     assert [step for step, _ in healthy.seen] == [1, 2]
-    assert [record.getMessage() for record in caplog.records] == ["Full is given up: no space left on device"]
+    assert [record.getMessage() for record in caplog.records] == ["Full is dropped: no space left on device"]
 
 
 def test_json_lines_are_appended(tmp_path):

@@ -1,1 +1,1 @@
-"""How rank 0 and the operator talk: plans one way; reports, proposals and acknowledgements the other."""
+"""The channel between rank 0 and the operator: plans in; reports, proposals and acknowledgements out."""

@@ -1,4 +1,4 @@
-"""The file that ``--config`` names, with what ``--set`` changes in it."""
+"""Reading of the ``--config`` file, with the overrides of ``--set``."""
 
 import re
 import sys

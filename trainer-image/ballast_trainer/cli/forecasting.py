@@ -1,4 +1,4 @@
-"""What ``simulate`` and ``trace`` share: their options, and the profile they start from."""
+"""Options of ``simulate`` and ``trace``, and the profile they start from."""
 
 import json
 from collections.abc import Callable

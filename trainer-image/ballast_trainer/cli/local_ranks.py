@@ -25,7 +25,7 @@ _REFUSED_SECONDS = 2.0
 def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
-    SIGTERM is passed on to the ranks, which then save and leave.
+    SIGTERM is passed on to the ranks, which then save and exit.
 
     Returns:
         0 where all ranks end well; else the exit code of a rank that failed by itself.
@@ -35,19 +35,7 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    children = []
-    for rank in range(ranks):
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        child = context.Process(target=_rank, args=(environment, body))
-        child.start()
-        children.append(child)
+    children = _fork(ranks, port, body)
 
     def pass_on(number: int, frame: types.FrameType | None) -> None:
         for child in children:
@@ -60,22 +48,42 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
     left_behind: set[int] = set()
     while any(child.is_alive() for child in children):
         if any(child.exitcode == ExitCode.USAGE for child in children):
-            # Nobody trains yet: no use in waiting for those that wait for the one that refused.
+            # No rank trains yet: the others only wait for the one that refused.
             pass_on(signal.SIGTERM, None)
             _end(children, _REFUSED_SECONDS)
         elif any(child.exitcode for child in children):
             left_behind = _end(children, _LEAVE_SECONDS)
         time.sleep(_POLL_SECONDS)
-    codes = [child.exitcode or 0 for child in children]
+    return _exit_code([child.exitcode or 0 for child in children], left_behind)
+
+
+def _fork(ranks: int, port: int, body: Callable[[], int]) -> list[BaseProcess]:
+    context = multiprocessing.get_context("fork")
+    children: list[BaseProcess] = []
+    for rank in range(ranks):
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        child = context.Process(target=_rank, args=(environment, body))
+        child.start()
+        children.append(child)
+    return children
+
+
+def _exit_code(codes: list[int], left_behind: set[int]) -> int:
+    """The exit code of the rank that failed by itself; names the ranks that were killed."""
     for rank in left_behind:
         codes[rank] = ExitCode.PEER_LOST
-        _say(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
-    refused = ExitCode.USAGE in codes
-    for rank, code in enumerate(codes):
-        if code < 0 and not refused:
-            _say(f"rank {rank} was killed by {signal.Signals(-code).name}")
-    if refused:
+        _print_error(f"rank {rank} did not end within {_LEAVE_SECONDS:.0f} s of another, and was killed")
+    if ExitCode.USAGE in codes:
         return ExitCode.USAGE
+    for rank, code in enumerate(codes):
+        if code < 0:
+            _print_error(f"rank {rank} was killed by {signal.Signals(-code).name}")
     # A rank that only lost its peer is not the cause.
     first = next((code for code in codes if code not in {0, ExitCode.PEER_LOST}), max(codes))
     return 128 - first if first < 0 else first
@@ -87,11 +95,11 @@ def _rank(environment: dict[str, str], body: Callable[[], int]) -> None:
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
+    # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
     os._exit(code)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"ballast-train: {text}", file=sys.stderr)
 
 

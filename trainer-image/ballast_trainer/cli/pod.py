@@ -51,7 +51,7 @@ def wait_for_plan(channel: Channel, pod: str, stop: StopSignal) -> tuple[Plan, M
     """The first plan that names this pod and lets it train, and the job's configuration.
 
     Raises:
-        Stopped: SIGTERM, or a plan that says stop.
+        Stopped: SIGTERM, or a plan with the directive to stop.
     """
     complaint = ""
     logger.info("waiting for a plan that names %s", pod)
@@ -62,7 +62,7 @@ def wait_for_plan(channel: Channel, pod: str, stop: StopSignal) -> tuple[Plan, M
             plan = channel.read_plan()
             if plan is not None and plan.rank_of(pod) is not None:
                 if plan.directive is Directive.CHECKPOINT_AND_STOP:
-                    raise Stopped(f"plan {plan.epoch} says stop before the first step; nothing to save")
+                    raise Stopped(f"plan {plan.epoch} stops the job before the first step; nothing to save")
                 config = channel.read_config()
                 if config is not None:
                     return plan, config
@@ -81,7 +81,7 @@ def _port(text: str) -> int:
 
 def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     channel = _open_channel(job_name, pod)
-    # Torch takes seconds to import: do it while the plan is on its way.
+    # Torch takes seconds to import: import it while waiting for the plan.
     preload = threading.Thread(target=importlib.import_module, args=("ballast_trainer.preload",), daemon=True)
     preload.start()
     plan, value = wait_for_plan(channel, pod, stop)
@@ -142,5 +142,5 @@ def pod() -> None:
         code = end(reason, describe(error), log=log_or_none)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    # Threads of gloo and of the store may still hold sockets of ranks that are gone: leave at once.
+    # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""``ballast-train profile``: what the layers of a job cost, measured without a pipeline."""
+"""``ballast-train profile``: measures the cost of a job's layers without a pipeline."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""``ballast-train simulate``: what a configuration will do on some ranks, without running it."""
+"""``ballast-train simulate``: step time, idle time and memory of a configuration, without running it."""
 
 import json
 import sys

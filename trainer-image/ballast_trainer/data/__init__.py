@@ -1,1 +1,1 @@
-"""What the models learn from."""
+"""Training data: the built-in corpus, and datasets, loaders and functions of the user."""

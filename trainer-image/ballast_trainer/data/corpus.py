@@ -1,4 +1,4 @@
-"""Real text that every machine has: the help topics of the Python that runs the trainer, as bytes.
+"""The built-in corpus: the help topics of the running Python, as bytes, present on every machine.
 
 ``pydoc_data.topics`` is the Python language reference in English, about 700 KB, under the PSF
 licence.  A batch is a pure function of seed and step, so it is the same on every rank, under every

@@ -1,10 +1,10 @@
-"""Data of the user's own, in an order that follows from seed and step alone.
+"""The user's data, in an order that depends on seed and step alone.
 
-So it is the same on every rank, under every partition, after every re-plan and restart.  What
+So it is the same on every rank, under every partition, after every new plan and restart.  What
 ``data.name`` names is called with ``data.args`` and returns one of
 
-- a function ``batch(seed, step, size)`` -> inputs, targets: pure, the order is its own;
-- a dataset with ``len()`` and ``[index]`` -> (input, target): shuffled anew every epoch;
+- a function ``batch(seed, step, size)`` -> inputs, targets: pure; it decides on the order;
+- a dataset with ``len()`` and ``[index]`` -> (input, target): shuffled in every epoch;
 - a loader, e.g. ``torch.utils.data.DataLoader``, that yields (inputs, targets) of whole batches:
   read from the start to where a restart resumes.
 """
@@ -26,14 +26,14 @@ _DATA = 0xDA7A
 _KEPT_PERMUTATIONS = 2
 """A batch may straddle two epochs."""
 _RECENT_BATCHES = 4
-"""Kept of a loader: where the pipeline never drains, its ends are some steps apart."""
+"""Batches kept of a loader: without a flush, the ends of the pipeline are some steps apart."""
 
 
 def batches_from(source: Any) -> BatchFunction:
     """The batch function of a user's function, dataset or loader.
 
     Raises:
-        ConfigurationError: ``source`` is none of them, or an empty dataset.
+        ConfigurationError: ``source`` is none of these, or an empty dataset.
     """
     if isinstance(source, torch.utils.data.IterableDataset):
         reason = f"{type(source).__name__} yields samples. To fix: return DataLoader(..., batch_size=...)"
@@ -72,7 +72,7 @@ def _whole(batch: Any, size: int) -> Batch:
 
 
 class ShuffledDataset:
-    """A dataset that can be indexed, in another order every epoch.
+    """A dataset that can be indexed, shuffled in every epoch.
 
     Step s takes positions s * size to (s + 1) * size - 1 of the epochs laid end to end.
     """
@@ -106,7 +106,7 @@ class ReplayedLoader:
     """A loader that yields the batches of an epoch, one after the other.
 
     Torch is seeded before an epoch begins and before each batch, so a loader that shuffles does so
-    the same way on every rank.  Going far back, and resuming, means reading again from the first epoch.
+    the same way on every rank.  To go far back, or to resume, it is read again from the first epoch.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:

@@ -1,1 +1,1 @@
-"""The ranks of a job: mesh, process groups, agreement, heartbeats, and the order to stop."""
+"""The ranks of a job: mesh, process groups, agreement, heartbeats, and stopping."""

@@ -1,4 +1,4 @@
-"""The ranks along one axis of the mesh, and the collectives among them, counted."""
+"""The ranks along one axis of the mesh, and collectives among them."""
 
 import dataclasses
 from collections import Counter
@@ -15,8 +15,8 @@ class Axis:
     Attributes:
         ranks: world ranks along the axis, ascending.
         index: which of them this rank is.
-        group: their process group; None for the default one, or where there is nobody to talk to.
-        calls: collectives so far, by name; every rank of the axis counts the same.
+        group: their process group; None for the default one, or where this rank is alone.
+        calls: number of collectives, by name; every rank of the axis counts the same.
         bytes: what this rank has put into them, by name.
     """
 

@@ -1,4 +1,4 @@
-"""Sees a hung rank in seconds, where gloo would wait for its time-out.
+"""Heartbeats between ranks: a hung rank is noticed in seconds, not at gloo's time-out.
 
 Every rank's heartbeat thread counts up a key of its own in the store and watches those of the
 others.  A dead rank closes its connections and is seen at once by its neighbours; a rank that is
@@ -37,7 +37,7 @@ class RankHeartbeat:
         Args:
             store: where ranks meet; a connection of its own is opened.
             pod: this process.
-            hang_seconds: a rank that has not counted up for so long is hung.
+            hang_seconds: a rank whose counter has not grown for this long is hung.
             lost: called once, on the heartbeat's thread, with what happened.
             clock: seconds.
         """
@@ -60,7 +60,7 @@ class RankHeartbeat:
             self._seen = {pod: (b"", now) for pod in pods if pod != self._pod}
 
     def close(self) -> None:
-        """Stop beating; what others do no longer matters."""
+        """Stop the heartbeat, and stop watching the others."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -37,7 +37,7 @@ class Mesh:
         return self.tensor * self.data
 
     def positions(self, ranks: int) -> int:
-        """Pipeline positions of so many ranks.
+        """Pipeline positions of a number of ranks.
 
         Raises:
             ConfigurationError: the ranks do not fill the mesh.

@@ -38,7 +38,7 @@ _PEER_FAILURES = (
     "failed to recv, got 0 bytes",
     "NCCL",
 )
-"""What gloo, the store and NCCL say when another rank is gone; they have no exception type for it."""
+"""Texts of gloo, the store and NCCL when another rank is gone; they have no exception type for it."""
 
 
 @contextlib.contextmanager
@@ -51,12 +51,12 @@ def peer_failures() -> Iterator[None]:
         if isinstance(error, dist.DistError | ConnectionError) or any(
             word in text for word in _PEER_FAILURES
         ):
-            raise PeerLost(f"another rank is gone: {_said(text)}. Its own output says why") from error
+            raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error
         raise
 
 
 def _said(text: str) -> str:
-    """The last line of a communication error, without the place in gloo's source and its advice."""
+    """The last line of a communication error, without gloo's source position and advice."""
     line = text.strip().splitlines()[-1]
     line = re.sub(r"^\[[^\]]*\.cc:\d+\]\s*", "", line)
     return line.partition(". This is typically caused")[0].rstrip(".")
@@ -163,7 +163,7 @@ def reach_store(
 
     Raises:
         PeerLost: rank 0 does not answer in time.
-        Stopped: SIGTERM came while waiting; torch itself would wait on.
+        Stopped: SIGTERM came while waiting; torch itself would keep waiting.
     """
     deadline = time.monotonic() + timeout_seconds
     while not _listens(address, port):

@@ -1,8 +1,8 @@
-"""SIGTERM: finish the step, save, leave; and say so in words where that takes longer than there is time.
+"""Stopping on SIGTERM: finish the step, save, exit; with a clear message where there is too little time.
 
 A spot notice or an eviction gives a pod ``terminationGracePeriodSeconds``, then kills it.  Python
 handles a signal between two bytecodes of the main thread, which may wait for another rank inside
-torch; so a thread of its own is told by the C handler at once and watches the time.
+torch; so a thread of its own is woken by the C handler at once and watches the time.
 """
 
 import os
@@ -19,11 +19,11 @@ STOP_SECONDS_ENV = "BALLAST_STOP_SECONDS"
 """Seconds from SIGTERM to SIGKILL; the operator sets it from the pod's grace period."""
 
 LEAVE_SECONDS = 2.0
-"""Of these, so many are kept for leaving: the termination message, and the kubelet's own delays."""
+"""Of these, seconds reserved for the exit: the termination message, and delays of the kubelet."""
 
 
 class StopSignal:
-    """Remembers that this process was told to stop."""
+    """Whether this process was told to stop."""
 
     def __init__(self) -> None:
         self.received = False
@@ -72,7 +72,7 @@ class StopSignal:
 
 
 def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
-    """How long after SIGTERM this process is killed, where the environment says.
+    """How long after SIGTERM this process is killed, if the environment tells.
 
     Raises:
         ConfigurationError: it is not a number of seconds.

@@ -1,4 +1,4 @@
-"""A few numbers summed over all ranks, by a tree of messages.
+"""An all-reduce for short vectors, by a binomial tree of messages.
 
 gloo's all-reduce is a ring: 2 (n - 1) hops one after another, each of which wakes a process.  For
 the short vector that ranks agree on after every step a tree's 2 log2 n hops are several times

@@ -1,1 +1,1 @@
-"""Kinds of change while training; each changes what layers cost."""
+"""Dynamic cases: changes of the model while it trains, which change the cost of its layers."""

@@ -1,4 +1,4 @@
-"""What the changes of transformer blocks share: they act in every block, more so with time and depth."""
+"""Base of the changes of transformer blocks, whose strength grows over time and with depth."""
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from ballast_trainer.models.gpt import Block
 
 
 class ChangingModule(nn.Module):
-    """A part of a block whose compute follows how far the change has come.
+    """A part of a block whose compute depends on the progress of the change.
 
     Attributes:
         strength: 0 before the change starts, up to ``target`` from ``endStep`` on.
@@ -25,7 +25,7 @@ class ChangingModule(nn.Module):
 
 
 class BlockChange(UnchangedHooks):
-    """Wraps each transformer block, and tells what it wrapped how far the change has come."""
+    """Wraps each transformer block, and keeps the wrappers informed of the change's progress."""
 
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         self._steps = ChangeSteps.of(config)

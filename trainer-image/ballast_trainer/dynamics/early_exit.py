@@ -2,7 +2,7 @@
 
 After each block the positions that the block changed least (cosine of its input and output, the
 saturation measure of CALM) exit; their hidden state goes to the head as it is.  After layer i of L
-the fraction ``target * i / (L - 1)`` of the positions has left, so later layers get ever cheaper.
+the fraction ``target * i / (L - 1)`` of the positions has left, so later layers get cheaper.
 Which positions are out travels as one more channel of the hidden state: shapes between stages stay
 fixed.  Every sequence exits as many positions as the others, so that what is left is dense.
 """
@@ -47,7 +47,7 @@ class ExitingBlock(ChangingModule):
 
 
 class MarkedStart(nn.Module):
-    """The first layer, and a channel that says that nothing has exited."""
+    """The first layer, with the mask channel added: no position has exited."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

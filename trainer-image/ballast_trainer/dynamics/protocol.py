@@ -1,4 +1,4 @@
-"""What a kind of change while training must say.
+"""The interface of a dynamic case: a change of the model while it trains.
 
 A change is a pure function of the step and of the layers' tensors, so that it is the same under
 every partition and after every restart; what it needs beyond the step travels as buffers of the

@@ -1,4 +1,4 @@
-"""Changes while training, built from the kinds that a configuration names."""
+"""The dynamic cases that a configuration names, built."""
 
 from collections.abc import Sequence
 

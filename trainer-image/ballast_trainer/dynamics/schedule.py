@@ -1,4 +1,4 @@
-"""When a change happens, and how far it has come."""
+"""The steps at which a dynamic case acts, and its progress at a step."""
 
 import dataclasses
 

@@ -34,7 +34,7 @@ class _Structure:
         """The kept values as CSR matrices [rows, columns] and, transposed, [columns, rows]."""
         rows, columns = self.shape
         with warnings.catch_warnings():
-            # Torch says once per process that CSR is in beta.
+            # Torch warns once per process that CSR is in beta.
             warnings.simplefilter("ignore")
             return (
                 torch.sparse_csr_tensor(*self._row_major, values, (rows, columns), check_invariants=False),

@@ -1,4 +1,4 @@
-"""The layers a rank holds: modules, their optimizers, and the stack that a stage runs.
+"""The layers that a rank holds: modules, their optimizers, and the stack that a stage runs.
 
 Each layer has an optimizer of its own, so that a layer's whole state is one dictionary of tensors
 that can be moved, saved and loaded without looking at other layers.
@@ -22,6 +22,7 @@ from ballast_trainer.layers.optimizer_state import (
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
+from ballast_trainer.profiling.activations import SavedTensors
 from ballast_trainer.profiling.profile import Meter
 from ballast_trainer.seeding import mixed_key, seed_build, seed_layer
 
@@ -99,7 +100,7 @@ class Layer:
                 self.optimizer.state[held][plain] = restored
 
     def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:
-        """Let the optimizer go on with ``new`` in place of ``old``, which may be the same.
+        """Let the optimizer continue with ``new`` in place of ``old``, which may be the same.
 
         Args:
             old: a parameter of the layer.
@@ -165,7 +166,7 @@ class LayerSet:
         self._held.update({layer.index: layer for layer in layers})
 
     def drop(self, indices: Iterable[int]) -> None:
-        """Let go of layers."""
+        """Release layers."""
         for index in indices:
             del self._held[index]
 
@@ -187,7 +188,7 @@ class LayerStack(nn.Module):
         config = layers[0].config
         self._precision, self._recompute = config.precision, config.recompute
         self.input_learns = False
-        # A list, not a module: gone through for every microbatch.
+        # A list, not a module, since it is iterated for every microbatch.
         self._layers = list(zip(self.indices, self.stack, strict=True))
         self.entrance: Callable[[torch.Tensor], torch.Tensor] | None = None
         """What makes the first layer's input of what another stage sent; None: nothing to make."""
@@ -208,20 +209,12 @@ class LayerStack(nn.Module):
         measured = meter.by_layer and microbatch is not None
         if self.entrance is not None:
             value = self.entrance(value)
-        device, recompute = self._device, self._recompute and torch.is_grad_enabled()
         kept = meter.start_count(self.indices[0], value)
-        with computing_in(self._precision, device):
+        with computing_in(self._precision, self._device):
             for index, layer in self._layers:
                 if measured:
                     meter.enter(index)
-                if recompute:
-                    if kept is not None and (value.requires_grad or _learns(layer)):
-                        kept.keep(index, value)
-                    value = self._recomputed(index, layer, key, value)
-                else:
-                    seed_layer(device, key, index)
-                    with kept.saving(index) if kept is not None else _NOTHING:
-                        value = layer(value)
+                value = self._run_layer(index, layer, key, value, kept)
                 if kept is not None:
                     meter.output_bytes[index] = value.nbytes
                 if measured and value.requires_grad:
@@ -235,6 +228,19 @@ class LayerStack(nn.Module):
             value = self.exit(value)
         meter.message_bytes = value.nbytes
         return value
+
+    def _run_layer(
+        self, index: int, layer: nn.Module, key: int, value: torch.Tensor, kept: SavedTensors | None
+    ) -> torch.Tensor:
+        """The output of one layer; what it saves for its backward is noted in ``kept``."""
+        if self._recompute and torch.is_grad_enabled():
+            if kept is not None and (value.requires_grad or _learns(layer)):
+                kept.keep(index, value)
+            return self._recomputed(index, layer, key, value)
+        seed_layer(self._device, key, index)
+        with kept.saving(index) if kept is not None else _NOTHING:
+            output: torch.Tensor = layer(value)
+        return output
 
     def _recomputed(self, index: int, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
         def run(value: torch.Tensor) -> torch.Tensor:

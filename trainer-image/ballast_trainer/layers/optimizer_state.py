@@ -1,7 +1,7 @@
-"""What an optimizer remembers of each parameter, as tensors that travel with the layer.
+"""An optimizer's state of each parameter, as tensors that travel with the layer.
 
 Any ``torch.optim.Optimizer`` will do that keeps tensors and numbers per parameter.  What it keeps
-elsewhere would be lost when a layer moves, and the loss curve with it, so that is refused in words.
+elsewhere would be lost when a layer moves, and the loss curve with it, so that is refused with a message.
 """
 
 from collections.abc import Mapping

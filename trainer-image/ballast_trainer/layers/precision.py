@@ -1,4 +1,4 @@
-"""Numbers: what layers compute in, and the loss scale that keeps fp16 gradients above zero.
+"""Precision: the type that layers compute in, and the loss scale that keeps fp16 gradients above zero.
 
 Weights, gradients and optimizer state stay fp32 (master weights); with ``bf16`` or ``fp16`` the
 layers run under autocast, so activations between stages have whatever type the layers return.
@@ -42,7 +42,7 @@ def computing_in(precision: str, device: torch.device) -> contextlib.AbstractCon
 
 
 class LossScale:
-    """The factor on the loss, the same on every rank; 1 for ever unless the precision is fp16.
+    """The factor on the loss, the same on every rank; always 1 unless the precision is fp16.
 
     It follows from the gradient norms of all ranks, which all ranks know, so it needs no message of
     its own.  Powers of two scale exactly.
@@ -62,7 +62,7 @@ class LossScale:
         return self.value, self._good_steps
 
     def restore(self, state: tuple[float, int]) -> None:
-        """Go on from the ``state`` of a checkpoint or of another rank."""
+        """Continue from the ``state`` of a checkpoint or of another rank."""
         if self._moves:
             self.value, self._good_steps = float(state[0]), int(state[1])
 
@@ -85,7 +85,7 @@ class LossScale:
             step: the step that runs, 0-based.
 
         Raises:
-            TrainerError: they are not finite, and no smaller factor would mend it.
+            TrainerError: they are not finite, and no smaller factor would help.
         """
         if math.isfinite(squared_norm):
             self._good_steps += 1
@@ -95,7 +95,7 @@ class LossScale:
         if not self._moves or self.value <= 1.0:
             raise TrainerError(
                 f"the gradients of step {step + 1} are not finite (sum of squares {squared_norm}); "
-                "nothing is learnt from them. To fix: lower training.learningRate, "
+                "the weights are not updated. To fix: lower training.learningRate, "
                 "warm up longer, or look for what divides by zero in the loss"
             )
         self.value, self._good_steps = self.value / 2, 0

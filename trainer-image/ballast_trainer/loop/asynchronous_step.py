@@ -1,11 +1,11 @@
-"""Trains with a schedule without a flush: steps flow into one another until the pipeline is drained.
+"""Training with a schedule without a flush: steps overlap until the pipeline is drained.
 
-A step is the microbatches of a batch, as elsewhere, but a rank goes on to the next one while the
-others still compute.  After its part of a step a rank adds its figures to a sum over all ranks that
-it looks at one step later, so nobody waits for anybody.  The pipeline drains where all ranks must
-stand at one step: before layers move or change, for a checkpoint, when told to stop.  Those known
-from the configuration drain whether anything happens there or not, so that the weights do not
-depend on what was measured.
+A step is the microbatches of a batch, as elsewhere, but a rank starts the next one while the others
+still compute.  After its part of a step a rank adds its figures to a sum over all ranks, which it
+reads one step later, so no rank waits for another.  The pipeline drains where all ranks must be at
+the same step: before layers move or change, for a checkpoint, when told to stop.  At the steps known
+from the configuration it drains whether anything happens or not, so that the weights do not depend
+on what was measured.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class StepDone:
     """A rank's own end of a step.
 
     Attributes:
-        measured: whether its seconds were told apart by layer.
+        measured: whether its seconds were measured by layer.
         seconds: since the end of the one before.
     """
 
@@ -70,7 +70,7 @@ class AsynchronousRuns(Generic[Agreed]):
 
         Args:
             training: the job.
-            figures: what this rank tells the others after its part of a step, given its loss.
+            figures: what this rank adds to the sum after its part of a step, given its loss.
             agree: counts a step as done, given the sum of all ranks' figures.
             must_drain: whether what was agreed on needs all ranks at one step.
             event: prints that the pipeline has drained.
@@ -84,7 +84,7 @@ class AsynchronousRuns(Generic[Agreed]):
 
         Raises:
             TrainerError: a stage's gradients are not finite.
-            ScheduleError: more was held than the schedule says.
+            ScheduleError: more was held than the schedule plans.
         """
         training, pipeline = self._training, self._pipeline
         first = training.step
@@ -141,7 +141,7 @@ class AsynchronousRuns(Generic[Agreed]):
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         norm = squared_gradient_norm(training.layers)
-        # Of this stage alone: what is not finite must not reach its weights.
+        # Of this stage alone: gradients that are not finite must not reach its weights.
         training.loss_scale.step_is_sound(norm, step=step)
         so_far = meter.optimizer
         optimizer_step(

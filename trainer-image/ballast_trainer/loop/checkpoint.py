@@ -169,7 +169,7 @@ class Checkpoints:
         if noted is not None and noted != self._optimizer:
             raise CheckpointError(
                 f"{self._path} has a checkpoint of the optimizer {noted}, training.optimizer is "
-                f"{self._optimizer}, which cannot go on from its state. "
+                f"{self._optimizer}, which cannot continue from its state. "
                 f"To fix: {noted}, or give the job a checkpoint.path of its own"
             )
         return manifest
@@ -267,7 +267,7 @@ def _dcp_save(world: World, state: dict[str, torch.Tensor], path: Path) -> None:
     from torch.distributed import checkpoint
 
     with warnings.catch_warnings():
-        # DCP says that it assumes one process where there is one.
+        # DCP warns that it assumes one process where there is one.
         warnings.simplefilter("ignore")
         checkpoint.save(state, checkpoint_id=path, no_dist=world.size == 1)
 

@@ -1,4 +1,4 @@
-"""Where the idle time of a step comes from: the schedule itself, and ranks that are unevenly loaded."""
+"""The idle time of a step, split into the part of the schedule and of unevenly loaded ranks."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a layer takes on each stage: what is held, and what microbatches in flight and versions add."""
+"""Bytes of each layer on each stage: held, activations in flight, and further versions of the weights."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ def stage_bytes(
         held: parameters, gradients and optimizer state of each layer, shape (L,).
         weights: the parameters alone, shape (L,).
         ranks: positions of the pipeline.
-        by_rank: a row a position rather than a stage, for ranks whose stages are reckoned as one.
+        by_rank: a row a position rather than a stage, for ranks whose stages count as one.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.

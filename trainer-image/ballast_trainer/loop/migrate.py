@@ -1,8 +1,8 @@
 """Live migration: layers move between ranks with parameters, optimizer state and masks.
 
-Only the layers that change ranks travel, point to point, each as one message.  Nothing is let go
-before every rank has received and unpacked all that it is to hold; if any rank fails to, all of
-them keep the layers they had.
+Only the layers that change ranks travel, point to point, each as one message.  No rank releases a
+layer before every rank has received and unpacked all that it is to hold; if any rank fails to, all
+of them keep the layers they had.
 """
 
 import dataclasses
@@ -73,51 +73,53 @@ def migrate(
 
     Args:
         world: the ranks.
-        layers: those that this rank holds; what it sends it lets go.
-        moves: by whom to whom.
-        keeps: layers that this rank goes on holding though it sends them, as one of their replicas.
+        layers: those that this rank holds; it releases those that it sends.
+        moves: layer, source and target of each.
+        keeps: layers that this rank keeps although it sends them, as one of their replicas.
 
     Raises:
         MigrationFailed: some rank could not unpack a layer; all ranks keep what they had.
         PeerLost: through the caller's :func:`peer_failures`.
     """
-    device = world.device
-    outgoing = [move for move in moves if move.source == world.position]
-    incoming = [move for move in moves if move.target == world.position]
-    packed = [pack(layers[move.layer].state()).to(device) for move in outgoing]
-    sizes = [torch.zeros(len(moves), dtype=torch.int64, device=device)]
-    for move, data in zip(outgoing, packed, strict=True):
-        sizes[0][moves.index(move)] = data.numel()
-    world.sum_tensor(sizes[0])
-    total = int(sizes[0].sum())
-    works = []
-    received = []
-    for position, move in enumerate(moves):
-        if move.target == world.position:
-            buffer = torch.empty(int(sizes[0][position]), dtype=torch.uint8, device=device)
-            received.append(buffer)
-            works.append(dist.irecv(buffer, src=world.pipeline.ranks[move.source], tag=move.layer))
-        elif move.source == world.position:
-            works.append(
-                dist.isend(
-                    packed[outgoing.index(move)], dst=world.pipeline.ranks[move.target], tag=move.layer
-                )
-            )
-    for work in works:
-        if work is not None:
-            work.wait()
-
+    received, byte_count = _exchange(world, layers, moves)
     arrived: list[Layer] = []
     failure: Exception | None = None
     try:
-        for move, buffer in zip(incoming, received, strict=True):
-            layer = layers.make(move.layer)
-            layer.load({name: value.to(device) for name, value in unpack(buffer.cpu()).items()})
+        for index, buffer in received.items():
+            layer = layers.make(index)
+            layer.load({name: value.to(world.device) for name, value in unpack(buffer.cpu()).items()})
             arrived.append(layer)
     except (RuntimeError, ValueError, KeyError) as error:
         failure = error
     if world.sum([float(failure is not None)])[0] > 0:
         raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
-    layers.drop({move.layer for move in outgoing}.difference(keeps))
+    sent = {move.layer for move in moves if move.source == world.position}
+    layers.drop(sent.difference(keeps))
     layers.hold(arrived)
-    return Migration(moves=tuple(moves), byte_count=total)
+    return Migration(moves=tuple(moves), byte_count=byte_count)
+
+
+def _exchange(
+    world: World, layers: LayerSet, moves: Sequence[LayerMove]
+) -> tuple[dict[int, torch.Tensor], int]:
+    """Send and receive layers as bytes: those that this rank receives, and the bytes sent by all ranks."""
+    device, ranks = world.device, world.pipeline.ranks
+    sizes = torch.zeros(len(moves), dtype=torch.int64, device=device)
+    packed: dict[int, torch.Tensor] = {}
+    for number, move in enumerate(moves):
+        if move.source == world.position:
+            packed[number] = pack(layers[move.layer].state()).to(device)
+            sizes[number] = packed[number].numel()
+    world.sum_tensor(sizes)
+    works, received = [], {}
+    for number, move in enumerate(moves):
+        if move.target == world.position:
+            buffer = torch.empty(int(sizes[number]), dtype=torch.uint8, device=device)
+            received[move.layer] = buffer
+            works.append(dist.irecv(buffer, src=ranks[move.source], tag=move.layer))
+        elif move.source == world.position:
+            works.append(dist.isend(packed[number], dst=ranks[move.target], tag=move.layer))
+    for work in works:
+        if work is not None:
+            work.wait()
+    return received, int(sizes.sum())

@@ -1,4 +1,4 @@
-"""What the ranks do between steps: follow a new plan, rebalance, offer a repack.
+"""Between two steps: follow a new plan, rebalance, propose a repack.
 
 All of it is collective: every rank calls the same function after the same step.
 """
@@ -23,7 +23,7 @@ from ballast_trainer.loop.replanning import (
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.loop.reshape import grow, move_layers, newcomers_ready, shrink
+from ballast_trainer.loop.reshape import grow, move_layers, new_ranks_ready, shrink
 from ballast_trainer.loop.state import Stopwatch, TrainingState
 from ballast_trainer.profiling.link_times import link_seconds
 
@@ -48,7 +48,7 @@ class PlanFollower:
             training: the job.
             rank_zero: prints events and sends messages to the operator.
             heartbeat: watches the other ranks.
-            save: writes a checkpoint, and says in words whether there is one.
+            save: writes a checkpoint, and returns as text whether there is one.
             peer_timeout_seconds: how long to wait for other ranks.
         """
         self._training = training
@@ -60,7 +60,7 @@ class PlanFollower:
         self._refused_epoch = 0
 
     def watch_peers(self) -> None:
-        """Watch the ranks of the world that stands."""
+        """Watch the ranks of the process group in force."""
         if self._heartbeat is not None:
             self._heartbeat.watch(self._training.world.pods)
 
@@ -69,7 +69,7 @@ class PlanFollower:
         if self._rank_zero.channel_thread is None:
             return 0
         plan, world = self._rank_zero.channel_thread.plan(), self._training.world
-        if plan.directive is Directive.GROW and not newcomers_ready(world, plan):
+        if plan.directive is Directive.GROW and not new_ranks_ready(world, plan):
             return self._training.plan.epoch
         return plan.epoch
 
@@ -78,7 +78,7 @@ class PlanFollower:
         return epoch > max(self._training.plan.epoch, self._refused_epoch)
 
     def follow_plan(self, epoch: int) -> SessionOutcome | None:
-        """Do what the plan of ``epoch`` wants, if it is new; the outcome where this rank's part ends."""
+        """Follow the plan of ``epoch``, if it is new; returns the outcome where this rank's part ends."""
         training, channel_thread = self._training, self._rank_zero.channel_thread
         if not self.is_news(epoch):
             return None
@@ -89,9 +89,9 @@ class PlanFollower:
         if stop or not (new <= old or new > old):
             saved = self._save()
             self._rank_zero.acknowledge_stop(plan.epoch)
-            return self._rank_zero.ended(ExitReason.STOPPED, f"plan {plan.epoch} says stop; {saved}")
+            return self._rank_zero.ended(ExitReason.STOPPED, f"plan {plan.epoch} stops the job; {saved}")
         if self._heartbeat is not None:
-            # Ranks come and go until the new world stands.
+            # Ranks leave and join until the new process group is complete.
             self._heartbeat.watch(())
         outcome = None
         try:
@@ -152,7 +152,7 @@ class PlanFollower:
         return None
 
     def rebalance(self) -> None:
-        """Move layers between the ranks, if rank 0 finds that it pays."""
+        """Move layers between the ranks, if rank 0 finds that it pays off."""
         training, progress = self._training, self._rank_zero.progress
         if training.world.positions == 1:
             return
@@ -199,7 +199,7 @@ class PlanFollower:
         training.profile.forget()
 
     def _print_measured(self) -> None:
-        """Print what the kinds of change measure of the data; collective."""
+        """Print what the dynamic cases measure of the data; collective."""
         training = self._training
         for dynamic in training.dynamics:
             if dynamic.measures is None:
@@ -212,7 +212,7 @@ class PlanFollower:
             self._rank_zero.event(dynamic.measures, layers=found)
 
     def propose_repack(self) -> None:
-        """Offer ranks, if rank 0 finds that fewer keep the job's speed."""
+        """Propose to release ranks, if rank 0 finds that fewer keep the job's speed."""
         sizes = layer_sizes(self._training)
         if self._rank_zero.channel_thread is None:
             return

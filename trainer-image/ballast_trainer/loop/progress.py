@@ -1,4 +1,4 @@
-"""What rank 0 can say of the job: the figures of its reports and of its step lines."""
+"""The job's figures for rank 0's reports and step lines."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ from ballast_trainer.profiling.profile import LayerCosts
 _MEASURED_STEPS = 3
 """Steps measured before a figure of them counts."""
 _SPLIT_EVERY = 64
-"""Steps after which idle time is split anew; in between only where the partition has changed."""
+"""Steps after which idle time is split again; in between only where the partition has changed."""
 
 
 def stages_as_json(stages: tuple[Stage, ...]) -> list[dict[str, int]]:
@@ -46,7 +46,7 @@ class ProgressTracker:
         self.resumed_from_step: int | None = None
 
     def gather_bytes(self) -> None:
-        """Learn the bytes of all layers; collective."""
+        """Gather the bytes of all layers; collective."""
         mine = [0.0] * self._training.model.layer_count
         for layer in self._training.layers:
             mine[layer.index] = float(layer.byte_count()) / self._training.copies
@@ -55,7 +55,7 @@ class ProgressTracker:
         self._bytes = tuple(round(share * count) for count in self._training.world.sum(mine))
 
     def step_done(self, loss: float, seconds: float) -> dict[str, Any]:
-        """Count a step; returns what its line says."""
+        """Count a step; returns the fields of its line."""
         training = self._training
         self._loss = loss
         self._done.append((time.monotonic(), training.step))
@@ -85,7 +85,7 @@ class ProgressTracker:
 
     @property
     def costs(self) -> LayerCosts | None:
-        """The newest measured costs of the layers, also right after they were forgotten."""
+        """The newest measured costs of the layers, also right after they were reset."""
         return self._training.profile.costs() or self._costs
 
     def imbalance(self) -> float:
@@ -103,7 +103,7 @@ class ProgressTracker:
         return max(0.0, 1 - busy / (self._training.world.positions * mean))
 
     def _explained(self) -> dict[str, float | None]:
-        """What of the idle fraction the schedule and the partition explain; the rest is neither's."""
+        """What of the idle fraction the schedule and the partition explain; the rest is the runtime's."""
         training = self._training
         if len(training.profile) >= _MEASURED_STEPS and self._costs is not None:
             known = self._idle is not None and self._idle[0] == training.stages

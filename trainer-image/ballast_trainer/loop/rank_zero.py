@@ -1,4 +1,4 @@
-"""What rank 0 says of the job: lines for people and programs, messages for the operator."""
+"""The output of rank 0: lines for people and programs, messages to the operator."""
 
 import dataclasses
 from typing import Any
@@ -51,13 +51,13 @@ class RankZeroReporter:
                 self.channel_thread.report(report)
 
     def acknowledge(self, *, pause_ms: float | None) -> None:
-        """Say that all ranks train under the plan in force."""
+        """Acknowledge that all ranks train under the plan in force."""
         if self.channel_thread is not None:
             ack = Ack(epoch=self.training.plan.epoch, step=self.training.step, pause_ms=pause_ms)
             self.channel_thread.send(ack=ack, report=self.progress.report())
 
     def acknowledge_stop(self, epoch: int) -> None:
-        """Say that the state is saved, as the plan of ``epoch`` wants."""
+        """Acknowledge that the state is saved, as the plan of ``epoch`` asks."""
         if self.channel_thread is not None:
             step = self.training.step
             self.channel_thread.send(
@@ -65,7 +65,7 @@ class RankZeroReporter:
             )
 
     def propose(self, proposal: Proposal, *, again: bool) -> None:
-        """Offer ranks; printed once, sent with fresh figures as long as it stands."""
+        """Propose a repack; printed once, sent with new figures while it is open."""
         if self.channel_thread is not None:
             self.channel_thread.send(proposal=proposal)
         if not again:

@@ -1,4 +1,4 @@
-"""Which layers go where: the planner's answers, from what this job measured."""
+"""Decisions of the planner from this job's measurements: rebalance, repack, and predicted step times."""
 
 import dataclasses
 import logging
@@ -136,7 +136,7 @@ def rebalance_decision(
 
 
 def _stage_speeds(training: TrainingState) -> list[float] | None:
-    """A stage with replicas gets through a step's microbatches so many times as fast."""
+    """Speed of each stage: a stage with r replicas is r times as fast."""
     replicas = [float(len(holders)) for holders in training.holders]
     return replicas if max(replicas) > 1 else None
 
@@ -144,13 +144,13 @@ def _stage_speeds(training: TrainingState) -> list[float] | None:
 def repack_proposal(
     training: TrainingState, sizes: LayerSizes, *, reference_step_seconds: float | None
 ) -> Proposal | None:
-    """An offer of ranks, where fewer keep the job's speed and hold its layers; None where they do not.
+    """A proposal to release ranks, if fewer keep the job's speed and hold its layers; else None.
 
     Args:
         training: the job.
         sizes: of its layers, for the memory limit.
         reference_step_seconds: predicted step of this job before its layers got cheaper; its speed
-            is what the offer keeps, up to ``repack.maxSlowdown``.
+            is what the proposal keeps, up to ``repack.maxSlowdown``.
     """
     config = training.config
     costs = training.profile.costs()
@@ -159,7 +159,7 @@ def repack_proposal(
         return None
     in_force = partition_of(training.stages)
     if in_force.ranks != training.world.positions:
-        # With several stages a rank, the offer is reckoned as if each rank had one.
+        # With several stages a rank, the proposal is computed as if each rank had one.
         in_force = exact_partition(costs.total, training.world.positions)
     limit = config.rebalance.memory_bytes
 

@@ -1,6 +1,6 @@
 """Changes of shape between two steps: layers move, ranks leave, ranks join.
 
-Each is collective over the ranks it concerns and returns how long training stood still.
+Each is collective over the ranks it concerns and returns how long training paused.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class ReshapeResult:
 
     Attributes:
         migration: layers moved and bytes sent.
-        pause_ms: how long training stood still.
+        pause_ms: how long training paused.
         released: this rank is not part of the new plan.
     """
 
@@ -41,8 +41,8 @@ def _new_positions(world: World, plan: Plan) -> dict[int, int]:
     """Pipeline position today -> position in ``plan``, for those that it keeps.
 
     Raises:
-        MigrationFailed: the plan tears apart ranks that share a position: they hold parts of the same
-            layers, and stay or go together.
+        MigrationFailed: the plan separates ranks that share a position: they hold parts of the same
+            layers, and are kept or released together.
     """
     mesh = world.mesh
     found = {}
@@ -113,8 +113,8 @@ def grow(
     """New ranks join and take over layers; the same call on old ranks and new ones.
 
     Raises:
-        MigrationFailed: the ranks of before are among themselves again and have changed nothing; on a
-            new rank, which has no part in the job then.
+        MigrationFailed: the ranks of before have left the new ones and changed nothing; a new rank is
+            not part of the job then.
         PeerLost: a rank does not come.
     """
     watch = Stopwatch()
@@ -131,7 +131,7 @@ def grow(
         migration = migrate(training.world, training.layers, plan_moves(old_stages, stages))
     except MigrationFailed:
         training.world.leave()
-        # Under a prefix of their own: the old plan's has the addresses of its first meeting.
+        # Under a prefix of their own: the old plan's holds addresses of the group that has ended.
         apart = dist.PrefixStore(f"after-epoch-{plan.epoch}", store)
         _enter(training, old_plan, unchanged, apart, old_rank, timeout_seconds)
         training.world = dataclasses.replace(training.world, store=store)
@@ -147,18 +147,18 @@ def _ready_key(plan: Plan, pod: str) -> str:
 
 
 def announce_ready(store: Any, plan: Plan, pod: str) -> None:
-    """A new rank has loaded all it needs: the others may stop for it."""
+    """Announce that a new rank has loaded what it needs: the others may stop for it."""
     store.set(_ready_key(plan, pod), "1")
 
 
-def newcomers_ready(world: World, plan: Plan) -> bool:
+def new_ranks_ready(world: World, plan: Plan) -> bool:
     """Whether all ranks of ``plan`` that are not in ``world`` have announced themselves."""
     missing = [_ready_key(plan, rank.pod) for rank in plan.ranks if rank.pod not in world.pods]
     return not missing or (world.store is not None and bool(world.store.check(missing)))
 
 
 def enter_grown(training: TrainingState, world: World) -> None:
-    """A new rank's side of :func:`grow`: learn step and partition from rank 0, receive layers."""
+    """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
     training.step, loss_scale, old_stages, training.stages = world.from_rank_0(None)
     training.loss_scale.restore(loss_scale)
     migrate(world, training.layers, plan_moves(old_stages, training.stages))

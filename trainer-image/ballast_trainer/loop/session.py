@@ -260,7 +260,7 @@ class Session:
         )
 
     def _agree_late(self, summed: list[float], done: StepDone) -> _Agreed:
-        """Count a step that all ranks have gone on from."""
+        """Count a step after which all ranks have already continued."""
         agreed = self._agreed(summed)
         self._count_step(agreed, done)
         return agreed

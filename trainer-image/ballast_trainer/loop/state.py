@@ -1,4 +1,4 @@
-"""Everything a rank knows of the job it trains."""
+"""The state of a training job on one rank."""
 
 import dataclasses
 import time
@@ -42,9 +42,9 @@ class TrainingState:
         step: optimizer steps done, which is the index of the next step.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
-        balance: what this rank's tensor group does about late ranks.
+        balance: what this rank's tensor group does about stragglers.
         exchange_due: some rank wants its tensor group to exchange times before the next step.
-        overhead: what rebalancing has cost so far.
+        overhead: seconds spent on rebalancing.
     """
 
     config: TrainerConfig
@@ -75,7 +75,7 @@ class TrainingState:
     overhead: Overhead = dataclasses.field(default_factory=Overhead)
 
     def conform(self) -> None:
-        """Bring all layers held to what the changes so far have made of them."""
+        """Apply to all layers held what the dynamic cases have changed up to this step."""
         for dynamic in self.dynamics:
             dynamic.conform(self.step, self.layers)
 
@@ -118,7 +118,7 @@ class TrainingState:
         return inputs[mine].to(self.device), targets[mine].to(self.device)
 
     def placement(self, ranks: int) -> tuple[int, ...]:
-        """The pipeline position of each stage, were there ``ranks`` ranks over all axes of the mesh."""
+        """The pipeline position of each stage, for ``ranks`` ranks over all axes of the mesh."""
         return self.schedule_request(self.world.mesh.positions(ranks)).placement()
 
     def schedule_request(self, positions: int) -> ScheduleRequest:

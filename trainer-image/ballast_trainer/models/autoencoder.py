@@ -1,4 +1,4 @@
-"""A recommender in the manner of an autoencoder: from the bytes of a window, the bytes to come.
+"""A recommender shaped like an autoencoder: from the bytes of a window, the bytes to come.
 
 The history is a bag of items, the hidden layers are wide and residual, and the loss is the
 multinomial likelihood of the items that follow: the shape of recommendation models, whose speed on

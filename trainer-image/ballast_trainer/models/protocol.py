@@ -1,4 +1,4 @@
-"""What the trainer needs to know of a model: two functions.
+"""The interface of a model: two functions.
 
 ``build_layer(index)`` makes one layer, and ``loss(output, targets)`` scores what the last one
 returns.  The model is the composition of layers 0 to ``layer_count`` - 1, each taking what the one

@@ -1,4 +1,4 @@
-"""Models by name; ``module:callable`` reaches a user's own."""
+"""Models by name, and those of the user as ``module:callable``."""
 
 import dataclasses
 import importlib
@@ -46,12 +46,12 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
 
     Args:
         config: the model.
-        data: what to learn from in place of the model's own data.
+        data: used in place of the model's own data.
         seed: of torch's generator while a builder of the user's runs.
 
     Raises:
         ConfigurationError: the name is unknown, the arguments do not fit, or the model does not have
-            as many layers as ``model.layers`` says.
+            as many layers as ``model.layers``.
     """
     if ":" in config.name:
         builder = load_callable("model.name", config.name)

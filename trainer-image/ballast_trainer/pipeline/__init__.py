@@ -1,1 +1,1 @@
-"""The pipeline: which rank holds which stage, and the executor of its schedule."""
+"""The pipeline of a rank: its stages, their schedule, and the executor."""

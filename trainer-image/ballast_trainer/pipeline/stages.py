@@ -104,7 +104,7 @@ class TorchPipeline:
         self._microbatches = microbatches
 
     def prepare(self, batch: Batch) -> None:
-        """Let torch infer the shapes now, so that a reshape's pause counts it and the first step does not."""
+        """Let torch infer the shapes now, as part of a reshape's pause and not of the first step."""
         inputs, targets = (tensor.chunk(self._microbatches)[0] for tensor in batch)
         arguments = (inputs,) if self._first else ()
         for stage in self._stages:
@@ -156,7 +156,7 @@ def _metered_stage_class() -> Any:
         def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if self._whole_backward():
                 return
-            # One call for the weights of all layers: told apart by their sizes.
+            # One call for the weights of all layers: split by their sizes.
             before = self.meter.backward[self.last_layer]
             self.meter.begin(bwd_chunk_id, self.meter.backward, self.last_layer)
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
@@ -167,7 +167,7 @@ def _metered_stage_class() -> Any:
                 self.meter.backward[layer] += share * seconds
 
         def _to_tensor(self, arg: Any) -> torch.Tensor:
-            # Torch infers shapes from uninitialised memory; layers that look at their data need sane one.
+            # Torch infers shapes from uninitialised memory; layers that look at their data need valid values.
             tensor: torch.Tensor = super()._to_tensor(arg)
             if tensor is not arg and not isinstance(arg, torch.Tensor):
                 with torch.no_grad():

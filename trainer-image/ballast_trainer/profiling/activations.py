@@ -1,4 +1,4 @@
-"""Bytes that layers keep from their forward to their backward, of one microbatch.
+"""Bytes that layers save from the forward to the backward of one microbatch.
 
 Autograd tells what it saves; storages count once, for the first layer that keeps them, and those of
 weights and buffers not at all, since they are held anyway.  A stage's input is often a part of a
@@ -15,7 +15,7 @@ class SavedTensors:
     """What the layers of one stage keep of the microbatch that runs.
 
     Nothing is counted while layers run, only noted: a note takes about a microsecond.  What is noted is
-    kept alive, so that no other tensor takes its address, until the counter is let go.
+    kept alive, so that no other tensor takes its address, until the counter is released.
     """
 
     def __init__(self, part: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How long a microbatch's activations take over each link of the pipeline, measured between two steps."""
+"""Transfer times of a microbatch's activations over each link of the pipeline, measured between steps."""
 
 import time
 

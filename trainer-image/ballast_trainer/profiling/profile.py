@@ -23,7 +23,7 @@ from ballast_trainer.profiling.activations import SavedTensors
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
 MEASURED_EVERY = 8
-"""Once so many steps are measured, one in so many is: the layers' costs change at known steps only."""
+"""After the first KEPT_STEPS steps, one in this many is measured: costs change at known steps only."""
 
 
 class Meter:
@@ -32,16 +32,16 @@ class Meter:
     Attributes:
         forward, backward, optimizer: seconds of each layer this step, already multiplied by the
             emulated slow-down (forward and backward; the optimizer is not padded).
-        by_layer: whether this step's seconds are told apart by layer.
-        always_busy: whether ``busy`` is wanted of every step; else of those measured by layer, and where a
+        by_layer: whether this step's seconds are measured by layer.
+        always_busy: whether ``busy`` is measured in every step; else in those measured by layer, and where a
             slower device is emulated.
         microbatch: the microbatch that runs; None outside of a schedule's chunks.
         step: the step that runs, 0-based.
-        busy: seconds of forward and backward this step on the meter's clock, layers not told apart.
+        busy: seconds of forward and backward this step on the meter's clock, all layers together.
         first_microbatch: place of this replica's first microbatch among those of the whole step.
-        message_bytes: what the newest forward of a stage has handed on.
+        message_bytes: bytes that the newest forward of a stage sends on.
         activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
-        output_bytes: what each layer hands to the next, of the newest microbatch that was counted.
+        output_bytes: size of each layer's output, of the newest microbatch that was counted.
         kept: counts what the microbatch keeps that the newest forward was of; None: that is not counted.
     """
 
@@ -85,7 +85,7 @@ class Meter:
         """Forget the last step's seconds; the optimizer's are kept, since they are counted after a step."""
         self.step = step
         self.by_layer = by_layer
-        # Reading a thread's clock is a system call: none where nobody asks for the seconds.
+        # Reading a thread's clock is a system call: skipped where the seconds are not used.
         self._timed = by_layer or self.always_busy or self._speed is not None
         self.busy = 0.0
         self.forward = [0.0] * self.layer_count
@@ -126,7 +126,7 @@ class Meter:
     def start_optimizer(self) -> float:
         """The optimizer's part of a step begins; returns now, for :meth:`add_optimizer`.
 
-        Where layers are not told apart, the seconds of the last step in which they were stand.
+        In a step not measured by layer, the seconds of the last such step remain.
         """
         if not self.by_layer:
             return 0.0
@@ -144,7 +144,7 @@ class Meter:
             self._mark = self._chunk_mark = self._now()
 
     def enter(self, layer: int) -> None:
-        """The work passes on to ``layer``."""
+        """The work passes to ``layer``."""
         now = self._now()
         if self._layer is not None:
             self._into[self._layer] += now - self._mark
@@ -212,7 +212,7 @@ class Profile:
         return len(self._steps)
 
     def wants(self, step: int) -> bool:
-        """Whether ``step`` is to be measured: the first ones after a change, then now and then."""
+        """Whether ``step`` is to be measured: the first ones after a change, then one in MEASURED_EVERY."""
         return len(self._steps) < KEPT_STEPS or step % MEASURED_EVERY == 0
 
     def add(self, seconds: list[float], activation_bytes: Sequence[float] = ()) -> None:
@@ -222,7 +222,7 @@ class Profile:
             self._activation_bytes.append(activation_bytes)
 
     def forget(self) -> None:
-        """The layers' costs have changed: start anew."""
+        """Drop what was measured: the layers' costs have changed."""
         self._steps.clear()
         self._activation_bytes.clear()
 

@@ -1,1 +1,1 @@
-"""What rank 0 says: JSON lines for programs, progress for people, writers for dashboards."""
+"""Output of rank 0: JSON lines for programs, progress for people, writers for dashboards."""

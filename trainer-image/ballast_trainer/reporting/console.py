@@ -1,4 +1,4 @@
-"""Reporters: what happens to each step and event on rank 0's standard output."""
+"""Reporters: print each step and event on rank 0's standard output."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from ballast_trainer.reporting.progress_line import ProgressLine, step_words
 
 
 class Reporter(Protocol):
-    """Told of every step and event."""
+    """Receives every step and event."""
 
     def step(self, **fields: Any) -> None:
         """A step is done: ``step``, ``loss``, ``step_seconds``, ``stages``."""
@@ -44,7 +44,7 @@ class JsonReporter:
 
 
 class TextReporter:
-    """A line for every event, and for a step now and then; on a terminal one line that moves."""
+    """A line for every event and for one step in 20; on a terminal a progress line."""
 
     def __init__(self, total_steps: int, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stdout
@@ -75,7 +75,7 @@ def _print(line: str, out: TextIO) -> None:
         print(line, file=out, flush=True)
     except BrokenPipeError as error:
         raise OutputClosed(
-            "nobody reads standard output any more. To fix: write to a file, or let the reader read on"
+            "the reader has closed standard output. To fix: write to a file, or keep the reader open"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""One line on a terminal that moves with the steps: bar, loss, speed, what is left, who holds what."""
+"""The progress line on a terminal: bar, loss, speed, time left, and layers by stage."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""The trainer's own Prometheus metrics, served by rank 0; the operator's are about all jobs."""
+"""Prometheus metrics of one job, served by rank 0; the operator serves those of all jobs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +43,7 @@ class PrometheusWriter:
         )
         self._pauses = Histogram(
             "ballast_trainer_pause_seconds",
-            "How long training stood still.",
+            "How long training paused.",
             ["event"],
             buckets=_PAUSE_SECONDS,
             registry=self.registry,

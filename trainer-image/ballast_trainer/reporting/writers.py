@@ -1,4 +1,4 @@
-"""Writers: where figures go besides standard output. A writer of one's own has three methods.
+"""Writers: destinations of the figures besides standard output. A custom writer has three methods.
 
 ``scalars`` gets the numbers of a step, ``event`` what else happened, ``close`` ends it.  That is
 the shape of TensorBoard's and W&B's clients, so that adapting one takes five lines::
@@ -105,7 +105,7 @@ class TensorBoardWriter:
 
 
 def scalars_of(fields: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a step line, and what its stages say: how many ranks, layers on the fullest one."""
+    """The numbers of a step line, the number of ranks, and the layers on the fullest one."""
     values = {
         name: float(value)
         for name, value in fields.items()
@@ -150,7 +150,7 @@ class WritingReporter:
                 act(writer)
             except (OSError, RuntimeError, ValueError) as error:
                 self._writers.remove(writer)
-                logger.warning("%s is given up: %s", type(writer).__name__, error)
+                logger.warning("%s is dropped: %s", type(writer).__name__, error)
 
 
 def writers_of(config: MetricsConfig) -> list[Writer]:

@@ -1,1 +1,1 @@
-"""Layers cut over the ranks of a tensor group, and what is done about ranks of it that are late."""
+"""Tensor parallelism: layers split over the ranks of a group, and mitigation of its stragglers."""

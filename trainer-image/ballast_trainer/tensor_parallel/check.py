@@ -1,4 +1,4 @@
-"""What tensor parallelism does not go together with, refused before ranks start."""
+"""Checks of a configuration with tensor parallelism, before ranks start."""
 
 import torch
 from ballast_policies.planning.dynamics import DYNAMICS
@@ -18,7 +18,7 @@ def check_tensor_parallel(model: Model, config: TrainerConfig) -> None:
     """Refuse a model that cannot be cut, or a change that needs whole layers.
 
     Raises:
-        ConfigurationError: in words.
+        ConfigurationError: naming the field, the reason and what to change.
     """
     size, schedule = config.parallelism.tensor, config.pipeline.schedule
     if size == 1:

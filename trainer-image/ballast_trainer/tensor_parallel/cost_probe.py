@@ -1,4 +1,4 @@
-"""What it costs on this machine to leave columns out, and to send them: Algorithm 2, line 1.
+"""Measures the cost of pruning and of migrating columns on this machine: Algorithm 2, line 1.
 
 Both are measured on the layers that are held, once, when the group first finds a rank late.
 """

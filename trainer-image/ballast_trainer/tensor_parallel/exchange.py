@@ -101,7 +101,7 @@ def copy_to_group(value: torch.Tensor, axis: Axis, piggyback: Piggyback | None =
     if axis.size == 1:
         return value
     if piggyback is not None and torch.is_grad_enabled() and not value.requires_grad:
-        # Above frozen layers nobody asks for the input's gradient, and nothing would travel back.
+        # Above frozen layers the input needs no gradient, and there would be no backward all-reduce.
         value = value.detach().requires_grad_()
     out: torch.Tensor = _CopyToGroup.apply(value, axis, piggyback)
     return out

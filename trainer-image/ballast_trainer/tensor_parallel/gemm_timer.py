@@ -1,4 +1,4 @@
-"""Seconds that a rank spends in the matrix products of its tensor-parallel layers: M of equation 1."""
+"""Timer of a rank's matrix products in tensor-parallel layers: M of equation 1."""
 
 import contextlib
 import time
@@ -13,8 +13,8 @@ class GemmTimer:
     """Adds up the seconds of products, forward and backward.
 
     Attributes:
-        running: whether products are timed; off where nobody asks.
-        seconds: of the step so far, multiplied by the emulated slow-down.
+        running: whether products are timed.
+        seconds: of this step, multiplied by the emulated slow-down.
         extra: those of them that only an emulated straggler has, and no meter of whole stages knows.
     """
 

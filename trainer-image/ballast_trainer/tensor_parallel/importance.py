@@ -1,4 +1,4 @@
-"""Which columns a late rank leaves out: those whose weights change least, or any (section III-B)."""
+"""Choice of the columns that a straggler leaves out: least changed, or random (section III-B)."""
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class ColumnImportance:
         """Ascending columns to compute, of the first ``columns``, for a rank that leaves out ``ratio``.
 
         Args:
-            ratio: gamma of the rank; made different by layer where the configuration says so.
+            ratio: gamma of the rank; varied by layer if so configured.
             columns: those that this rank has not handed over.
         """
         config = self._config

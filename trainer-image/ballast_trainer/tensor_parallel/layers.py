@@ -118,7 +118,7 @@ class ParallelAttention(ParallelPair):
 
 @functools.singledispatch
 def split_layer_type(module: nn.Module, axis: Axis) -> nn.Module:
-    """The layer cut over ``axis``, by its type; in place or anew. A layer of unknown type stays whole."""
+    """The layer split over ``axis``, by its type, in place or as a new module; others stay whole."""
     return module
 
 

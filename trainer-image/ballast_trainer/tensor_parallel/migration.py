@@ -1,6 +1,6 @@
-"""Lightweight migration: units of late ranks are computed by others, without loss (section IV-A).
+"""Lightweight migration: other ranks compute units of a straggler, without loss (section IV-A).
 
-Once a step each late rank broadcasts the weights of the units that it hands over, of all pairs in one
+Once a step each straggler broadcasts the weights of the units that it hands over, of all pairs in one
 message.  A helper computes its share of them and adds the result to its own partial sum before the
 forward's all-reduce, as the published method does; the same holds for the input's gradient.  The
 weights' gradients ride on the backward's all-reduce of the step's last microbatch.  So a step has one
@@ -85,7 +85,7 @@ class _Part:
 
 
 class GradientReturn:
-    """Brings the gradients of a pair's units home with the last backward all-reduce of a step.
+    """Returns the gradients of a pair's migrated units on the last backward all-reduce of a step.
 
     Attributes:
         returned: on a late rank, [units handed over, numbers per unit], once they are there.
@@ -145,12 +145,11 @@ def begin_migration(
         axis: the tensor group.
         microbatches: of the step, on each replica.
     """
-    for pair in (pair for pairs in layers for pair in pairs):
+    every = [pair for pairs in layers for pair in pairs]
+    for pair in every:
         pair.handed_over, pair.helped, pair.piggyback = 0, (), None
     late = [rank for rank, fraction in enumerate(fractions) if fraction > 0]
-    if not late:
-        return
-    parts: dict[ParallelPair, list[_Part]] = {pair: [] for pairs in layers for pair in pairs}
+    parts: dict[ParallelPair, list[_Part]] = {pair: [] for pair in every}
     for source in late:
         counts = {
             pair: count
@@ -159,21 +158,27 @@ def begin_migration(
             if count > 0
         }
         rows = _broadcast_units(counts, source, axis)
-        for pair, count in counts.items():
-            mine = helper_columns(count, ranks=axis.size, straggler=source, rank=axis.index, migrating=late)
-            units = None
-            if mine:
-                first = source * pair.units + pair.units - count + mine.start
-                units = unpack(pair, rows[pair][mine.start : mine.stop], first)
-                for tensor in units.tensors():
-                    tensor.requires_grad_(pair.inner.weight.requires_grad)
-                pair.helped = (*pair.helped, units)
-            if source == axis.index:
-                pair.handed_over = count
-            parts[pair].append(_Part(source=source, count=count, mine=mine, units=units))
+        for pair in counts:
+            parts[pair].append(_take_part(pair, rows[pair], source, late, axis))
     for pair, found in parts.items():
         if found and pair.inner.weight.requires_grad:
             pair.piggyback = GradientReturn(pair, found, microbatches)
+
+
+def _take_part(pair: ParallelPair, rows: torch.Tensor, source: int, late: Sequence[int], axis: Axis) -> _Part:
+    """What ``source`` hands over of a pair; this rank's share of it joins its own work for the step."""
+    count = len(rows)
+    mine = helper_columns(count, ranks=axis.size, straggler=source, rank=axis.index, migrating=late)
+    units = None
+    if mine:
+        first = source * pair.units + pair.units - count + mine.start
+        units = unpack(pair, rows[mine.start : mine.stop], first)
+        for tensor in units.tensors():
+            tensor.requires_grad_(pair.inner.weight.requires_grad)
+        pair.helped = (*pair.helped, units)
+    if source == axis.index:
+        pair.handed_over = count
+    return _Part(source=source, count=count, mine=mine, units=units)
 
 
 def _broadcast_units(

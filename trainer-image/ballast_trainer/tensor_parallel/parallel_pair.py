@@ -1,4 +1,4 @@
-"""A pair of products over a tensor group: one all-reduce forward, one backward, whatever each rank computes.
+"""A pair of matrix products over a tensor group, with one all-reduce forward and one backward.
 
 Between the two products lie independent units (the inner units of an MLP, the heads of an attention),
 an equal number on each rank.  For a while a rank may leave out contraction columns of its products
@@ -84,7 +84,7 @@ class ParallelPair(nn.Module):
         raise NotImplementedError
 
     def draw(self, value: torch.Tensor) -> Any:
-        """Random numbers of a forward, the same on every rank whoever computes which unit."""
+        """Random numbers of a forward, the same on every rank, for units of any rank."""
         return None
 
     def mix(self, between: torch.Tensor, units: Units, drawn: Any) -> torch.Tensor:

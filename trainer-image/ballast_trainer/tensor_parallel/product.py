@@ -1,4 +1,4 @@
-"""A matrix product that can be made smaller for a while: ZERO-resizing (section III-A).
+"""A matrix product over a selection of its contraction columns: ZERO-resizing (section III-A).
 
 Columns of the contraction are left out of input and weight; the output keeps its shape.  Backward, the
 gradients of the columns left out are imputed, so that the input's and the weight's gradient keep theirs:

@@ -1,4 +1,4 @@
-"""A layer's tensors by key, such that each part is stored once and any number of ranks can take it up.
+"""A layer's tensors by key for checkpoints: each part is stored once, any number of ranks can load it.
 
 A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks``, which is all that is
 needed to put the whole together again and to cut it otherwise.

@@ -1,4 +1,4 @@
-"""Which part of a parameter each rank of a tensor group holds, and how the parts make the whole."""
+"""Slices of a parameter over a tensor group: the part of each rank, and the whole from the parts."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The tensor group watches itself, and does less or elsewhere what a late rank would do too late.
+"""Straggler mitigation: a tensor group measures its ranks, and prunes or migrates work of late ones.
 
 Each rank measures its own seconds (T) and those of its products (M).  Where one of them finds that its
 own have changed by a tenth, all exchange theirs; from the same numbers each then works out the same
@@ -128,7 +128,7 @@ class StragglerMitigation:
             self._resize(held, axis)
 
     def _hold(self, layers: Iterable[Layer]) -> list[_Held]:
-        """The layers with pairs; one that has come anew starts with no history."""
+        """The layers with pairs; a layer that has just arrived starts without history."""
         held = {}
         for layer in layers:
             found = pairs([layer.module])
@@ -211,7 +211,7 @@ class StragglerMitigation:
                     )
 
     def finish_step(self, busy_seconds: float, *, microbatches: int) -> None:
-        """After a step's backward: gradients come home, and the step's seconds are noted.
+        """After a step's backward: add the gradients that others computed, and record the step's seconds.
 
         Args:
             busy_seconds: T of this rank, without what it waited for others.

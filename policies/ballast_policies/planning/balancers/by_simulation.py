@@ -1,7 +1,6 @@
-"""Last refinement of a partition: whatever the cost says, chain move by chain move.
+"""Local search over partitions with any cost function, e.g. the simulated step time.
 
-For what no closed form covers (several uneven stages a rank, split backwards over slow links) the
-simulated step itself is the cost.
+Used where no closed form applies: several uneven stages a rank, split backwards over slow links.
 """
 
 import itertools
@@ -19,7 +18,7 @@ def refine(
 
     Args:
         partition: where to begin.
-        cost: to be made small; infinite for a partition that is not allowed.
+        cost: what to minimise; infinite for a partition that is not allowed.
         most_evaluations: of ``cost``, the first included.
     """
     best, value, spent = partition, cost(partition), 1
@@ -30,7 +29,7 @@ def refine(
                 return found
             spent += 1
             tried = cost(neighbour)
-            # Float noise is not progress.
+            # Rounding errors do not count as progress.
             if tried < least * (1 - 1e-12):
                 found, least = neighbour, tried
         if found is best:

@@ -1,4 +1,4 @@
-"""DeepSpeed's rule for balancing a pipeline, for reference and comparison; not what Ballast uses.
+"""DeepSpeed's rule for balancing a pipeline, for comparison; not the default of Ballast.
 
 ``partition_balanced`` of DeepSpeed (deepspeed/runtime/utils.py) minimises the largest less the smallest
 load with a table that keeps one answer for each (layers, stages).  The spread of a whole partition is
@@ -33,7 +33,7 @@ def deepspeed_partition(seconds: Sequence[float], ranks: int) -> Partition:
             load = S[end] - S[:end]
             high = np.maximum(largest[:end, stage - 1], load)
             low = np.minimum(smallest[:end, stage - 1], load)
-            # Of equal spreads the last cut wins, as there.
+            # Of equal spreads DeepSpeed takes the last cut.
             first = end - 1 - int(np.argmin((high - low)[::-1]))
             largest[end, stage], smallest[end, stage] = high[first], low[first]
             cut[end, stage] = first

@@ -1,6 +1,7 @@
-"""Ranks of different GPU types: a layer may be 3 x faster on one type and 1.2 x on another.
+"""Partitions and rank order on GPUs of different types.
 
-The order of the ranks matters, too: a slow GPU serves best beside layers it is less slow at.
+A layer may be 3 x faster on one type and 1.2 x on another, so the order of the ranks matters too: a
+slow GPU belongs where the layers lose least on it.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Fewer ranks: which of today's ranks to keep, and the layers of each, contiguous in their order.
+"""The best subset of the ranks in force, and a contiguous partition of the layers over it.
 
 For ranks considered so far, ranks kept of them (c) and layers placed (j):
 
@@ -92,7 +92,7 @@ class RankSubsets:
     def _held(self, ranks: int) -> np.ndarray:
         """[place, j]: bytes of the first j layers at each place of a pipeline of ``ranks`` ranks.
 
-        Further places, which that pipeline does not have, hold as much as its last.
+        Rows beyond the last position repeat it.
         """
         rows = np.broadcast_to(self.weight, (self.partition.ranks, self.partition.layers))
         if self.bytes_on is not None:
@@ -121,7 +121,7 @@ class RankSubsets:
 
 
 class _Table:
-    """The recursion of above for one way to combine costs, with the choices kept for the way back."""
+    """The recursion of the module for one way to combine costs, with the choices for the way back."""
 
     def __init__(self, owner: RankSubsets, combine: np.ufunc, cost: Callable[[int, int], np.ndarray]) -> None:
         ranks, width = owner.partition.ranks, owner.partition.layers + 1

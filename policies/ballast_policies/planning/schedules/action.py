@@ -1,4 +1,4 @@
-"""One thing that a rank does: a forward, a backward or a weight update, of one stage and microbatch.
+"""An action of a rank: a forward, a backward or a weight update, of one stage and microbatch.
 
 The text form is torch's: ``2F0`` is the forward of microbatch 0 on stage 2.  ``U`` is ours, for
 schedules without a flush: torch's runtime knows no updates inside a step.
@@ -25,7 +25,7 @@ class Kind(enum.StrEnum):
     BACKWARD_INPUT = "I"
     """Gradients of the inputs alone, which the stage before waits for."""
     BACKWARD_WEIGHT = "W"
-    """Gradients of the weights alone, which nobody waits for until the update."""
+    """Gradients of the weights alone, which no other rank waits for until the update."""
     UPDATE = "U"
     """The optimizer step of the stage; ``microbatch`` counts the updates, from 0."""
 

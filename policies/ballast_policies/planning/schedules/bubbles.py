@@ -1,4 +1,4 @@
-"""How much of the ranks' time is idle: by formula, and split into the schedule's part and imbalance's."""
+"""Idle fraction of a pipeline: by formula, and split into the part of the schedule and of imbalance."""
 
 import dataclasses
 from collections.abc import Sequence

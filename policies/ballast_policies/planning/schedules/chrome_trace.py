@@ -1,4 +1,4 @@
-"""A simulated schedule in the trace format that chrome://tracing and Perfetto open."""
+"""Export of a simulated schedule to the trace format of chrome://tracing and Perfetto."""
 
 import json
 

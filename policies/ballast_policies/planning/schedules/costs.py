@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost: seconds by stage, for stages of any unevenness."""
+"""Costs of a schedule's actions: seconds by stage; stages may be uneven."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ class ScheduleKind:
         summary: what it does, for the documentation.
         build: (ranks, microbatches, stages a rank) -> the order of one step; of a run of one step where
             it is asynchronous. The stages a rank count only where they are open.
-        stages_per_rank: stages of the model on each rank; None: open, ``pipeline.stagesPerRank`` says.
+        stages_per_rank: stages of the model on each rank; None: set by ``pipeline.stagesPerRank``.
         placement: (ranks, stages a rank) -> by stage, the ranks that hold it.
         asynchronous: it has no flush: steps flow into one another, each stage updates its weights on its
             own, and no stage knows the gradient's norm over all of them.

@@ -1,4 +1,4 @@
-"""A schedule: for every rank the order of what it does in one step, as a value.
+"""A schedule as a value: for every rank, the order of its actions in one step.
 
 Nothing here runs or times anything: see ``validate``, ``simulate`` and the exporters.
 """

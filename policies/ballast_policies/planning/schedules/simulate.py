@@ -1,9 +1,9 @@
-"""Play a schedule through time, before any rank touches it.
+"""Simulator of a schedule: when each action of each rank begins and ends.
 
 Each rank does its actions in order, one at a time.  An action starts when its rank is free and what
 it needs has arrived: a forward, the forward of the stage before; a backward, its own forward and the
 backward of the stage after; an update, the gradients of all the microbatches it covers, on every
-replica.  A sender goes on computing while it sends; the receiver waits (AMP, supplement 6.1).
+replica.  A sender keeps computing while it sends; the receiver waits (AMP, supplement 6.1).
 With the order of every rank fixed, times are a longest path, so one pass in any feasible order
 gives them exactly; no progress means a deadlock.
 """

@@ -30,7 +30,7 @@ def schedule_from_csv(
 
     Raises:
         ScheduleError: an entry is not an action, or two ranks act on one stage and ``stage_ranks``
-            does not say which microbatches are whose.
+            does not tell which microbatches belong to which replica.
     """
     rows = tuple(
         tuple(Action.parse(entry) for entry in line.split(",") if entry.strip()) for line in text.splitlines()

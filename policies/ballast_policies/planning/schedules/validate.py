@@ -1,4 +1,4 @@
-"""Check a schedule before it runs: complete, in order, on the right ranks, free of deadlock."""
+"""Validation of a schedule: complete, in order, on the right ranks, free of deadlock."""
 
 import dataclasses
 from collections import Counter
@@ -29,7 +29,7 @@ class ScheduleFacts:
 
 
 def validate(schedule: Schedule) -> ScheduleFacts:
-    """Check the schedule and say what it needs.
+    """Check the schedule and return what it needs.
 
     Raises:
         ScheduleError: an action is missing, doubled, on a wrong rank or before what it needs; the

@@ -1,4 +1,4 @@
-"""Which version of its weights each stage uses for each microbatch, and how many versions it holds.
+"""Weight versions under a schedule: which one each microbatch uses, and how many each stage holds.
 
 Version v of a stage is its weights after v updates.
 """

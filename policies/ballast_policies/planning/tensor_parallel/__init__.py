@@ -1,4 +1,4 @@
-"""Tensor parallelism under stragglers: ZERO-resizing, lightweight migration, SEMI's split of the two.
+"""Tensor parallelism under stragglers: ZERO-resizing, lightweight migration, and SEMI, which combines both.
 
 The decisions alone, as functions of measured seconds; the trainer carries them out.
 """

@@ -15,7 +15,7 @@ def helper_columns(
 
     r' = (r + e - r_k) mod e in 1..e-1, m = ceil(L_mig / (e - 1)): columns m (r' - 1) to m r' - 1,
     clipped.  Empty for the straggler itself.  Where several ranks migrate they do not help each other:
-    r' then counts the e - x helpers alone, and m = ceil(L_mig / (e - x)), as equation 3 reckons.
+    r' then counts the e - x helpers alone, and m = ceil(L_mig / (e - x)), as in equation 3.
 
     Args:
         migrated: L_mig.
@@ -25,14 +25,14 @@ def helper_columns(
         migrating: all ranks that migrate, with or without ``straggler``.
 
     Raises:
-        ValueError: ranks outside the group, or a group in which nobody can help.
+        ValueError: ranks outside the group, or a group without a rank that can help.
     """
     if ranks < 2 or not (0 <= straggler < ranks and 0 <= rank < ranks):
         raise ValueError(f"rank {rank} and straggler {straggler} must be two of {ranks} ranks (at least 2)")
     absent = {straggler, *migrating}
     positions = [p for p in range(1, ranks) if (straggler + p) % ranks not in absent]
     if not positions:
-        raise ValueError(f"all of {ranks} ranks migrate: nobody is left to help")
+        raise ValueError(f"all of {ranks} ranks migrate: none is left to help")
     if rank in absent:
         return range(0)
     helper = positions.index((rank + ranks - straggler) % ranks)

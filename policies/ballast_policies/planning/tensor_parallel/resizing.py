@@ -1,4 +1,4 @@
-"""ZERO-resizing: how many and which contraction columns a late rank leaves out (section III).
+"""ZERO-resizing: how many and which contraction columns a straggler leaves out (section III).
 
     gamma_i = (T_i - mean_k T_k) / M_i        equation 1; 0 for a rank that is not late
 
@@ -90,7 +90,7 @@ def keep_list(
         ratio: gamma of the layer.
         pruned_epochs: for how many epochs each column has been left out; only with ``patience``.
         patience: columns left out this long come first, the longest first. The published rule has no
-            such guarantee: where kept columns go on changing, others never return. With it no column
+            such guarantee: where kept columns keep changing, the others never return. With it no column
             is left out longer than patience + ceil(1 / (1 - gamma)) epochs.
     """
     columns = len(variation)
@@ -108,9 +108,9 @@ def longest_absence(ratio: float, patience: int) -> int:
 
 
 def updated_variation(variation: np.ndarray, fresh: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Delta after an epoch: measured anew for kept columns, preserved for the others (III-B).
+    """Delta after an epoch: measured again for kept columns, preserved for the others (III-B).
 
-    A column that was left out has not changed, and would be left out for ever if that counted.
+    A column that was left out has not changed, and would stay left out if that counted.
     """
     updated = np.array(variation, dtype=float)
     updated[kept] = np.asarray(fresh, dtype=float)[kept]

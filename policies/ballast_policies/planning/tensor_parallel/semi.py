@@ -1,4 +1,4 @@
-"""SEMI: how much of the late ranks' work is left out, and how much goes to helpers (IV-B, Algorithm 2).
+"""SEMI: how much of the stragglers' work is pruned, and how much is migrated (IV-B, Algorithm 2).
 
 One straggler: the share beta of its L gamma excess columns that migrates makes both ways cost the same,
 
@@ -27,7 +27,7 @@ CostCurve = Callable[[float], float]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
-    """Seconds of so many columns: ``fixed + per_column x columns``."""
+    """Seconds of a number of columns: ``fixed + per_column x columns``."""
 
     fixed: float = 0.0
     per_column: float
@@ -71,8 +71,8 @@ class SemiDecision:
     Attributes:
         stragglers: ranks that are late, slowest first.
         migrated: by rank, columns that helpers compute; lossless.
-        pruned: by rank, columns that nobody computes.
-        why: in words.
+        pruned: by rank, columns that no rank computes.
+        why: the reason as text.
     """
 
     stragglers: tuple[int, ...]

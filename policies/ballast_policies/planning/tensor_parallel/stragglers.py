@@ -1,4 +1,4 @@
-"""Who is late in a tensor-parallel group, with a tolerance: noise alone must make nobody a straggler."""
+"""Stragglers of a tensor-parallel group, with a tolerance so that noise alone makes none."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def stragglers(seconds: Sequence[float], *, tolerance: float = TOLERANCE) -> tup
 
 
 def mean_is_stale(seconds_at_last_mean: float, seconds: float, *, change: float = 0.1) -> bool:
-    """True where this rank's own time has changed so much that the group should exchange times again.
+    """True where this rank's own time has changed enough for the group to exchange times again.
 
     The mean needs a collective; each rank watches only itself between two of them (III-A: over 10 %).
     """

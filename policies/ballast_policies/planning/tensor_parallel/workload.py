@@ -1,4 +1,4 @@
-"""What a tensor group does about late ranks, by name: nothing, resize, migrate, or both.
+"""Policies of a tensor group with stragglers: none, resize, migrate, or both.
 
 Seconds are measured while earlier decisions are in force; they are first carried back to what they
 would be with every rank's own work and no more, so that a decision that works does not undo itself.
@@ -24,7 +24,7 @@ def own_work_seconds(
     columns: Sequence[int],
     in_force: SemiDecision | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """T and M as they would be if each rank did all of its own work and nobody else's.
+    """T and M as they would be if each rank did all of its own work and no other's.
 
     A rank whose products do the fraction w of its own columns (those it keeps plus those it helps
     with) would need M / w for all of them; the rest of T stays.

@@ -1,4 +1,4 @@
-"""Shapes of what stages exchange, agreed once per pipeline."""
+"""Shapes and types of the tensors between stages, agreed once per pipeline."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ class Boundary:
 
     Attributes:
         shape, dtype: of the activation, and of its gradient.
-        learns: whether a gradient comes back; not below the first layer that learns.
+        requires_grad: whether a gradient comes back; not below the first layer that is trained.
     """
 
     shape: tuple[int, ...]

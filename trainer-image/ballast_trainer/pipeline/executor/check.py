@@ -1,4 +1,4 @@
-"""What a configuration cannot ask for with replicas of stages, or of a schedule without a flush."""
+"""Checks of a configuration with replicas of stages, or with a schedule without a flush."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ def with_schedule_defaults(config: TrainerConfig, given: Mapping[str, Any]) -> T
 
 
 def check_execution(config: TrainerConfig) -> None:
-    """Refuse what would not be what it says.
+    """Refuse settings that these pipelines cannot honour.
 
     Raises:
         ConfigurationError: naming the field, the reason and what to change.
     """
     schedule = config.pipeline.schedule
     if is_asynchronous(schedule):
-        _check_flow(config, f"{schedule} lets stages learn on their own, without a flush")
+        _check_flow(config, f"{schedule} updates each stage on its own, without a flush")
     if used_replicas(config.pipeline.replicas):
         _check_replicas(config)
 

@@ -1,4 +1,4 @@
-"""Where a pipeline without a flush drains, as far as the configuration tells."""
+"""The steps at which a pipeline without a flush drains, from the configuration."""
 
 from ballast_trainer.config import TrainerConfig
 from ballast_trainer.dynamics.schedule import ChangeSteps

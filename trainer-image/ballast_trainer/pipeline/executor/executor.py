@@ -1,7 +1,7 @@
-"""Does one rank's actions of a schedule, in order: forwards, backwards, messages, updates.
+"""Executor of one rank's actions of a schedule: forwards, backwards, messages, updates, in order.
 
 Autograd computes; the order, the versions of the weights and the messages come from the schedule.
-What the schedule claims (microbatches in flight, versions held) is counted while it runs.
+Microbatches in flight and weight versions held are counted while it runs.
 """
 
 import contextlib
@@ -262,7 +262,7 @@ class Executor:
         return self._chunks[step]
 
     def _activation(self, action: Action) -> torch.Tensor:
-        """What the stage before yields."""
+        """The output of the stage before."""
         message = self._order.received_by(action)
         if message is None:
             return self._local.pop(action)
@@ -271,7 +271,7 @@ class Executor:
         return tensor.requires_grad_(self._boundaries[message.boundary].requires_grad)
 
     def _gradient(self, action: Action) -> torch.Tensor | None:
-        """What the stage after yields; None where nothing below it learns."""
+        """The gradient from the stage after; None where no layer below it is trained."""
         message = self._order.received_by(action)
         return self._local.pop(action, None) if message is None else self._links.receive(message)
 

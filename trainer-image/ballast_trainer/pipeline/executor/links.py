@@ -89,7 +89,7 @@ class Links:
             pending.append(_Sending(message, tensor, work))
 
     def receive(self, message: Message) -> torch.Tensor | None:
-        """What an action needs, once it is here; None for a gradient that nobody computes."""
+        """What an action needs, once it is here; None for a gradient that is not computed."""
         if not self._travels(message):
             return None
         tensor, work = self._posted.pop(message)

@@ -1,4 +1,4 @@
-"""One rank's part of a schedule: its actions by step, its messages, and which are surely delivered."""
+"""One rank's part of a schedule: its actions by step, its messages, and which of these are delivered."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ballast_policies.planning.schedules import Action, Kind, Schedule, weight_versions
 
 BACKWARDS = frozenset({Kind.BACKWARD, Kind.BACKWARD_INPUT})
-"""Actions that yield the gradient of a stage's inputs."""
+"""Actions that produce the gradient of a stage's inputs."""
 LAST_OF_MICROBATCH = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 """Actions after which a stage is done with a microbatch."""
 
@@ -95,7 +95,7 @@ class RankOrder:
         return lead
 
     def producer_for(self, action: Action) -> Action | None:
-        """The action on another stage that yields what ``action`` needs, if it needs any."""
+        """The action on another stage that produces what ``action`` needs, if it needs any."""
         stage, k = action.stage, action.microbatch
         if action.kind is Kind.FORWARD and stage > 0:
             return Action(stage - 1, Kind.FORWARD, k)
@@ -104,7 +104,7 @@ class RankOrder:
         return None
 
     def consumer_of(self, action: Action) -> Action | None:
-        """The action on another stage that needs what ``action`` yields, if any does."""
+        """The action on another stage that needs what ``action`` produces, if any does."""
         stage, k = action.stage, action.microbatch
         if action.kind is Kind.FORWARD and stage + 1 < self.schedule.stages:
             return Action(stage + 1, Kind.FORWARD, k)
@@ -118,7 +118,7 @@ class RankOrder:
         return None if producer is None else self._message(producer, action)
 
     def sent_by(self, action: Action) -> Message | None:
-        """The message that ``action`` yields; None where nobody, or this rank itself, needs it."""
+        """The message that ``action`` produces; None where no other rank needs it."""
         consumer = self.consumer_of(action)
         return None if consumer is None else self._message(action, consumer)
 

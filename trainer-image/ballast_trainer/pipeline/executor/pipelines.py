@@ -1,4 +1,4 @@
-"""Pipelines made of the executor: with a flush and replicas of stages, and without a flush."""
+"""Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -103,7 +103,7 @@ class ExecutedPipeline:
 
 
 class AsynchronousPipeline(ExecutedPipeline):
-    """A schedule without a flush: steps flow into one another until a run ends.
+    """A schedule without a flush: the steps of a run overlap.
 
     :meth:`run` computes one step as with a flush, which is what a profile measures.
     """
@@ -123,7 +123,7 @@ class AsynchronousPipeline(ExecutedPipeline):
 
         Args:
             flush: a schedule of one step with a flush, on the same ranks.
-            schedule_of_run: the schedule of a run of so many steps.
+            schedule_of_run: the schedule of a run, given its number of steps.
             rank: this one.
             stacks: by stage, the layers that this rank holds.
             meter: is told when a microbatch's work begins and ends.
@@ -156,7 +156,7 @@ class AsynchronousPipeline(ExecutedPipeline):
         return executor
 
     def check(self, peak_usage: PeakUsage, steps: int) -> None:
-        """Hold what was counted in a run of ``steps`` against what its schedule says.
+        """Compare what was counted in a run of ``steps`` with what its schedule plans.
 
         Raises:
             ScheduleError: more versions or microbatches were held than planned for.
@@ -169,7 +169,7 @@ class AsynchronousPipeline(ExecutedPipeline):
             for stage, count in found.items():
                 if count > planned[stage]:
                     raise ScheduleError(
-                        f"stage {stage} held {count} {name}, the schedule says {planned[stage]}"
+                        f"stage {stage} held {count} {name}, the schedule plans {planned[stage]}"
                     )
 
     def sum_over_replicas(self, stage: int) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of a stage's replicas are summed."""
+"""Sum of gradients over the replicas of a stage."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -4,7 +4,7 @@ The graph of a microbatch has nodes that lead to the stage's input and others th
 alone.  Where a node of the first sort has a child of the second (a matrix product, whose weight is a
 leaf), the input's half notes what flows into that node, and the weights' half starts there: nothing
 is computed twice but the node itself.  It is whole at once, and its second half empty, where that
-does not work: no gradient of the input is wanted, or a weight is used in several places.
+does not work: no gradient of the input is needed, or a weight is used in several places.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ class SplitBackward:
         Args:
             result: the stage's output, or the loss.
             source: the stage's input.
-            parameters: whose gradients are wanted.
+            parameters: whose gradients to compute.
         """
         self._result: torch.Tensor | None = result
         self._source = source

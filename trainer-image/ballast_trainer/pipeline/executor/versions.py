@@ -1,7 +1,7 @@
 """Versions of a stage's weights: the newest in its parameters, older ones beside them while needed.
 
 A microbatch computes with parameters of its own version, put in the place of the module's, so that
-its backward finds the weights of its forward however often the stage has learnt in between.  The
+its backward finds the weights of its forward however often the stage was updated in between.  The
 newest version shares its memory with the parameters; before an update these move to a copy if the
 version is still needed.  So as many copies exist as versions are held, and no more.
 """

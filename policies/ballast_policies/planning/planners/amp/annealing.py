@@ -1,4 +1,4 @@
-"""The search over strategies: simulated annealing (AMP supplement, algorithm 2), and all of them if few.
+"""Search over strategies: simulated annealing (AMP supplement, algorithm 2), or exhaustive if few.
 
 The printed algorithm draws normal numbers where it means uniform ones, assigns layers to the old
 state instead of the new, and leaves the lines after the branch in its second arm only; here both
