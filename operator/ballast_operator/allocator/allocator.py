@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of, waiting_for_policy
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
+from ballast_operator.allocator.inputs import CompletedProblem, complete, price_classes, structure, values
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.snapshot import take_snapshot
@@ -156,8 +156,14 @@ class Allocator:
             overlaps = "; ".join(snapshot.capacity.overlaps)
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
         inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
-        solve = await self._solve(policy, inputs, snapshot.unmeasured, started.timestamp())
-        round_ = self._rounds.decide(policy, snapshot, solve.allocation, moment=started.timestamp())
+        classes = price_classes(policy.spec.objective.policy, snapshot.capacity, inputs.problem.prices)
+        asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem))
+        solve = await self._solve(policy, asked, snapshot.unmeasured, started.timestamp())
+        round_ = self._rounds.decide(
+            policy, snapshot, solve.allocation, classes=classes, moment=started.timestamp()
+        )
+        # From here on by GPU type: that is what people asked for, and read.
+        solve = dataclasses.replace(solve, allocation=classes.merge(solve.allocation))
         self._next_round, plan_id = self._rounds.next_at, self._rounds.plan_id
         if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds

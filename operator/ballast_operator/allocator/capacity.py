@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Node
 
 from ballast_operator.allocator.tolerance import Tolerance
@@ -21,7 +22,8 @@ class Capacity:
         gpu_types: of the pools, sorted.
         nodes: of the pools, with the GPUs that may be handed out.
         members: pool -> names of its nodes.
-        prices: GPU type -> price of a GPU hour; without types of which no pool has a price.
+        prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
+        pools: with their own prices.
         tolerance: which jobs tolerate the taints of which nodes.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
@@ -31,6 +33,7 @@ class Capacity:
     nodes: tuple[Node, ...] = ()
     members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    pools: tuple[PricedPool, ...] = ()
     tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
@@ -85,11 +88,21 @@ def read_capacity(
                     closed=node.closed,
                 )
             )
+    by_pool = _total((node.pool, node.gpus) for node in values)
     return Capacity(
         gpu_types=tuple(sorted({pool.gpu_type for pool in pools})),
         nodes=tuple(values),
         members={name: tuple(node.name for node in found) for name, found in members.items()},
-        prices=price_by_type(pools, _total((node.pool, node.gpus) for node in values)),
+        prices=price_by_type(pools, by_pool),
+        pools=tuple(
+            PricedPool(
+                pool=pool.name,
+                gpu_type=pool.gpu_type,
+                price=pool.price_per_gpu_hour,
+                gpus=by_pool[pool.name],
+            )
+            for pool in pools
+        ),
         tolerance=tolerance,
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(

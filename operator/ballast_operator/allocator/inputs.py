@@ -15,9 +15,11 @@ import json
 from collections.abc import Mapping
 
 from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
 
+from ballast_operator.allocator.capacity import Capacity
 from ballast_operator.api.cluster_policy import EntityShare, Objective
 
 
@@ -55,6 +57,17 @@ def complete(objective: Objective, problem: Problem, unmeasured: frozenset[str])
         job_defaults={name: tuple(words) for name, words in job_defaults.items()},
         pool_defaults=pool_defaults,
     )
+
+
+def price_classes(policy: str, capacity: Capacity, prices: Mapping[str, float]) -> PriceClasses:
+    """The columns that the policy decides on: one for each price of a GPU type where it reads prices.
+
+    ``prices``: GPU type -> price, of the completed problem.
+    """
+    if Reads.PRICES in find_policy(policy).reads:
+        return PriceClasses.of(capacity.pools, prices)
+    # To the others all pools of a type are one column.
+    return PriceClasses.of([dataclasses.replace(pool, price=0.0) for pool in capacity.pools], {})
 
 
 def _with_teams(

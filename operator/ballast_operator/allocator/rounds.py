@@ -1,7 +1,9 @@
 """When the rounds of a policy begin, and what is remembered between them."""
 
+import dataclasses
 import logging
 
+from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_round
 
@@ -29,11 +31,21 @@ class Rounds:
         self._grants = PendingGrants()
 
     def decide(
-        self, policy: ClusterPolicy, snapshot: Snapshot, allocation: Allocation, *, moment: float
+        self,
+        policy: ClusterPolicy,
+        snapshot: Snapshot,
+        allocation: Allocation,
+        *,
+        classes: PriceClasses | None = None,
+        moment: float,
     ) -> Round:
-        """The decision at ``moment`` (epoch seconds), at the start of a round or within one."""
+        """The decision at ``moment`` (epoch seconds), at the start of a round or within one.
+
+        ``classes``: the columns of ``allocation``; None: GPU types.
+        """
+        classes = classes or PriceClasses()
         length = float(policy.spec.round_seconds)
-        memory = self._remember(snapshot, allocation, moment, length)
+        memory = self._remember(snapshot, allocation, classes, moment, length)
         # A fresh operator starts in the middle of a round: its start alone moves no gang.
         at_boundary = self.next_at is not None and moment >= self.next_at
         if self.next_at is None:
@@ -64,6 +76,7 @@ class Rounds:
                 within_round=not at_boundary,
             ),
             not_tolerated=snapshot.not_tolerated,
+            columns=classes.of_pool,
         )
         if not at_boundary:
             decided = self._grants.explain(decided)
@@ -83,9 +96,18 @@ class Rounds:
         return decided
 
     def _remember(
-        self, snapshot: Snapshot, allocation: Allocation, moment: float, length: float
+        self,
+        snapshot: Snapshot,
+        allocation: Allocation,
+        classes: PriceClasses,
+        moment: float,
+        length: float,
     ) -> RoundMemory:
-        shares = allocation.allocation
+        shares, running = allocation.allocation, snapshot.running
         if self.memory is None:
-            return RoundMemory.from_running(snapshot.running, snapshot.running_since, shares, now=moment)
-        return self.memory.until(moment, shares, running=snapshot.running, round_seconds=length)
+            fresh = RoundMemory.from_running(
+                running, snapshot.running_since, shares, now=moment, columns=classes.of_pool
+            )
+            return dataclasses.replace(fresh, gpu_types=classes.split_columns)
+        known = self.memory.over_columns(classes.gpu_type, classes.gpus)
+        return known.until(moment, shares, running=running, round_seconds=length, columns=classes.of_pool)

@@ -52,9 +52,8 @@ def whatif(
         snapshot, objective = asyncio.run(_read(kubeconfig, cluster_policy))
         problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
         after = Setup(policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced)
-        found = compare(
-            problem, Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic), after
-        )
+        before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
+        found = compare(problem, before, after, snapshot.capacity.pools)
     except (OperatorError, ConfigException) as error:
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
     except ProblemError as error:

@@ -18,18 +18,20 @@ class Pools:
     Attributes:
         names: names of the pools.
         gpu_types: GPU type of each pool.
+        columns: column of the allocation for each pool: its GPU type, unless that has several.
         capacity: (P,) GPUs of each pool.
         largest_node: GPUs of each pool's largest node.
     """
 
     names: tuple[str, ...]
     gpu_types: tuple[str, ...]
+    columns: tuple[str, ...]
     capacity: np.ndarray
     largest_node: tuple[int, ...]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node]) -> "Pools":
-        """The pools that ``nodes`` make up."""
+    def of(cls, nodes: Sequence[Node], columns: Mapping[str, str]) -> "Pools":
+        """The pools that ``nodes`` make up; ``columns``: pool -> column where it is not the GPU type."""
         members: dict[str, list[Node]] = {}
         for node in nodes:
             members.setdefault(node.pool, []).append(node)
@@ -37,6 +39,7 @@ class Pools:
         return cls(
             names=names,
             gpu_types=tuple(members[name][0].gpu_type for name in names),
+            columns=tuple(columns.get(name, members[name][0].gpu_type) for name in names),
             capacity=np.array([sum(n.gpus for n in members[name]) for name in names], dtype=np.int64),
             largest_node=tuple(max(n.gpus for n in members[name]) for name in names),
         )
@@ -49,7 +52,7 @@ class OrderedClaims:
     Attributes:
         claims: job indices and pool indices as given.
         stays: whether the job runs in that pool now.
-        received_fraction: (job, GPU type) -> fraction of the time that it has run there.
+        received_fraction: (job, column) -> fraction of the time that it has run there.
     """
 
     claims: Claims
@@ -75,7 +78,7 @@ def ordered_claims(
     Args:
         jobs: in order of arrival.
         pools: of the cluster.
-        shares: job -> GPU type -> fraction of time.
+        shares: job -> column -> fraction of time.
         now: seconds, on the clock of the state's times.
         valid: job -> placement, of running jobs that could continue where they are.
         state: time promised and received so far.
@@ -87,24 +90,27 @@ def ordered_claims(
     for index, job in enumerate(jobs):
         received, promised = state.received.get(job.name, {}), (state.promised or {}).get(job.name, {})
         total, fastest = sum(received.values()), max(job.throughput.values(), default=0.0)
-        for column, (pool, gpu_type) in enumerate(zip(pools.names, pools.gpu_types, strict=True)):
-            rate = job.throughput.get(gpu_type, 0.0)
+        for index_of_pool, pool in enumerate(pools.names):
+            rate, column = (
+                job.throughput.get(pools.gpu_types[index_of_pool], 0.0),
+                pools.columns[index_of_pool],
+            )
             if rate <= 0:
                 continue
-            received_fraction[job.name, gpu_type] = min(1.0, received.get(gpu_type, 0.0) / elapsed)
-            share = shares.get(job.name, {}).get(gpu_type, 0.0)
+            received_fraction[job.name, column] = min(1.0, received.get(column, 0.0) / elapsed)
+            share = shares.get(job.name, {}).get(column, 0.0)
             rows.append(
                 (
                     index,
-                    column,
+                    index_of_pool,
                     job.gpus,
                     job.name in valid and valid[job.name].pool == pool,
                     share,
-                    share * elapsed if state.promised is None else promised.get(gpu_type, 0.0),
-                    received.get(gpu_type, 0.0),
+                    share * elapsed if state.promised is None else promised.get(column, 0.0),
+                    received.get(column, 0.0),
                     total,
                     rate / fastest,
-                    pools.largest_node[column] < job.gpus,
+                    pools.largest_node[index_of_pool] < job.gpus,
                 )
             )
     table = np.array(rows, dtype=float).reshape(-1, 10)

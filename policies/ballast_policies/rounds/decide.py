@@ -43,6 +43,7 @@ def decide_round(
     state: RoundState,
     settings: RoundSettings,
     not_tolerated: Mapping[str, frozenset[str]] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Round:
     """Decide the round that begins at ``now``.
 
@@ -51,14 +52,15 @@ def decide_round(
 
     Args:
         now: seconds, on the clock of the state's times.
-        shares: job -> GPU type -> fraction of time (``Allocation.allocation``); missing: 0.
+        shares: job -> column -> fraction of time (``Allocation.allocation``); missing: 0.
         jobs: in order of arrival.
         nodes: of the pools.
         state: what was promised and received so far, and who runs where.
         settings: of the rounds.
+        columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
         not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
     """
-    pools, not_tolerated = Pools.of(nodes), not_tolerated or {}
+    pools, not_tolerated = Pools.of(nodes, columns or {}), not_tolerated or {}
     valid = valid_placements({job.name: job for job in jobs}, {node.name: node.gpus for node in nodes}, state)
     question = _Question(
         jobs={job.name: job for job in jobs},
@@ -154,6 +156,7 @@ def _as_round(
             free[name] -= 1
     ran, names = state.running, question.names
     extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
+    column_of = dict(zip(question.pools.names, question.pools.columns, strict=True))
     rooms = pool_rooms(question.nodes, free)
     reasons = {}
     for name, job in question.jobs.items():
@@ -167,8 +170,8 @@ def _as_round(
         else:
             reasons[name] = explain_placement(
                 at,
-                share=question.shares.get(name, {}).get(at.gpu_type, 0.0),
-                received_fraction=question.ordered.received_fraction[name, at.gpu_type],
+                share=question.shares.get(name, {}).get(column_of[at.pool], 0.0),
+                received_fraction=question.ordered.received_fraction[name, column_of[at.pool]],
                 extended=name in extended,
             )
     return Round(

@@ -7,6 +7,7 @@ it can be stored with the policy and read back after a restart.
 import dataclasses
 from collections.abc import Mapping
 
+from ballast_policies.allocation.price_classes import by_type
 from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.hysteresis import recent_moves
 from ballast_policies.rounds.values import Placement, Round
@@ -18,15 +19,17 @@ class RoundMemory:
 
     Attributes:
         account: seconds promised to and received by each job.
-        shares: job -> GPU type -> fraction of time, in force since ``at``.
+        shares: job -> column -> fraction of time, in force since ``at``.
         at: time of the last decision, seconds.
         moves: times at which running gangs were stopped or moved.
+        gpu_types: column -> GPU type, for columns that are not GPU types (pools of unlike price).
     """
 
     account: Account
     shares: Mapping[str, Mapping[str, float]]
     at: float
     moves: tuple[float, ...] = ()
+    gpu_types: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_running(
@@ -36,13 +39,17 @@ class RoundMemory:
         shares: Mapping[str, Mapping[str, float]],
         *,
         now: float,
+        columns: Mapping[str, str] | None = None,
     ) -> "RoundMemory":
-        """What can be known without a memory: how long the present gangs have run, at today's shares."""
+        """What can be known without a memory: how long the present gangs have run, at today's shares.
+
+        ``columns``: pool -> column, where it is not the GPU type.
+        """
         ran = {job: max(0.0, now - since) for job, since in running_since.items()}
         longest = max(ran.values(), default=0.0)
         account = Account(
             promised={job: {t: share * longest for t, share in row.items()} for job, row in shares.items()},
-            received={job: {running[job].gpu_type: seconds} for job, seconds in ran.items()},
+            received={job: {_column(running[job], columns): seconds} for job, seconds in ran.items()},
         )
         return cls(account=account, shares=shares, at=now)
 
@@ -53,12 +60,13 @@ class RoundMemory:
         *,
         running: Mapping[str, Placement],
         round_seconds: float,
+        columns: Mapping[str, str] | None = None,
     ) -> "RoundMemory":
         """The memory at ``now``, when ``shares`` come into force; ``running`` ran since the last decision."""
         account = advance(
             self.account,
             shares=self.shares,
-            running={job: placement.gpu_type for job, placement in running.items()},
+            running={job: _column(placement, columns) for job, placement in running.items()},
             seconds=max(0.0, now - self.at),
             round_seconds=round_seconds,
         )
@@ -68,3 +76,42 @@ class RoundMemory:
         """The memory after ``decided`` was carried out at ``now``; moves older than an hour are dropped."""
         disturbed = len(decided.moved) + len(decided.stopped)
         return dataclasses.replace(self, moves=(*recent_moves(self.moves, now), *([now] * disturbed)))
+
+    def over_columns(self, gpu_types: Mapping[str, str], gpus: Mapping[str, int]) -> "RoundMemory":
+        """The memory over other columns, e.g. when prices or the policy have changed.
+
+        A job's seconds and shares on each GPU type stay the same in total; they are divided over the type's
+        columns by the GPUs of each.
+
+        Args:
+            gpu_types: column -> GPU type, of all columns from now on.
+            gpus: column -> GPUs.
+        """
+        own = {column: kind for column, kind in gpu_types.items() if column != kind}
+        if own == self.gpu_types:
+            return self
+        columns: dict[str, list[str]] = {}
+        for column, kind in gpu_types.items():
+            columns.setdefault(kind, []).append(column)
+
+        def divided(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+            return {job: self._divided(row, columns, gpus) for job, row in rows.items()}
+
+        account = Account(promised=divided(self.account.promised), received=divided(self.account.received))
+        return dataclasses.replace(self, account=account, shares=divided(self.shares), gpu_types=own)
+
+    def _divided(
+        self, row: Mapping[str, float], columns: Mapping[str, list[str]], gpus: Mapping[str, int]
+    ) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for kind, value in by_type(row.items(), self.gpu_types).items():
+            names = columns.get(kind, [kind])
+            total = sum(gpus.get(name, 0) for name in names)
+            for name in names:
+                part = gpus.get(name, 0) / total if total else 1 / len(names)
+                found[name] = value * part
+        return found
+
+
+def _column(placement: Placement, columns: Mapping[str, str] | None) -> str:
+    return (columns or {}).get(placement.pool, placement.gpu_type)

@@ -42,8 +42,8 @@ class RoundState:
     """What has been handed out so far.
 
     Attributes:
-        received: job -> GPU type -> seconds that the job ran there.
-        promised: job -> GPU type -> seconds that it should have run there in the same time, as an
+        received: job -> column -> seconds that the job ran there.
+        promised: job -> column -> seconds that it should have run there in the same time, as an
             :class:`Account` keeps them; None: today's shares have held for as long as any job has run.
         running: job -> its placement now.
         running_since: job -> when it started there, on the clock of ``now``.

@@ -5,11 +5,13 @@ simulated over time, so it holds for the jobs that are there now.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.price_classes import PriceClasses, PricedPool
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
-from ballast_policies.allocation.registry import allocate
+from ballast_policies.allocation.registry import allocate, find_policy
 
 NOTICEABLE = 0.01
 """A relative change of speed below this is called the same."""
@@ -83,16 +85,23 @@ class Comparison:
         }
 
 
-def compare(problem: Problem, before: Setup, after: Setup) -> Comparison:
+def compare(problem: Problem, before: Setup, after: Setup, pools: Sequence[PricedPool] = ()) -> Comparison:
     """Solve ``problem`` both ways.
+
+    Args:
+        problem: the jobs of now.
+        before: one side.
+        after: the other.
+        pools: those that the problem's GPUs are in; policies that read prices choose between them. GPUs that
+            a side adds or takes away are the cheapest ones of their type. Empty: one price a type.
 
     Raises:
         ProblemError: a policy is unknown or lacks what it needs, a GPU type is not in the problem, or more
             GPUs would be taken away than there are.
     """
     sides = [(side, _with(problem, side)) for side in (before, after)]
-    (first, solved_first), (second, solved_second) = [
-        (changed, allocate(side.policy, changed, agnostic=side.agnostic)) for side, changed in sides
+    (cost_before, solved_first), (cost_after, solved_second) = [
+        _solved(changed, side, pools) for side, changed in sides
     ]
     return Comparison(
         before=before,
@@ -107,8 +116,8 @@ def compare(problem: Problem, before: Setup, after: Setup) -> Comparison:
             )
             for job in problem.jobs
         ),
-        cost_before=_cost(first, solved_first),
-        cost_after=_cost(second, solved_second),
+        cost_before=cost_before,
+        cost_after=cost_after,
         least_level_before=min(solved_first.levels.values(), default=0.0),
         least_level_after=min(solved_second.levels.values(), default=0.0),
     )
@@ -129,6 +138,30 @@ def _with(problem: Problem, side: Setup) -> Problem:
                 f"{problem.capacity.get(gpu_type, 0)}"
             )
     return dataclasses.replace(problem, capacity=capacity, prices={**problem.prices, **side.prices})
+
+
+def _solved(problem: Problem, side: Setup, pools: Sequence[PricedPool]) -> tuple[float, Allocation]:
+    """(cost per hour of the GPU time that is used, the allocation by GPU type)."""
+    if Reads.PRICES not in find_policy(side.policy).reads:
+        allocation = allocate(side.policy, problem, agnostic=side.agnostic)
+        return _cost(problem, allocation), allocation
+    classes = PriceClasses.of(_changed(pools, side), problem.prices)
+    asked = classes.split(problem)
+    allocation = allocate(side.policy, asked, agnostic=side.agnostic)
+    return _cost(asked, allocation), classes.merge(allocation)
+
+
+def _changed(pools: Sequence[PricedPool], side: Setup) -> list[PricedPool]:
+    """The pools with a side's prices and GPUs."""
+    more, found = dict(side.more), []
+    for pool in sorted(pools, key=lambda pool: (pool.price, pool.pool)):
+        wanted = more.pop(pool.gpu_type, 0)
+        change = max(-pool.gpus, wanted)
+        if change != wanted:
+            more[pool.gpu_type] = wanted - change
+        price = side.prices.get(pool.gpu_type, pool.price)
+        found.append(dataclasses.replace(pool, price=price, gpus=pool.gpus + change))
+    return found
 
 
 def _used(allocation: Allocation, job: str) -> dict[str, float]:

@@ -91,6 +91,19 @@ def test_two_more_v100_help_the_job_that_has_to_share_them():
     assert "1 gain, 0 lose, 2 the same" in as_text(found)
 
 
+def test_policies_of_prices_choose_between_the_pools_of_a_type():
+    """P100s on spot cost 0.43, others 1.46: min-cost pays for the spot ones, and names the GPU type."""
+    snapshot, objective = asyncio.run(read_snapshot(cluster()))
+    problem, _ = pose(snapshot, objective, "min-cost")
+    before, after = Setup(policy="max-min-fairness"), Setup(policy="min-cost")
+    mean = compare(problem, before, after)
+    found = compare(problem, before, after, snapshot.capacity.pools)
+    (recommender,) = [job for job in found.jobs if job.job == "default/recommender"]
+    assert set(recommender.types_after) == {"p100"}
+    assert found.cost_after < mean.cost_after
+    assert found.cost_before == mean.cost_before
+
+
 def test_a_policy_of_prices_on_a_cluster_that_has_none_says_what_it_took():
     """A price given on the command line takes the default's place, on both sides."""
     unpriced = cluster()

@@ -1,0 +1,116 @@
+"""GPUs of one type at several prices: a column of the allocation for each price, not for each type.
+
+Policies that read prices choose between the pools of a GPU type, e.g. on-demand and spot. Jobs are as fast on
+either, so speeds, levels and equal shares do not change; only where a gang exceeds the GPUs at one price does
+that price become unusable to it. Classes of equal price are one column.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from ballast_policies.allocation.problem import Allocation, Job, Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPool:
+    """A pool: its GPUs that may be handed out, and the price of one for an hour; 0: not known."""
+
+    pool: str
+    gpu_type: str
+    price: float
+    gpus: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PriceClasses:
+    """The columns of an allocation.
+
+    Attributes:
+        of_pool: pool -> column.
+        gpu_type: column -> GPU type.
+        gpus, price: column -> GPUs, and price of a GPU hour.
+    """
+
+    of_pool: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpu_type: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    price: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pools: Sequence[PricedPool], prices: Mapping[str, float]) -> "PriceClasses":
+        """The columns of ``pools``; ``prices``: GPU type -> price of pools whose own price is not known.
+
+        A type whose pools have one price is one column, with the name of the type.
+        """
+        known = {pool.pool: pool.price or prices.get(pool.gpu_type, 0.0) for pool in pools}
+        levels: dict[str, set[float]] = {}
+        for pool in pools:
+            levels.setdefault(pool.gpu_type, set()).add(known[pool.pool])
+        of_pool, gpu_type, price = {}, {}, {}
+        gpus: dict[str, int] = {}
+        for pool in pools:
+            cost = known[pool.pool]
+            split = len(levels[pool.gpu_type]) > 1
+            column = f"{pool.gpu_type} at {cost!r}" if split else pool.gpu_type
+            of_pool[pool.pool], gpu_type[column], price[column] = column, pool.gpu_type, cost
+            gpus[column] = gpus.get(column, 0) + pool.gpus
+        return cls(of_pool=of_pool, gpu_type=gpu_type, gpus=gpus, price=price)
+
+    @property
+    def split_columns(self) -> dict[str, str]:
+        """Column -> GPU type, of the types that have several columns."""
+        return {column: kind for column, kind in self.gpu_type.items() if column != kind}
+
+    def columns_of(self, gpu_type: str) -> tuple[str, ...]:
+        """The columns of a GPU type, the cheapest first."""
+        found = (column for column, kind in self.gpu_type.items() if kind == gpu_type)
+        return tuple(sorted(found, key=lambda column: (self.price[column], column)))
+
+    def split(self, problem: Problem) -> Problem:
+        """``problem`` with these columns in place of its GPU types."""
+        if not self.split_columns:
+            return problem
+        columns = {gpu_type: self.columns_of(gpu_type) or (gpu_type,) for gpu_type in problem.gpu_types}
+        order = tuple(column for gpu_type in problem.gpu_types for column in columns[gpu_type])
+        own = {column for names in columns.values() if len(names) > 1 for column in names}
+
+        def of_job(job: Job) -> Job:
+            rates = {c: rate for t, rate in job.throughput.items() for c in columns.get(t, (t,))}
+            return dataclasses.replace(job, throughput=rates)
+
+        return dataclasses.replace(
+            problem,
+            gpu_types=order,
+            capacity={c: self.gpus[c] if c in own else problem.capacity.get(c, 0) for c in order},
+            prices={c: self.price[c] for c in own}
+            | {c: problem.prices[c] for c in order if c not in own and c in problem.prices},
+            jobs=tuple(of_job(job) for job in problem.jobs),
+        )
+
+    def merge(self, allocation: Allocation) -> Allocation:
+        """``allocation`` over these columns by GPU type: shares summed, the largest shadow price."""
+        if not self.split_columns:
+            return allocation
+        shadow: dict[str, float] = {}
+        for column, value in allocation.shadow_prices.items():
+            kind = self.gpu_type.get(column, column)
+            shadow[kind] = max(value, shadow.get(kind, value))
+        return dataclasses.replace(
+            allocation,
+            allocation={job: self._summed(row) for job, row in allocation.allocation.items()},
+            pair_allocation={pair: self._summed(row) for pair, row in allocation.pair_allocation.items()},
+            shadow_prices=shadow,
+            start=None,
+        )
+
+    def _summed(self, row: Mapping[str, float]) -> dict[str, float]:
+        return by_type(row.items(), self.gpu_type)
+
+
+def by_type(values: Iterable[tuple[str, float]], gpu_type: Mapping[str, str]) -> dict[str, float]:
+    """GPU type -> sum over its columns; ``gpu_type``: column -> GPU type."""
+    found: dict[str, float] = {}
+    for column, value in values:
+        kind = gpu_type.get(column, column)
+        found[kind] = found.get(kind, 0.0) + value
+    return found
