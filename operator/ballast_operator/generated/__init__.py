@@ -59,7 +59,7 @@ def with_sections(text: str, sections: Mapping[str, str]) -> str:
         LookupError: the page lacks the marks of a section.
     """
     for name, content in sections.items():
-        begin, end = f"<!-- generated: {name} -->\n", "\n<!-- end -->"
+        begin, end = f"<!-- generated: {name} -->\n\n", "\n\n<!-- end -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not (found and closed):
