@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -65,6 +65,7 @@ def operator(
         settings = from_environment(os.environ)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    _log_refused_registrations()
     options = Options(
         kubeconfig=kubeconfig,
         namespace=namespace,
@@ -84,6 +85,20 @@ def operator(
         ) from error
     except OSError as error:
         raise click.ClickException(f"{error}. To fix: choose another --metrics-port") from error
+
+
+def _log_refused_registrations() -> None:
+    """What other distributions register and the operator does not use, once; nothing is imported."""
+    from ballast_policies.allocation.registry import POLICIES
+    from ballast_policies.planning.balancers.registry import BALANCERS
+    from ballast_policies.planning.dynamics import DYNAMICS
+    from ballast_policies.planning.schedules import SCHEDULES
+    from ballast_policies.registry import Registry
+
+    registries: tuple[Registry[Any], ...] = (POLICIES, SCHEDULES, BALANCERS, DYNAMICS)
+    for registry in registries:
+        for reason in registry.refused.values():
+            logging.getLogger(__name__).warning("%s", reason)
 
 
 async def _run(options: "Options", settings: "Settings") -> None:

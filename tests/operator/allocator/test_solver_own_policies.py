@@ -33,11 +33,6 @@ def loops(cluster):
 def dies(cluster):
     os._exit(7)
 
-def closes(cluster):
-    sys.stdin.close()
-    sys.stdout.close()
-    return cp.Maximize(cp.min(cluster.level))
-
 class Odd(BaseException):
     pass
 
@@ -69,25 +64,24 @@ async def test_an_own_policy_is_solved_in_the_process(solver):
     assert found.allocation.objective == pytest.approx(ours.allocation.objective)
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("raises", "policy mine:raises: it raised RuntimeError: not today"),
-        ("infeasible", "no shares keep all of its constraints"),
-        ("missing", "cannot be imported: AttributeError"),
-    ],
-)
-async def test_an_error_is_told_and_the_greedy_allocation_is_used(solver, function, said):
-    """The process lives on."""
+async def test_an_error_is_told_and_the_greedy_allocation_is_used(solver):
+    """The process lives on, whatever the function does."""
+    errors = {
+        "raises": "policy mine:raises: it raised RuntimeError: not today",
+        "infeasible": "no shares keep all of its constraints",
+        "missing": "cannot be imported: AttributeError",
+    }
     async with solver:
-        found = await solver.solve(f"mine:{function}", PROBLEM)
+        await solver.solve("mine:fair", PROBLEM)
         process = solver._process.pid
+        for function, said in errors.items():
+            found = await solver.solve(f"mine:{function}", PROBLEM)
+            assert found.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
+            assert found.health is PolicyReason.SOLVER_ANSWERS
+            assert said in found.message
+            assert found.allocation.status == "greedy"
         assert (await solver.solve("max-min-fairness", PROBLEM)).outcome is PolicyReason.OPTIMAL
         assert solver._process.pid == process
-    assert found.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
-    assert found.health is PolicyReason.SOLVER_ANSWERS
-    assert said in found.message
-    assert found.allocation.status == "greedy"
 
 
 @pytest.mark.parametrize("function", ["mine:loops", "hangs:fair"])

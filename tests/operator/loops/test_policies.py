@@ -172,3 +172,29 @@ async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator()
     after = simulation.status("one").isolated
     assert after.step > before.step
     assert after.seconds == pytest.approx(after.step / 5.0)
+
+
+async def test_a_policy_of_ones_own_decides_and_says_what_is_proven():
+    """Named as module:function; its answer is a linear program's, certified."""
+    simulation = cluster(
+        roundSeconds=5,
+        objective={"policy": "tests.policies.allocation.custom.problems:least_level"},
+    )
+    for name in ("one", "two", "three"):
+        simulation.add_job(name, throughput=known(4, 1, 2))
+    await simulation.until(
+        lambda: all(simulation.state(name) == "Succeeded" for name in ("one", "two", "three")), ticks=120
+    )
+    assert policy_status(simulation)["lastRound"]["policy"].endswith(":least_level")
+
+
+async def test_a_heterogeneity_agnostic_policy_is_chosen_by_one_field():
+    """Blind to types it divides a job's time over them as the cluster is made up, which costs level here."""
+    simulation = cluster(roundSeconds=3600)
+    simulation.add_job("one", stages=(1, 1), throughput=known(4, 1), **LONG)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    aware = policy_status(simulation)["lastRound"]["objectiveValue"]
+    blind = {"spec": {"objective": {"policy": "max-min-fairness", "heterogeneityAgnostic": True}}}
+    simulation.world.patch(POLICY, "", "default", blind)
+    await simulation.tick()
+    assert policy_status(simulation)["lastRound"]["objectiveValue"] < 0.9 * aware
