@@ -7,9 +7,10 @@ and rows meet only in the capacities; so the exact optimum is known: every job r
 types where its steps are cheapest, for however little time. (The sum of ratios is not a
 linear-fractional program; maximising one total ratio instead would run a single job.)
 
-Ties: the amounts are open, so they are shared fairly: max-min fairness on those types, with levels as
-in ``max_min_fairness``. Objective: USD to finish all remaining steps, each at the cost per step of the
-job's shares.
+Ties: the objective leaves open how much time each job gets there, so the time is shared by water filling
+on those types, with levels as in ``max_min_fairness``. Where jobs have one cheapest type each, which is
+the rule, that is a closed form for each type: x_m = min(1, t / slope_m) with the t that uses all of its
+GPUs. Objective: USD to finish all remaining steps, each at the cost per step of the job's shares.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.fairness.raising import raise_demands
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.policies import water_filling
 
 SAME_COST = 1e-9
 """Relative difference of cost per step up to which two types are equally cheap."""
@@ -35,31 +36,95 @@ def cheapest(problem: Instance) -> np.ndarray:
 
 
 def on_cheapest_types(problem: Instance, allowed: np.ndarray | None = None) -> np.ndarray:
-    """(columns,) x: max-min fair shares on each job's cheapest types, for the jobs ``allowed`` (n,)."""
+    """(columns,) x: water filling on each job's cheapest types, for the jobs ``allowed`` (n,).
+
+    Raises:
+        SolverError: several types are equally cheap for some jobs, and a linear program over these failed.
+    """
     columns, least = problem.columns, cheapest(problem)
     cost = columns.gpus * problem.prices()[columns.kind] / 3600.0 / columns.rate_first
     kept = (columns.second < 0) & (cost <= least[columns.first] * (1 + SAME_COST))
     if allowed is not None:
         kept &= allowed[columns.first]
-    x = np.zeros(len(columns))
-    wanted = problem.runnable & (np.bincount(columns.first[kept], minlength=len(least)) > 0)
-    # A type without a GPU left carries nobody; who can only go there waits.
+    # A job whose cheapest types have no GPU left waits.
     kept &= problem.capacity[columns.kind] > 0
-    wanted &= np.bincount(columns.first[kept], minlength=len(least)) > 0
-    if not wanted.any():
-        return x
-    slope = np.divide(problem.weights, problem.level_scale, out=np.zeros(len(least)), where=wanted)
-    part = dataclasses.replace(problem, columns=columns.take(kept))
-    x[kept] = raise_demands(part, base=np.zeros(len(least)), slope=slope).x
+    choices = np.bincount(columns.first[kept], minlength=len(least))
+    linked = _linked_types(problem, kept & (choices[columns.first] > 1))
+    x = np.zeros(len(columns))
+    alone = kept & ~linked[columns.kind]
+    x[alone] = _filled_type_by_type(problem, np.flatnonzero(alone))
+    together = kept & linked[columns.kind]
+    if together.any():
+        x[together] = _filled_together(problem, together)
     return x
 
 
+def _linked_types(problem: Instance, tied: np.ndarray) -> np.ndarray:
+    """(k,) whether a job has this type and another as its cheapest: the columns ``tied``."""
+    linked = np.zeros(len(problem.capacity), dtype=bool)
+    linked[problem.columns.kind[tied]] = True
+    return linked
+
+
+def _filled_type_by_type(problem: Instance, chosen: np.ndarray) -> np.ndarray:
+    """Shares of the columns ``chosen``, one a job: levels as high as each type's GPUs allow."""
+    columns = problem.columns
+    job, kind = columns.first[chosen], columns.kind[chosen]
+    weight = problem.weights[job]
+    # Share at level 1; the job is at full time from level 1 / share on.
+    share = weight / (problem.level_scale[job] * columns.rate_first[chosen])
+    x = np.zeros(len(chosen))
+    for j in np.unique(kind):
+        here = np.flatnonzero(kind == j)
+        here = here[np.argsort(-share[here], kind="stable")]
+        gpus, per_level = problem.gpus[job[here]], share[here]
+        # With the first i jobs at full time, the others reach level t_i.
+        full = np.append(0.0, np.cumsum(gpus)[:-1])
+        rising = np.cumsum((gpus * per_level)[::-1])[::-1]
+        level = (problem.capacity[j] - full) / rising
+        # The first i at which the next job is not at full time yet; all at full time where there is none.
+        stop = np.flatnonzero(level * per_level < 1.0)
+        x[here] = 1.0
+        if len(stop):
+            x[here[stop[0] :]] = level[stop[0]] * per_level[stop[0] :]
+    return x
+
+
+def _filled_together(problem: Instance, chosen: np.ndarray) -> np.ndarray:
+    """Shares of the columns ``chosen`` (columns,) by water filling over all of them."""
+    columns = problem.columns.take(chosen)
+    T = np.zeros_like(problem.T)
+    T[columns.first, columns.kind] = columns.rate_first
+    jobs = np.flatnonzero(T.any(axis=1))
+    row = np.full(len(T), -1)
+    row[jobs] = np.arange(len(jobs))
+    some = dataclasses.replace(
+        problem,
+        names=[problem.names[m] for m in jobs],
+        gpus=problem.gpus[jobs],
+        weights=problem.weights[jobs],
+        T=T[jobs],
+        equal=problem.equal[jobs],
+        columns=dataclasses.replace(columns, first=row[columns.first]),
+        steps_remaining=problem.steps_remaining[jobs],
+        elapsed=problem.elapsed[jobs],
+        isolated_elapsed=problem.isolated_elapsed[jobs],
+        deadlines=problem.deadlines[jobs],
+        entity_of=[problem.entity_of[m] for m in jobs],
+    )
+    return water_filling.solve(some).x
+
+
 def solve(problem: Instance) -> Answer:
-    """Fair shares on each job's cheapest types."""
+    """Water filling on each job's cheapest types.
+
+    Raises:
+        SolverError: as in :func:`on_cheapest_types`.
+    """
     if not problem.runnable.any():
         return nothing(problem)
     x = on_cheapest_types(problem)
-    return Answer(x=x, solver="closed form and HiGHS", bound=_usd(problem, cheapest(problem)))
+    return Answer(x=x, solver="closed form", bound=_usd(problem, cheapest(problem)))
 
 
 def objective(problem: Instance, x: np.ndarray) -> float:

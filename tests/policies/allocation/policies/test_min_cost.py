@@ -1,0 +1,62 @@
+"""Minimum cost: each job on its cheapest types, no GPU of them idle while a job waits for it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.policies import min_cost, water_filling
+from ballast_policies.allocation.registry import allocate, solve
+from hypothesis import given, settings
+
+from tests.policies.allocation.problems import problem, problems, random_problem
+
+
+def on_cheapest_only(p):
+    """The problem less every type that is not a job's cheapest."""
+    some = instance(p)
+    cost = some.gpus[:, None] * some.prices() / np.where(some.T > 0, some.T, 1e-300)
+    cheapest = cost <= cost.min(axis=1, keepdims=True) * (1 + 1e-9)
+    jobs = tuple(
+        dataclasses.replace(
+            job,
+            throughput={
+                g: r if cheap else 0.0 for (g, r), cheap in zip(job.throughput.items(), row, strict=True)
+            },
+        )
+        for job, row in zip(p.jobs, cheapest, strict=True)
+    )
+    return dataclasses.replace(p, jobs=jobs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=problems(all_run=True, single=True))
+def test_the_closed_form_is_water_filling_on_the_cheapest_types(p):
+    """Share by share the same as the staged linear programs give, levels measured on all types."""
+    some = instance(p)
+    only = instance(on_cheapest_only(p))
+    want = water_filling.solve(dataclasses.replace(only, equal=some.equal))
+    got = min_cost.solve(some)
+    assert some.throughput(got.x) == pytest.approx(only.throughput(want.x), rel=1e-6, abs=1e-9)
+
+
+def test_gpus_of_one_type_do_not_idle_because_another_type_is_short():
+    """Ten jobs crowd one type; the job on the other type runs all of the time."""
+    p = problem([[4.0, 1.0]] * 10 + [[1.0, 4.0]], [1, 1], prices=[1.0, 1.0])
+    answer = allocate("min-cost", p)
+    assert answer.throughput["job-10"] == pytest.approx(4.0)
+    assert sum(answer.allocation[f"job-{m}"]["type-0"] for m in range(10)) == pytest.approx(1.0)
+
+
+def test_types_that_are_equally_cheap_share_their_jobs():
+    """Two pools of one type at one price: three jobs, each with two thirds of its time over both."""
+    p = problem([[2.0, 2.0, 1.0]] * 3, [1, 1, 1], prices=[1.0, 1.0, 5.0])
+    answer = allocate("min-cost", p)
+    assert [answer.throughput[f"job-{m}"] for m in range(3)] == pytest.approx([4 / 3] * 3)
+
+
+@pytest.mark.parametrize("contention", [0.5, 1.0, 2.0, 10.0])
+def test_large_instances_are_at_the_least_cost(contention):
+    """The bound is the cost of every job on its cheapest type."""
+    p = instance(random_problem(5, 2000, 6, contention=contention))
+    assert solve("min-cost", p).gap <= 1e-9
