@@ -100,7 +100,7 @@ def _filled_together(problem: Instance, chosen: np.ndarray) -> np.ndarray:
     row[jobs] = np.arange(len(jobs))
     some = dataclasses.replace(
         problem,
-        names=[problem.names[m] for m in jobs],
+        names=[problem.names[m] for m in jobs.tolist()],
         gpus=problem.gpus[jobs],
         weights=problem.weights[jobs],
         T=T[jobs],
@@ -110,7 +110,7 @@ def _filled_together(problem: Instance, chosen: np.ndarray) -> np.ndarray:
         elapsed=problem.elapsed[jobs],
         isolated_elapsed=problem.isolated_elapsed[jobs],
         deadlines=problem.deadlines[jobs],
-        entity_of=[problem.entity_of[m] for m in jobs],
+        entity_of=[problem.entity_of[m] for m in jobs.tolist()],
     )
     return water_filling.solve(some).x
 
