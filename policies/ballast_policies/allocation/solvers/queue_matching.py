@@ -347,7 +347,7 @@ def _minimise(
 def _exact(
     work: np.ndarray, size: np.ndarray, places: _Places, prices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    Prices stay within ``walls``: places are had at the upper and given back at the lower one.
+    """((rows, places) how many of each row where, optimal prices); None where it does not close."""
     shortest = work.min(axis=1)
     costs = np.where(np.isfinite(work), work, np.inf)[:, places.kind] * places.number
     everyone = np.arange(len(work))
