@@ -20,7 +20,7 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
         message = f"{policy} gives it what its deadline needs"
         return (_advice(True, JobReason.DEADLINE_WITHIN_REACH, message),)
     if job.deadline <= 0:
-        message = "spec.deadline is over; the job goes on without it. To fix: set a later one"
+        message = "spec.deadline has passed; the job continues without one. To fix: set a later one"
         return (_advice(False, JobReason.DEADLINE_PASSED, message),)
     fastest = max(job.throughput.values(), default=0.0)
     steps = job.steps_remaining or 0.0
@@ -28,11 +28,11 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
         needed = f"{_words(steps / fastest)} on its fastest GPUs" if fastest > 0 else "GPUs that can run it"
         message = (
             f"the steps that are left need {needed}, spec.deadline is in {_words(job.deadline)}; "
-            "the job goes on without it. To fix: set a later one, or lower totalSteps"
+            "the job continues without one. To fix: set a later one, or lower totalSteps"
         )
         return (_advice(False, JobReason.DEADLINE_OUT_OF_REACH, message),)
     message = (
-        "jobs with earlier deadlines need the GPUs that it would need; it goes on without its deadline. "
+        "jobs with earlier deadlines need the GPUs that it would need; it continues without one. "
         "To fix: set a later spec.deadline, or add nodes"
     )
     return (_advice(False, JobReason.DEADLINE_CONTENDED, message),)

@@ -1,7 +1,7 @@
 """What a policy needs beyond a snapshot, and what counts where the cluster does not say it.
 
 A missing value never stops the allocator: it is replaced by a default that conditions name
-(``InputsComplete`` of the job or of the ClusterPolicy), and everybody else goes on.
+(``InputsComplete`` of the job or of the ClusterPolicy), and the other jobs are not affected.
 
 | missing | policies | what counts |
 |---|---|---|
@@ -30,8 +30,8 @@ class CompletedProblem:
     Attributes:
         problem: the snapshot's, completed.
         defaults_possible: the policy asks jobs for something that not every job has.
-        job_defaults: job -> its defaults, in words.
-        pool_defaults: defaults in place of prices, in words.
+        job_defaults: job -> its defaults, as text.
+        pool_defaults: defaults in place of prices, as text.
     """
 
     problem: Problem
@@ -139,7 +139,7 @@ def _speed_a_gpu(jobs: tuple[Job, ...], gpu_types: tuple[str, ...]) -> dict[str,
 def structure(policy: str, inputs: CompletedProblem, unmeasured: frozenset[str], *, moment: float) -> str:
     """Equal while neither the jobs, what they ask for, nor the GPUs change; ``moment`` in epoch seconds.
 
-    Speeds, steps and times are not in it: within a round they make no question worth asking anew.
+    Speeds, steps and times are not in it: within a round their changes do not call for another solve.
     """
     problem = inputs.problem
     jobs = [
@@ -159,14 +159,15 @@ def structure(policy: str, inputs: CompletedProblem, unmeasured: frozenset[str],
 
 def values(policy: str, problem: Problem) -> str:
     """What changes while jobs run, as far as the policy reads it: by two digits, times by three."""
-    clock = find_policy(policy).reads_clock
+    row = find_policy(policy)
+    steps = Reads.STEPS in row.reads
     jobs = []
     for job in problem.jobs:
         entry: list[object] = [
             {gpu_type: f"{rate:.1e}" for gpu_type, rate in sorted(job.throughput.items())},
-            f"{job.steps_remaining:.1e}",
+            f"{job.steps_remaining:.1e}" if steps else None,
         ]
-        for field in clock:
+        for field in row.reads_clock:
             value = getattr(job, field)
             entry.append(None if value is None else f"{value:.2e}")
         jobs.append(entry)

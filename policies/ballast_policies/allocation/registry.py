@@ -108,7 +108,6 @@ POLICIES = Registry(
             solve=min_cost.solve,
             objective=min_cost.objective,
             reads=frozenset({Reads.PRICES}),
-            compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
         ),
         "min-cost-slo": Policy(

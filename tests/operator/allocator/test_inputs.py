@@ -117,7 +117,8 @@ def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
         ("finish-time-fairness", "isolated_elapsed", True),
         ("allox", "elapsed", True),
         ("min-cost-slo", "deadline", True),
-        ("max-min-fairness", "steps_remaining", True),
+        ("max-min-fairness", "steps_remaining", False),
+        ("makespan", "steps_remaining", True),
     ],
 )
 def test_a_question_is_asked_anew_only_where_the_policy_reads_what_has_changed(policy, field, asked_anew):

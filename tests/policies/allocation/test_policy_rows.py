@@ -1,0 +1,94 @@
+"""What a policy's row says that it reads is what its answer depends on, and nothing else."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.policy import Reads
+from ballast_policies.allocation.problem import Entity, Job, Problem
+from ballast_policies.allocation.registry import POLICIES, allocate
+
+SEEDS = range(8)
+TYPES = ("a", "b", "c")
+# Without pairs of jobs, this policy divides the GPUs alike; its pairs read their own throughputs.
+ALONE = [name for name in POLICIES.builtin if name != "gandiva"]
+
+
+def random_problem(random: np.random.Generator) -> Problem:
+    """Six single-GPU jobs in two teams on some GPUs of three types; all fields are given."""
+    jobs = []
+    for number in range(6):
+        rates = random.uniform(1.0, 9.0, 3)
+        jobs.append(
+            Job(
+                name=f"job-{number}",
+                throughput=dict(zip(TYPES, rates.tolist(), strict=True)),
+                weight=float(random.uniform(0.5, 2.0)),
+                entity=("vision", "speech")[number % 2],
+                steps_remaining=float(random.uniform(1e3, 1e5)),
+                elapsed=float(random.uniform(1.0, 1e4)),
+                isolated_elapsed=float(random.uniform(1.0, 1e4)),
+                deadline=float(random.uniform(2e3, 2e4)),
+            )
+        )
+    return Problem(
+        gpu_types=TYPES,
+        capacity=dict(zip(TYPES, random.integers(1, 5, 3).tolist(), strict=True)),
+        jobs=tuple(jobs),
+        prices=dict(zip(TYPES, random.uniform(0.5, 4.0, 3).tolist(), strict=True)),
+        entities={"vision": Entity(weight=3.0, policy="fifo"), "speech": Entity()},
+    )
+
+
+def changed(problem: Problem, what: str, random: np.random.Generator) -> Problem:
+    """The problem with one thing about it drawn again."""
+    other = random_problem(random)
+    if what == Reads.PRICES:
+        return dataclasses.replace(problem, prices=other.prices)
+    if what == Reads.TEAMS:
+        jobs = tuple(dataclasses.replace(job, entity=None) for job in problem.jobs)
+        return dataclasses.replace(problem, jobs=jobs, entities={})
+    if what == "speeds":
+        factors = 10 ** random.uniform(-2.0, 2.0, len(problem.jobs))
+        jobs = tuple(
+            dataclasses.replace(job, throughput={t: rate * factor for t, rate in job.throughput.items()})
+            for job, factor in zip(problem.jobs, factors.tolist(), strict=True)
+        )
+        return dataclasses.replace(problem, jobs=jobs)
+    field = "elapsed" if what == Reads.ARRIVAL_ORDER else what
+    jobs = tuple(
+        dataclasses.replace(job, **{field: getattr(drawn, field)})
+        for job, drawn in zip(problem.jobs, other.jobs, strict=True)
+    )
+    return dataclasses.replace(problem, jobs=jobs)
+
+
+def depends(policy: str, what: str) -> bool:
+    """Whether the shares differ, for one of the seeds."""
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        problem = random_problem(random)
+        before = allocate(policy, problem).allocation
+        after = allocate(policy, changed(problem, what, random)).allocation
+        for name, row in before.items():
+            if any(abs(row[t] - after[name][t]) > 1e-4 for t in TYPES):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("what", list(Reads))
+@pytest.mark.parametrize("policy", ALONE)
+def test_a_policy_reads_what_its_row_says(policy, what):
+    """Drawn again, what it reads changes its shares for some seed, and what it does not read for none."""
+    reads = POLICIES[policy].reads
+    if what in (Reads.ELAPSED, Reads.ARRIVAL_ORDER):
+        # Seconds since arrival hold both; a policy that reads either depends on them.
+        assert depends(policy, what) == bool(reads & {Reads.ELAPSED, Reads.ARRIVAL_ORDER})
+    else:
+        assert depends(policy, what) == (what in reads)
+
+
+@pytest.mark.parametrize("policy", ALONE)
+def test_a_policy_compares_speeds_where_its_row_says_so(policy):
+    """A job whose every speed is multiplied keeps its shares under the others."""
+    assert depends(policy, "speeds") == POLICIES[policy].compares_speeds
