@@ -21,7 +21,7 @@ from ballast_policies.allocation.solvers import dual_ascent
 
 
 class Stopwatch:
-    """Adds up the CPU seconds spent in ``dual_ascent.solve``, whoever calls it."""
+    """Adds up the CPU seconds spent in ``dual_ascent.solve``, by any caller."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

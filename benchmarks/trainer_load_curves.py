@@ -67,7 +67,7 @@ def mixture_of_experts(layers: int, progress: float, strength: float) -> np.ndar
     """A layer waits for its fullest of 8 experts; routing, and so which layers are slow, drifts on.
 
     Shares are Dirichlet with concentration 8 / strength, alike in every sixteenth of the layers, and drawn
-    anew for every eighth of the progress.
+    again for every eighth of the progress.
     """
     generator = np.random.default_rng(round(8 * progress))
     shares = generator.dirichlet(np.full(8, 8 / strength), 16)

@@ -206,7 +206,7 @@ def running(gpus: Mapping[str, int], folder: Path) -> Iterator[Live]:
         with config.new_client_from_config(str(cluster.kubeconfig)) as api:
             apply_objects(DynamicClient(api), install_objects(OPERATOR_NAMESPACE))
             account = write_operator_kubeconfig(api, cluster.kubeconfig, folder / "operator.kubeconfig")
-        # On a busy machine a renewal may come late; nobody else wants to lead here.
+        # On a busy machine a renewal may come late; there is no other candidate here.
         os.environ.update(BALLAST_LEADER_LEASE_SECONDS="90", BALLAST_LEADER_FENCE_SECONDS="80")
         log = folder / "operator.log"
         with running_operator(account, log) as operator:

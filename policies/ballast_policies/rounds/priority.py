@@ -1,4 +1,4 @@
-"""Who is next: what the shares promise against the time received (dissertation section 5.5).
+"""Priorities: what the shares promise against the time received (dissertation section 5.5).
 
 priority[m, j] = X[m, j] / f[m, j]: the fraction of time that job m should run on type j over the
 fraction that it has run there. Shares change whenever jobs come and go, so both are kept as
@@ -12,7 +12,7 @@ only where GPUs would idle.
 import numpy as np
 
 SHARE_EPSILON = 1e-6
-"""A smaller fraction is a solver's rounding, not a wish."""
+"""A smaller fraction is a solver's rounding error."""
 
 
 def priorities(

@@ -25,7 +25,7 @@ class Load:
     Attributes:
         fastest_gpus: GPUs that would be busy, if each job always ran on its fastest type.
         least: fraction of the cluster that they keep busy at least, without pairs of jobs on one GPU; above
-            1 the queue grows for ever.
+            1 the queue grows without limit.
     """
 
     fastest_gpus: float
@@ -35,7 +35,7 @@ class Load:
 def load_of(
     jobs: Iterable[TraceJob], gpus: Mapping[str, int], table: ThroughputTable, *, jobs_per_hour: float
 ) -> Load:
-    """The load of jobs like these on GPU types with so many GPUs; jobs that fit nowhere do not count.
+    """The load of jobs like these on GPU types with ``gpus`` GPUs; jobs that fit nowhere do not count.
 
     Raises:
         ThroughputError: the table does not know a job's type or a GPU type.

@@ -69,7 +69,7 @@ def play(nodes, jobs, rounds, settings=None):
 
 @given(cluster=clusters())
 def test_no_node_hands_out_more_gpus_than_it_has(cluster):
-    """Whatever the wishes, and in every round."""
+    """Whatever the shares, and in every round."""
     nodes, jobs = cluster
     have = {node.name: node.gpus for node in nodes}
     for _, _, decided in play(nodes, jobs, 6):
@@ -115,7 +115,7 @@ def test_no_gpus_idle_that_a_waiting_gang_could_use(cluster):
 
 @given(cluster=clusters())
 def test_every_gang_that_fits_somewhere_is_served_within_bounded_rounds(cluster):
-    """Nobody starves: a share above 0 is realised within 60 rounds."""
+    """No starvation: a share above 0 is realised within 60 rounds."""
     nodes, jobs = cluster
     allocation = solve(nodes, jobs)
     room = {
@@ -292,7 +292,7 @@ def test_a_node_that_has_lost_gpus_is_not_overfilled_even_by_young_jobs(cluster,
 
 
 def test_a_gang_that_stays_keeps_its_nodes_though_a_more_urgent_one_would_fit_them_better():
-    """Nobody is moved only to pack another more tightly."""
+    """No gang is moved only to pack another more tightly."""
     nodes, jobs = one_pool([2, 2], 2, 2)
     running = {"job-1": Placement(gpu_type="v100", pool="a", nodes=("n0", "n0"))}
     decided = decide_round(

@@ -171,7 +171,7 @@ def test_the_same_simulation_twice_is_the_same():
 
 
 def test_an_endless_workload_ends_when_the_measured_jobs_are_done():
-    """Arrivals go on until then; the averages are over the window alone."""
+    """Jobs keep arriving until then; the averages are over the window alone."""
 
     class Endless:
         def __iter__(self):

@@ -103,9 +103,9 @@ def test_with_moves_without_end_nothing_changes(gangs):
     """``decide_round`` itself and the rounds on arrays: the same run, to the last bit of every finish."""
     jobs = [a_job(gpus, steps=steps, arrival=at) for gpus, steps, at in sorted(gangs, key=lambda g: g[2])]
     plain = run(jobs, fast=4, slow=4)
-    restful = run(jobs, fast=4, slow=4, max_moves_per_hour=10**6)
+    limited = run(jobs, fast=4, slow=4, max_moves_per_hour=10**6)
     np.testing.assert_allclose(
-        [job.finish for job in restful.jobs], [job.finish for job in plain.jobs], rtol=1e-12
+        [job.finish for job in limited.jobs], [job.finish for job in plain.jobs], rtol=1e-12
     )
 
 

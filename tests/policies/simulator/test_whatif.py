@@ -27,7 +27,7 @@ def test_the_same_setup_changes_nothing():
 
 
 def test_more_gpus_raise_the_least_level():
-    """Two more of the fast type: nobody loses."""
+    """Two more of the fast type: no job loses."""
     found = compare(PROBLEM, NOW, Setup(policy="max-min-fairness", more={"a": 2}))
     assert {job.verdict for job in found.jobs} == {"gains"}
     assert sum(found.jobs[0].types_after.values()) == pytest.approx(1.0)

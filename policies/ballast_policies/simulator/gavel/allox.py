@@ -1,11 +1,12 @@
-"""Gavel's AlloX: who has a GPU keeps it; those who wait are matched to places in the queues of what is free.
+"""Gavel's AlloX: a job that has a GPU keeps it; waiting jobs are matched to places in queues of free GPUs.
 
 The matching is AlloX's own (``policies/allox.py`` there): the i-th from last of a GPU's queue counts i
-times, and the heads of the queues begin.  All who wait take part (alpha is 1 where Gavel's simulations make
-the policy), and gangs are refused.  Ours (``allocation.allox``) matches all jobs anew each time, which moves
-running jobs to where they are faster, and lets 0.3 of them take part, so that long jobs do not starve.
+times, and the heads of the queues begin. All waiting jobs take part (alpha is 1 where Gavel's simulations
+make the policy), and gangs are refused. Ours (``allocation.policies.allox``) matches all jobs again each
+time, which moves running jobs to where they are faster.
 
-One thing differs: Gavel also keeps for ever that a job had no GPU; where the queue grows, none would end.
+One thing differs: Gavel also keeps it indefinitely that a job had no GPU; where the queue grows, no job
+would end.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from ballast_policies.simulator.ledger import Ledger
 
 
 class AlloX:
-    """Who is where, from one allocation to the next."""
+    """Which job is where, from one allocation to the next."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -39,7 +40,7 @@ class AlloX:
         return rows, np.full(len(rows), -1), shares
 
     def _matched(self, waiting: np.ndarray, room: np.ndarray) -> dict[int, int]:
-        """Who is at the head of a queue, and of which type."""
+        """Job at the head of each queue -> GPU type."""
         ledger = self._ledger
         gpu = np.repeat(np.arange(len(room)), room)
         with np.errstate(divide="ignore"):

@@ -1,11 +1,11 @@
-"""Gavel's FIFO: whole GPUs in order of arrival, and nobody overtakes (its ``policies/fifo.py``).
+"""Gavel's FIFO: whole GPUs strictly in order of arrival (its ``policies/fifo.py``).
 
-Aware: everybody on the fastest type with room, decided anew each time.  Blind: who has a type keeps it,
-and the first who waits takes over from who is done.  New ones should go to a random type with room, but
-Gavel uses another variable than the one it draws: they go to the last type by name that has not been
+Heterogeneity-aware: every job on the fastest type with room, decided again each time. Agnostic: a job keeps
+its type, and the first waiting job replaces one that is done. New jobs should go to a random type with room,
+but Gavel uses another variable than the one it draws: they go to the last type by name that has not been
 struck off (v100), with room or without, and what is struck off when that is full is the drawn one.
-With space sharing, who waits joins the running job with which it does most, if that is more than 1.5
-jobs' worth.  One thing differs: nobody is put where it cannot run at all, which would never end.
+With space sharing, a waiting job joins the running job with which it does most, if that is more than 1.5
+jobs' worth. One thing differs: no job is put where it cannot run at all, which would never end.
 """
 
 import random
@@ -66,7 +66,7 @@ class Fifo:
         return self._as_shares(rows, kept, partners)
 
     def _take_over(self, kept: dict[int, int], queue: list[int], room: list[int], present: set[int]) -> None:
-        """Who is done leaves its type to the first who waits; those that go on keep theirs."""
+        """The first waiting jobs take the types of jobs that are done; the others keep theirs."""
         gpus = self._ledger.gpus
         for row in sorted(kept):
             column = kept[row]
@@ -81,7 +81,7 @@ class Fifo:
             del kept[row]
 
     def _pack(self, kept: dict[int, int], queue: list[int]) -> dict[int, int]:
-        """Waiting row -> running row that it joins; ends with the first that nobody suits."""
+        """Waiting row -> running row that it joins; ends with the first row that suits no running one."""
         ledger, joined = self._ledger, {}
         alone = dict(kept)
         for row in queue:

@@ -31,7 +31,7 @@ class Gandiva:
         """Job rows, partner rows (-1: alone), (entries, k) shares."""
         ledger, present = self._ledger, set(rows.tolist())
         for row, other in list(self._partner.items()):
-            # A job on its own counts as "less than one": it may be paired anew each time.
+            # A job on its own counts as "less than one": it may be paired again each time.
             if row not in present or other not in present or row == other or self._gain(row, other) < 1.0:
                 self._partner.pop(row, None)
                 self._partner.pop(other, None)
