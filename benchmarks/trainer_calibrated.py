@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from ballast_policies.contract import Directive, Plan, Stage
+from ballast_policies.contract.job import JobConfig
 from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
-from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.protocol import UnchangedHooks
@@ -68,9 +68,9 @@ class Job:
     replans: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
     @property
-    def config(self) -> TrainerConfig:
+    def config(self) -> JobConfig:
         """As the trainer reads it."""
-        return TrainerConfig.from_mapping(
+        return JobConfig.from_mapping(
             {
                 "totalSteps": len(self.loads),
                 "model": self.model or {"name": "sleeping"},

@@ -66,10 +66,10 @@ def rank_main(rank, port, setting, dim, pairs, results):
     import torch
     import torch.distributed as dist
     from ballast_policies.contract import Plan
+    from ballast_policies.contract.job import JobConfig
     from ballast_policies.planning.stages import first_stages
     from ballast_trainer.channel.channel_thread import ChannelThread
     from ballast_trainer.channel.standalone import StandaloneChannel
-    from ballast_trainer.config import TrainerConfig
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.gpu_emulation import EmulatedSpeed
@@ -86,7 +86,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
 
     torch.set_num_threads(1)
     count = setting.ranks
-    config = TrainerConfig.from_mapping(
+    config = JobConfig.from_mapping(
         {
             "totalSteps": 1_000_000,
             "model": {"name": "gpt", "layers": LAYERS - 2, "args": {"dim": dim}},

@@ -11,6 +11,20 @@ from ballast_policies.contract import (
     Stage,
     TerminationMessage,
 )
+from ballast_policies.contract.job import (
+    CheckpointConfig,
+    DataConfig,
+    DynamicConfig,
+    JobConfig,
+    MetricsConfig,
+    ModelConfig,
+    ParallelismConfig,
+    PipelineConfig,
+    RebalanceConfig,
+    RepackConfig,
+    StragglersConfig,
+    TrainingConfig,
+)
 
 STAGES = (
     Stage(rank=0, first_layer=0, end_layer=3),
@@ -18,6 +32,59 @@ STAGES = (
 )
 
 EXAMPLES = {
+    "config": JobConfig(
+        total_steps=1000,
+        model=ModelConfig(name="gpt", args={"width": 64}, layers=16),
+        pipeline=PipelineConfig(
+            min_stages=2,
+            max_stages=4,
+            microbatches=8,
+            global_batch_size=64,
+            schedule="Interleaved1F1B",
+            stages_per_rank=2,
+        ),
+        parallelism=ParallelismConfig(
+            tensor=2,
+            data=2,
+            scatter_gather=False,
+            stragglers=StragglersConfig(
+                policy="semi",
+                selection="random",
+                differentiated=True,
+                imputation="average",
+                epoch_steps=10,
+                tolerance=0.1,
+            ),
+        ),
+        dynamics=(DynamicConfig(kind="freezing", start_step=10, end_step=500, every_steps=5, target=0.5),),
+        rebalance=RebalanceConfig(
+            enabled=False,
+            every_steps=30,
+            min_gain=0.1,
+            balancer="diffusion",
+            by="parameters",
+            memory_bytes=2**33,
+        ),
+        repack=RepackConfig(enabled=True, min_stages=2, target_stages=3, every_steps=40, max_slowdown=0.25),
+        training=TrainingConfig(
+            seed=7,
+            learning_rate=0.01,
+            weight_decay=0.1,
+            warmup_steps=20,
+            decay="cosine",
+            decay_steps=900,
+            decay_to=0.1,
+            clip_norm=0.5,
+            optimizer="my.optimizers:lion",
+            precision="bf16",
+            recompute=True,
+        ),
+        data=DataConfig(name="my.data:windows", args={"path": "/data"}),
+        checkpoint=CheckpointConfig(path="/checkpoints", every_steps=50, keep=3),
+        metrics=MetricsConfig(
+            port=9464, json_lines="/logs/steps.jsonl", tensorboard="/logs/tb", writer="my.metrics:Writer"
+        ),
+    ),
     "plan": Plan(
         job="translator",
         epoch=7,

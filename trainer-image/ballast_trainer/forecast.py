@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning import (
     Partition,
     RankCapacity,
@@ -29,11 +30,9 @@ from ballast_policies.planning.schedules import (
     validate,
 )
 
-from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.pipeline.layout import (
     ScheduleRequest,
-    check_schedule,
     is_asynchronous,
     used_replicas,
 )
@@ -160,7 +159,7 @@ def read_rows(profile: Mapping[str, Any]) -> tuple[LayerRow, ...]:
         raise ConfigurationError("--profile", reason) from error
 
 
-def positions_of(config: TrainerConfig, ranks: int) -> int:
+def positions_of(config: JobConfig, ranks: int) -> int:
     """How many of the ranks are in one pipeline.
 
     Raises:
@@ -181,7 +180,7 @@ def positions_of(config: TrainerConfig, ranks: int) -> int:
 
 
 def forecasts(
-    config: TrainerConfig,
+    config: JobConfig,
     rows: Sequence[LayerRow],
     *,
     ranks: int,
@@ -222,13 +221,12 @@ def forecasts(
     )
 
 
-def schedule_for(config: TrainerConfig, ranks: int, *, steps: int) -> Schedule:
+def schedule_for(config: JobConfig, ranks: int, *, steps: int) -> Schedule:
     """The actions of one step; of ``steps`` steps where there is no flush.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
-    check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
     request = ScheduleRequest.of(config, positions_of(config, ranks))
     if request.ranks == 1:
         return dataclasses.replace(request, name="GPipe", replicas=(), stages_per_rank=None).one_step()
@@ -239,7 +237,7 @@ def _forecast(
     name: str,
     partition: Partition,
     schedule: Schedule,
-    config: TrainerConfig,
+    config: JobConfig,
     rows: Sequence[LayerRow],
     ranks: int,
     bandwidth: float | None,

@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 from ballast_policies.contract import Plan
+from ballast_policies.contract.decode import Unknown
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.stages import first_stages, usable_stages
 
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
-from ballast_trainer.config import TrainerConfig
+from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.registry import build_dynamics, find_dynamic
+from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
@@ -30,8 +32,7 @@ from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.pipeline.executor.check import check_execution, with_schedule_defaults
-from ballast_trainer.pipeline.layout import ScheduleRequest, check_schedule
+from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import preload
 from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
@@ -53,22 +54,17 @@ TRACED_STEPS = 2
 class ValidatedJob:
     """A configuration that has been checked against the model it names."""
 
-    config: TrainerConfig
+    config: JobConfig
     model: Model
 
     @classmethod
-    def from_mapping(cls, value: Mapping[str, Any]) -> "ValidatedJob":
-        """Read and check.
+    def from_mapping(cls, value: Mapping[str, Any], *, unknown: Unknown = "refuse") -> "ValidatedJob":
+        """Read and check; ``unknown`` as of :func:`~ballast_trainer.config.read_job_config`.
 
         Raises:
             ConfigurationError: a field cannot work.
         """
-        config = TrainerConfig.from_mapping(value)
-        check_schedule(config.pipeline.schedule, config.pipeline.stages_per_rank)
-        config = with_schedule_defaults(config, value)
-        for dynamic in config.dynamics:
-            find_dynamic(dynamic.kind)
-        check_execution(config)
+        config = read_job_config(value, unknown=unknown)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
         check_tensor_parallel(model, config)

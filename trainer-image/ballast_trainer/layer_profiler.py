@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from ballast_policies.contract import Directive, Plan, Rank, Stage
+from ballast_policies.contract.job import JobConfig, PipelineConfig
 
-from ballast_trainer.config import PipelineConfig, TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob, choose_device
@@ -65,7 +65,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     return {"microbatchSize": pipeline.global_batch_size // pipeline.microbatches, "layers": rows}
 
 
-def _whole_model(config: TrainerConfig, model: Model) -> TrainingState:
+def _whole_model(config: JobConfig, model: Model) -> TrainingState:
     """The job on this process alone; how it is to be cut and scheduled does not matter here."""
     pipeline = PipelineConfig(
         microbatches=config.pipeline.microbatches, global_batch_size=config.pipeline.global_batch_size

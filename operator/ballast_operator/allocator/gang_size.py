@@ -24,7 +24,7 @@ class Refusal:
 
 
 def most_gpus(view: JobView) -> int:
-    """Most stages that the job wants.
+    """Most GPUs that the job wants.
 
     One that has repacked asks for no more than it had then: its model got smaller for good.
     """
@@ -74,7 +74,7 @@ def gang_size(
     assert spec is not None
     wanted = most_gpus(view)
     largest = max((by_pool[pool.name] for pool in pools if pool.gpu_type in allowed), default=0)
-    fewest, most = max(1, min(spec.min_stages, wanted)), min(wanted, largest)
+    fewest, most = max(1, min(spec.smallest_gang, wanted)), min(wanted, largest)
     return next((size for size in range(most, fewest - 1, -1) if spec.suits(size)), fewest)
 
 
@@ -90,7 +90,7 @@ def admission_error(
 ) -> Refusal | None:
     """Why no round of this policy can ever place the job; None: one can."""
     have = ", ".join(sorted({pool.gpu_type for pool in pools}))
-    if spec.min_stages > spec.largest_gang:
+    if spec.smallest_gang > spec.largest_gang:
         each = f" with {spec.stages_per_rank} stages each" if spec.stages_per_rank > 1 else ""
         return Refusal(
             reason=JobReason.MISCONFIGURED,

@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from ballast_policies.contract.errors import join_path
 from pydantic import ValidationError
 
 from ballast_operator.api.base import ApiModel
 from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, NodePool, Objective
-from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+from ballast_operator.api.training_job import CONFIG, CONFIG_FIELDS, TrainingJob, TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
 
 M = TypeVar("M", bound=ApiModel)
@@ -39,6 +40,12 @@ def read_training_job(item: Mapping[str, Any]) -> TrainingJob:
     Raises:
         InvalidObject: a field is missing, unknown, of the wrong type, or breaks a rule.
     """
+    spec = item.get("spec")
+    if isinstance(spec, Mapping):
+        # A key "config" of the user's stays among the trainer's fields, which refuse it as unknown.
+        config = {key: value for key, value in spec.items() if key in CONFIG_FIELDS or key == CONFIG}
+        own = {key: value for key, value in spec.items() if key not in config}
+        item = {**item, "spec": {CONFIG: config, **own}}
     return _read(TrainingJob, item)
 
 
@@ -72,12 +79,15 @@ def _problem(detail: Any) -> str:
     path = ""
     for part in detail["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    if detail["type"] == "config":
+        context = detail["ctx"]
+        return f"{join_path('spec', context['path'])}: {context['text']}"
     if detail["type"] == "missing":
         return f"{path[1:]}: missing. To fix: give it a value"
     if detail["type"] == "extra_forbidden" and detail["loc"][-1] in REFUSED:
         return f"{path[1:]}: {REFUSED[detail['loc'][-1]]}"
     if detail["type"] == "extra_forbidden":
-        return f"{path[1:]}: there is no such field. To fix: leave it out, or mend its spelling"
+        return f"{path[1:]}: there is no such field. To fix: leave it out, or correct its spelling"
     if detail["type"] == "rule":
         return f"{(path + detail['ctx']['field'])[1:]}: {detail['msg']}"
     return f"{path[1:]}: {detail['msg']}, got {json.dumps(detail['input'])[:200]}"

@@ -1,37 +1,40 @@
 """``TrainingJob``: what a user asks for.
 
-The one source of its CRD, of its documentation and of what the operator reads.
+The fields that the trainer acts on are the contract's :class:`~ballast_policies.contract.job.JobConfig`;
+the others are here.  The CRD, its documentation and what the operator reads are made from both.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
-from pydantic import Field
+from ballast_policies.contract.decode import decode
+from ballast_policies.contract.errors import ContractError, camel
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.settings import cluster_problems
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_serializer,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import (
-    ApiModel,
-    GpuType,
-    ObjectMeta,
-    Refused,
-    Rule,
-    Time,
-    cel_list,
-    immutable,
-    schema,
-)
-from ballast_operator.api.reshaping import Balancer, Rebalance, Repack
+from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, Time, schema
+from ballast_operator.api.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.api.training_recipe import (
-    Checkpoint,
-    Data,
-    Decay,
-    Dynamic,
-    Model,
-    Pipeline,
-    Training,
-)
+
+CONFIG = "config"
+"""The attribute of the spec that holds the trainer's fields; in JSON they stand in the spec itself."""
+
+CONFIG_FIELDS = frozenset(camel(name) for name in JobConfig.__dataclass_fields__)
+"""The trainer's fields, as JSON spells them."""
 
 
 class KnownThroughput(ApiModel):
@@ -45,108 +48,42 @@ class KnownThroughput(ApiModel):
     """Optimizer steps per second of the whole gang; 0: it cannot run there."""
 
 
+def _read_config(value: Any) -> JobConfig:
+    problems = cluster_problems(JobConfig, value) if isinstance(value, Mapping) else []
+    try:
+        config = decode(JobConfig, value)
+    except ContractError as error:
+        found = {problem.path for problem in error.problems}
+        problems = [*error.problems, *(problem for problem in problems if problem.path not in found)]
+    if not problems:
+        return config
+    raise ValidationError.from_exception_data(
+        "TrainingJobSpec",
+        [
+            InitErrorDetails(
+                type=PydanticCustomError("config", "{text}", {"text": problem.reason, "path": problem.path}),
+                loc=(),
+                input=None,
+            )
+            for problem in problems
+        ],
+    )
+
+
 class TrainingJobSpec(ApiModel):
     """What to train, and on what it may run."""
 
-    RULES = (
-        Rule(
-            "!has(self.model.layers) || self.pipeline.maxStages <= self.model.layers",
-            "maxStages is above model.layers: a stage needs at least one layer. To fix: lower maxStages",
-            field=".pipeline.maxStages",
-            holds=lambda spec: spec.model.layers is None or spec.pipeline.max_stages <= spec.model.layers,
-        ),
-        Rule(
-            "!has(self.repack) || !has(self.repack.minStages) || "
-            "self.repack.minStages <= self.pipeline.maxStages",
-            "repack.minStages is above pipeline.maxStages: the job could never shrink so far. "
-            "To fix: lower repack.minStages",
-            field=".repack.minStages",
-            holds=lambda spec: spec.repack.min_stages <= spec.pipeline.max_stages,
-        ),
-        Rule(
-            "!has(self.repack) || !has(self.repack.targetStages) || "
-            "(self.pipeline.minStages <= self.repack.targetStages && "
-            "self.repack.targetStages <= self.pipeline.maxStages)",
-            "repack.targetStages is below pipeline.minStages or above pipeline.maxStages: the job could "
-            "never shrink to it. To fix: choose one between them",
-            field=".repack.targetStages",
-            holds=lambda spec: (
-                spec.repack.target_stages is None
-                or spec.pipeline.min_stages <= spec.repack.target_stages <= spec.pipeline.max_stages
-            ),
-        ),
-        Rule(
-            "!has(self.model.layers) || !has(self.pipeline.stagesPerRank) || self.pipeline.maxStages == 1 || "
-            "self.pipeline.maxStages * self.pipeline.stagesPerRank <= self.model.layers",
-            "maxStages x stagesPerRank is above model.layers: each needs at least one layer. "
-            "To fix: lower stagesPerRank or maxStages",
-            field=".pipeline.stagesPerRank",
-            holds=lambda spec: (
-                spec.model.layers is None
-                or spec.pipeline.stages_per_rank is None
-                or spec.pipeline.max_stages == 1
-                or spec.pipeline.max_stages * spec.pipeline.stages_per_rank <= spec.model.layers
-            ),
-        ),
-        Rule(
-            "!has(self.rebalance) || !has(self.rebalance.balancer) || "
-            "self.rebalance.balancer != 'network' || self.pipeline.schedule == '1F1B'",
-            "balancer network knows the period of 1F1B with one stage a rank alone. "
-            "To fix: pipeline.schedule: 1F1B, or balancer: exact",
-            field=".rebalance.balancer",
-            holds=lambda spec: (
-                spec.rebalance.balancer is not Balancer.NETWORK or spec.pipeline.schedule == "1F1B"
-            ),
-        ),
-        Rule(
-            f"!(self.pipeline.schedule in {cel_list(trained_schedules(asynchronous=True))}) || "
-            "!has(self.training) || !has(self.training.clipNorm)",
-            "training.clipNorm needs a schedule with a flush: without one no stage knows the norm over all. "
-            "To fix: leave it out, or choose e.g. 1F1B",
-            field=".training.clipNorm",
-            holds=lambda spec: (
-                spec.training.clip_norm is None or not SCHEDULES[spec.pipeline.schedule].asynchronous
-            ),
-        ),
-        Rule(
-            "!has(self.training) || self.training.decay == 'constant' || has(self.training.decaySteps) || "
-            "self.training.warmupSteps < self.totalSteps",
-            "training.warmupSteps leaves no step to the decay. To fix: lower it",
-            field=".training.warmupSteps",
-            holds=lambda spec: (
-                spec.training.decay is Decay.CONSTANT
-                or spec.training.decay_steps is not None
-                or spec.training.warmup_steps < spec.total_steps
-            ),
-        ),
-    )
     REFUSED = (
         Refused("budget", "number", "this version does not stop a job by its cost. To fix: leave it out"),
     )
 
-    total_steps: Annotated[int, Field(ge=1, le=2**53)]
-    """Optimizer steps until the job has succeeded."""
-    model: Model = Field(
-        json_schema_extra=schema(immutable("model", "the checkpoint holds the weights of this one"))
-    )
-    """What the trainer builds."""
-    pipeline: Pipeline
-    """How a step's batch goes through the stages. Changes take effect at the next launch."""
-    dynamics: Annotated[
-        tuple[Dynamic, ...],
-        Field(max_length=16, json_schema_extra=schema(list_type="map", list_map_keys=["kind"])),
-    ] = ()
-    """How the model changes while it trains, each kind once."""
-    rebalance: Rebalance = Rebalance()
-    """When layers move between ranks."""
-    repack: Repack = Repack()
-    """When GPUs are handed back."""
-    training: Training = Training()
-    """How the weights are learnt. Changes take effect at the next launch."""
-    data: Data | None = Field(
-        default=None, json_schema_extra=schema(immutable("data", "the step says which samples come next"))
-    )
-    """What to learn from. Absent: the model's own data."""
+    config: Annotated[
+        JobConfig,
+        PlainValidator(_read_config),
+        PlainSerializer(JobConfig.to_dict),
+        WithJsonSchema(settings_schema(JobConfig)),
+    ]
+    """What the trainer acts on."""
     gpu_types: Annotated[
         tuple[GpuType, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
     ] = ()
@@ -165,8 +102,6 @@ class TrainingJobSpec(ApiModel):
     grow: bool = False
     """Whether it takes more GPUs of its pool while it trains, up to ``pipeline.maxStages``, when no other job
     can use them."""
-    checkpoint: Checkpoint
-    """Where and how often the state is saved."""
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -176,19 +111,25 @@ class TrainingJobSpec(ApiModel):
     template: PodTemplate
     """The pods. Changes take effect at the next launch."""
 
+    @model_serializer(mode="wrap")
+    def _with_config(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        own = serialize(self)
+        config: dict[str, Any] = own.pop(CONFIG)
+        return {**config, **own}
 
-TRAINER_FIELDS = (
-    "totalSteps",
-    "model",
-    "pipeline",
-    "dynamics",
-    "rebalance",
-    "repack",
-    "checkpoint",
-    "training",
-    "data",
-)
-"""Fields of the spec that the trainer gets, verbatim, as ``config.json``."""
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The trainer's fields beside the operator's own."""
+        generated = super().__get_pydantic_json_schema__(core_schema, handler)
+        own = handler.resolve_ref_schema(generated)
+        config = own["properties"].pop(CONFIG)
+        own["properties"] = {**config["properties"], **own["properties"]}
+        own["required"] = [*config["required"], *(name for name in own["required"] if name != CONFIG)]
+        rules = "x-kubernetes-validations"
+        own[rules] = [*config[rules], *own.get(rules, [])]
+        return generated
 
 
 class TrainingJob(ApiModel):
@@ -214,8 +155,3 @@ class TrainingJob(ApiModel):
     """What to train, and on what it may run."""
     status: TrainingJobStatus = TrainingJobStatus()
     """What has become of it."""
-
-    def trainer_config(self) -> dict[str, Any]:
-        """``config.json``: the fields that the trainer acts on, with defaults filled in."""
-        spec = self.spec.to_dict()
-        return {name: spec[name] for name in TRAINER_FIELDS if name in spec}

@@ -1,17 +1,17 @@
 """``docs/api.md``: every field, rule, condition and reason, from the models and their docstrings."""
 
-import ast
 import enum
-import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ballast_policies.planning.balancers.registry import BALANCERS
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState, PolicyCondition, PolicyReason
 from ballast_operator.api.crd import RESOURCES, Resource, custom_resource_definitions
-from ballast_operator.api.training_recipe import DynamicKind
+from ballast_operator.api.docstrings import member_docs
 
 _HEAD = """<!-- Generated from the models in ballast_operator.api by `make generate`. Edit those. -->
 # API reference: `ballast.dev/v1alpha1`
@@ -36,7 +36,8 @@ Succeeded and Failed exclude each other. Programs should read conditions; `statu
 
 _SCHEDULES_HEAD = "Orders of microbatches that the trainer carries out."
 
-_VALUES: tuple[type[enum.StrEnum], ...] = (DynamicKind,)
+_BALANCERS_HEAD = "How the trainer chooses which rank holds which layers."
+_DYNAMICS_HEAD = "Changes of the model while it trains that the trainer carries out."
 _WORDS: tuple[type[enum.StrEnum], ...] = (JobState, JobCondition, JobReason, PolicyCondition, PolicyReason)
 
 
@@ -50,8 +51,12 @@ def api_reference() -> str:
     for resource, definition in zip(RESOURCES, custom_resource_definitions(), strict=True):
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         parts.append(_kind(resource, schema))
-    parts += ["## Values\n", _registered_table("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES)]
-    parts += [_enum_table(values) for values in _VALUES]
+    parts += [
+        "## Values\n",
+        _registered_table("Schedules", _SCHEDULES_HEAD, trained_schedules(), SCHEDULES),
+        _registered_table("Balancers", _BALANCERS_HEAD, BALANCERS.builtin, BALANCERS),
+        _registered_table("Dynamics", _DYNAMICS_HEAD, DYNAMICS.builtin, DYNAMICS),
+    ]
     parts.append(_CONDITIONS)
     parts += [_enum_table(values) for values in _WORDS]
     return "\n".join(parts)
@@ -138,26 +143,6 @@ def _enum_table(values: type[enum.StrEnum]) -> str:
     lines = [f"### {values.__name__}\n", f"{_one_line(values.__doc__)}\n", "| value | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {_one_line(text)} |" for name, text in member_docs(values).items()]
     return "\n".join([*lines, ""])
-
-
-def member_docs(values: type[enum.StrEnum]) -> dict[str, str]:
-    """Value -> the docstring under its member.
-
-    Raises:
-        LookupError: a member has none.
-    """
-    (definition,) = ast.parse(inspect.getsource(values)).body
-    assert isinstance(definition, ast.ClassDef)
-    documented: dict[str, str] = {}
-    for statement, after in zip(definition.body, [*definition.body[1:], None], strict=True):
-        if not isinstance(statement, ast.Assign):
-            continue
-        (target,) = statement.targets
-        assert isinstance(target, ast.Name)
-        if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
-            raise LookupError(f"{values.__name__}.{target.id} has no docstring. To fix: write one below it")
-        documented[values[target.id].value] = str(after.value.value)
-    return documented
 
 
 def _one_line(text: str | None) -> str:

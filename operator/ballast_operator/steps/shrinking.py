@@ -39,11 +39,17 @@ def refusal(context: ReconcileContext, proposal: Proposal) -> str:
         return f"the proposal names {named}, the plan's pods are {sorted(pods)}"
     if proposal.kept_pods[0] != pods[0]:
         return f"rank 0 must stay {pods[0]}, the proposal moves it to {proposal.kept_pods[0]}"
-    if kept < spec.repack_min_stages:
-        return f"the proposal keeps {kept} pods, below spec.repack.minStages={spec.repack_min_stages}"
+    each = spec.ranks_per_position
+    pods_each = f" with {each} pods each" if each > 1 else ""
+    if kept % each:
+        return f"the proposal keeps {kept} pods, not a multiple of the {each} at each pipeline position"
+    if kept < spec.repack_min_stages * each:
+        return (
+            f"the proposal keeps {kept} pods, below spec.repack.minStages={spec.repack_min_stages}{pods_each}"
+        )
     target = spec.repack_target_stages
-    if target is not None and kept != target:
-        return f"the proposal keeps {kept} pods, spec.repack.targetStages={target}"
+    if target is not None and kept != target * each:
+        return f"the proposal keeps {kept} pods, spec.repack.targetStages={target}{pods_each}"
     limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
     if proposal.step_seconds_after > limit:
         return (

@@ -9,7 +9,7 @@ from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
 from ballast_operator.api.read import InvalidObject, read_training_job
-from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
+from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time
 
@@ -22,13 +22,16 @@ class JobSpec:
         config: the trainer's share of the spec, verbatim.
         total_steps: steps to train.
         layers: layers the model is cut into; None: only the trainer knows.
-        min_stages, max_stages: allowed sizes of the gang, one GPU a stage.
+        min_stages, max_stages: allowed positions of the pipeline, each of ``ranks_per_position`` GPUs.
         schedule, microbatches: order and number of the pieces that a batch is cut into.
         stages_per_rank: stages of the model that a rank holds, where there are several ranks.
         repack_enabled, repack_min_stages, repack_target_stages, repack_max_slowdown: which shrinks are
             accepted; no target: any number of pods that is not below the fewest.
         gpu_types: allowed types; empty: any.
-        throughput: steps/s by GPU type and number of stages.
+        throughput: steps/s by GPU type and number of GPUs.
+        ranks_per_position: tensor- and data-parallel ranks at each position of the pipeline.
+        data_parallel: replicas of the pipeline among them, which share the microbatches.
+        replicas: by stage, how many ranks hold it; empty: one each. They fix the size of the gang.
         grow: it may take more GPUs while it trains.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
@@ -59,14 +62,25 @@ class JobSpec:
     stages_per_rank: int = 1
     microbatches: int = 8
     repack_target_stages: int | None = None
+    ranks_per_position: int = 1
+    data_parallel: int = 1
+    replicas: tuple[int, ...] = ()
 
     @property
     def largest_gang(self) -> int:
-        """Most ranks that each have the layers for their stages, up to ``max_stages``."""
-        if self.layers is None:
-            return self.max_stages
-        # A rank alone has the whole model as one stage.
-        return min(self.max_stages, max(1, self.layers // self.stages_per_rank))
+        """Most ranks: ``max_stages`` positions, or as many as have the layers for their stages."""
+        if self.replicas:
+            return sum(self.replicas)
+        positions = self.max_stages
+        if self.layers is not None:
+            # A position alone has the whole model as one stage.
+            positions = min(positions, max(1, self.layers // self.stages_per_rank))
+        return positions * self.ranks_per_position
+
+    @property
+    def smallest_gang(self) -> int:
+        """Fewest ranks that the job may be launched with."""
+        return sum(self.replicas) or self.min_stages * self.ranks_per_position
 
     @property
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:
@@ -78,14 +92,25 @@ class JobSpec:
 
         That is where the number of layers is not known, or is below the number of stages.
         """
-        placement = stage_placement(self.schedule, ranks=ranks, stages_per_rank=self.stages_per_rank)
+        placement = stage_placement(
+            self.schedule,
+            ranks=ranks // self.ranks_per_position,
+            stages_per_rank=self.stages_per_rank,
+            replicas=self.replicas,
+        )
         if self.layers is None or self.layers < len(placement):
             return ()
-        return first_stages(self.layers, placement)
+        return first_stages(self.layers, placement, self.replicas)
 
     def suits(self, ranks: int) -> bool:
-        """Whether the schedule exists for this many ranks: some take their microbatches in equal rounds."""
-        return SCHEDULES[self.schedule].suits(ranks, self.microbatches)
+        """Whether a gang may have this many ranks.
+
+        They fill whole positions of the pipeline, and some schedules take their microbatches in equal rounds.
+        """
+        if self.replicas:
+            return ranks == sum(self.replicas)
+        positions, rest = divmod(ranks, self.ranks_per_position)
+        return not rest and SCHEDULES[self.schedule].suits(positions, self.microbatches // self.data_parallel)
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:
@@ -94,26 +119,34 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
         job = read_training_job({**item, "status": {}})
     except InvalidObject as error:
         return None, str(error)
-    return _spec(job, job.spec), ""
+    return _spec(job.spec), ""
 
 
-def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
+def _spec(spec: TrainingJobSpec) -> JobSpec:
+    config = spec.config
+    pipeline, parallelism, repack = config.pipeline, config.parallelism, config.repack
+    # Both are required in a TrainingJob.
+    assert pipeline.max_stages is not None and config.checkpoint.path is not None
     throughput: dict[str, dict[int, float]] = {}
     for known in spec.throughput:
-        throughput.setdefault(known.gpu_type, {})[known.stages] = known.steps_per_second
+        gpus = sum(pipeline.used_replicas) or known.stages * parallelism.ranks_per_position
+        throughput.setdefault(known.gpu_type, {})[gpus] = known.steps_per_second
     return JobSpec(
-        config=job.trainer_config(),
-        total_steps=spec.total_steps,
-        layers=spec.model.layers,
-        min_stages=spec.pipeline.min_stages,
-        max_stages=spec.pipeline.max_stages,
-        schedule=spec.pipeline.schedule,
-        microbatches=spec.pipeline.microbatches,
-        stages_per_rank=spec.pipeline.parts_per_rank,
-        repack_enabled=spec.repack.enabled,
-        repack_min_stages=spec.repack.min_stages,
-        repack_target_stages=spec.repack.target_stages,
-        repack_max_slowdown=spec.repack.max_slowdown,
+        config=config.to_dict(),
+        total_steps=config.total_steps,
+        layers=config.model.layers,
+        min_stages=pipeline.min_stages,
+        max_stages=pipeline.max_stages,
+        schedule=pipeline.schedule,
+        microbatches=pipeline.microbatches,
+        stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
+        ranks_per_position=parallelism.ranks_per_position,
+        data_parallel=parallelism.data,
+        replicas=pipeline.used_replicas,
+        repack_enabled=repack.enabled,
+        repack_min_stages=repack.min_stages,
+        repack_target_stages=repack.target_stages,
+        repack_max_slowdown=repack.max_slowdown,
         gpu_types=spec.gpu_types,
         throughput=throughput,
         weight=spec.weight,
@@ -121,7 +154,7 @@ def _spec(job: TrainingJob, spec: TrainingJobSpec) -> JobSpec:
         grow=spec.grow,
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,
-        checkpoint_path=spec.checkpoint.path,
+        checkpoint_path=config.checkpoint.path,
         template=spec.template.as_object(),
         entity=spec.entity,
         deadline=spec.deadline,

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from kubernetes import client
 
+from tests.contract.refusals import RULES
 from tests.operator.api.malformed import JOBS, POLICIES, Case
 from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
 from tests.support.control_plane import ControlPlane
@@ -140,6 +141,24 @@ def test_a_change_that_makes_no_sense(
     assert "make a new TrainingJob" in message
 
 
+@pytest.mark.parametrize(("change", "field", "words"), RULES)
+def test_a_rule_of_the_configuration(
+    api: client.ApiClient, namespace: str, change: dict[str, Any], field: str, words: str
+) -> None:
+    """What Python refuses, CEL refuses on apply, naming the same field."""
+    spec = {
+        **JOB["spec"],
+        "totalSteps": 10,
+        "model": {"name": "gpt"},
+        "pipeline": {"maxStages": 2, "globalBatchSize": 16},
+        "dynamics": [],
+    }
+    for key, value in change.items():
+        spec[key] = {**spec[key], **value} if key == "pipeline" else value
+    job = changed(changed(JOB, "spec", spec), "metadata.namespace", namespace)
+    assert f"spec.{field}: " in refusal(api, "POST", job)
+
+
 def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
     """Suspending, weighing anew and training longer are accepted."""
     job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
@@ -154,8 +173,9 @@ def test_defaults(api: client.ApiClient, namespace: str) -> None:
     job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
     given = read_training_job(JOB)
     assert read_training_job(job).spec == given.spec
-    assert job["spec"]["rebalance"] == given.spec.rebalance.to_dict()
-    assert job["spec"]["repack"] == given.spec.repack.to_dict()
+    config = given.spec.config.to_dict()
+    assert job["spec"]["rebalance"] == config["rebalance"]
+    assert job["spec"]["repack"] == config["repack"]
 
 
 def test_the_status_is_its_own_subresource(api: client.ApiClient, namespace: str) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 from ballast_operator.api import InvalidObject, read_cluster_policy, read_training_job
-from ballast_operator.api.training_job import TRAINER_FIELDS
+from ballast_policies.contract.job import JobConfig, RebalanceConfig
 
 from tests.operator.api.malformed import JOBS, POLICIES, Case
-from tests.operator.api.objects import JOB, POLICY, changed
+from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
 
 LISTS_BY_KEY = "duplicate"
 """Only the API server compares the entries of a list: an object with two of one key never gets here."""
@@ -41,20 +41,40 @@ def test_a_rule_over_two_fields() -> None:
         read_training_job(changed(JOB, "spec.pipeline.minStages", 5))
 
 
-def test_the_trainers_share() -> None:
-    """config.json has the fields that the trainer acts on, with defaults filled in, and nothing else."""
-    config = read_training_job(JOB).trainer_config()
-    assert tuple(config) == tuple(name for name in TRAINER_FIELDS if name != "data")
-    with_data = read_training_job(changed(JOB, "spec.data", {"name": "my.data:windows"})).trainer_config()
-    assert with_data == {**config, "data": {"name": "my.data:windows", "args": {}}}
-    assert config["model"] == {"name": "gpt", "args": {"width": 64}, "layers": 8}
-    assert config["rebalance"] == {
-        "enabled": True,
-        "everySteps": 20,
-        "minGain": 0.05,
-        "balancer": "exact",
-        "by": "time",
-    }
+def test_the_trainers_fields_are_the_contracts_configuration() -> None:
+    """What the operator reads is what the trainer reads in config.json, with defaults filled in."""
+    config = read_training_job(JOB).spec.config
+    assert JobConfig.from_json(config.to_json()) == config
+    assert config.to_dict()["model"] == {"name": "gpt", "args": {"width": 64}, "layers": 8}
+    assert config.rebalance == RebalanceConfig()
+    assert config.data is None
+    reshaped = read_training_job(RESHAPED).spec.config
+    assert reshaped.to_dict()["rebalance"].items() >= RESHAPED["spec"]["rebalance"].items()
+
+
+def test_the_defaults_are_the_trainers() -> None:
+    """A job means the same with and without Kubernetes."""
+    given = {key: JOB["spec"][key] for key in ("totalSteps", "model", "pipeline", "dynamics", "checkpoint")}
+    assert read_training_job(JOB).spec.config == JobConfig.from_mapping(given)
+
+
+def test_what_a_cluster_needs_and_the_trainer_does_not() -> None:
+    """Each is named, along with what is wrong with the rest of the object."""
+    item = changed(changed(JOB, "spec.pipeline", {"minStages": 0}), "spec.weight", "heavy")
+    with pytest.raises(InvalidObject) as caught:
+        read_training_job(item)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "spec.pipeline.minStages",
+        "spec.pipeline.maxStages",
+        "spec.pipeline.globalBatchSize",
+        "spec.weight",
+    ]
+
+
+def test_the_attribute_that_holds_the_trainers_fields_is_no_field() -> None:
+    """Nobody can set it from outside."""
+    with pytest.raises(InvalidObject, match=r"spec\.config: there is no such field"):
+        read_training_job(changed(JOB, "spec.config", {"totalSteps": 5}))
 
 
 def test_fields_of_the_pods_that_ballast_does_not_know() -> None:

@@ -43,6 +43,8 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
     balancer, by = draw(
         st.sampled_from([("exact", "time"), ("exact", "parameters"), ("diffusion", "parameters")])
     )
+    changes = draw(dynamics())
+    pruned = any(change["kind"] == "pruning" for change in changes)
     shrunk = draw(st.integers(1, most))
     spec = {
         "totalSteps": draw(st.integers(1, 2**53)),
@@ -58,8 +60,23 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "globalBatchSize": microbatches * draw(st.integers(1, 64)),
             "schedule": schedule,
             "stagesPerRank": each,
+            "replicas": [],
         },
-        "dynamics": draw(dynamics()),
+        "parallelism": {
+            "tensor": draw(st.integers(1, 1 if pruned else 8)),
+            "data": draw(st.sampled_from([n for n in range(1, 9) if microbatches % n == 0])),
+            "scatterGather": draw(st.booleans()),
+            "stragglers": {
+                "policy": draw(st.sampled_from(["none", "resize"])),
+                "selection": draw(st.sampled_from(["priority", "random"])),
+                "differentiated": draw(st.booleans()),
+                "imputation": draw(st.sampled_from(["zero", "average", "same"])),
+                "epochSteps": draw(st.integers(1, 99)),
+                "tolerance": draw(st.floats(0, 1)),
+            },
+        },
+        "metrics": {"port": draw(st.integers(1, 65_535)), "jsonLines": "/logs/steps.jsonl"},
+        "dynamics": changes,
         "rebalance": {
             "enabled": draw(st.booleans()),
             "everySteps": draw(st.integers(1, 999)),

@@ -4,9 +4,9 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 from ballast_trainer.cli.main import main
-from ballast_trainer.config import TrainerConfig
 from ballast_trainer.forecast import LayerRow, forecasts
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -95,7 +95,7 @@ def test_transfers_and_the_optimizer_take_their_time(call):
 )
 def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
     """A step takes at least the busiest rank's work; the balanced partition's busiest rank has no more."""
-    config = TrainerConfig.from_mapping(
+    config = JobConfig.from_mapping(
         {
             "totalSteps": 9,
             "model": {"name": "gpt"},
@@ -153,7 +153,7 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
         ("simulate", ["--bandwidth", "0"], {}, "--bandwidth"),
         ("trace", ["--out", "no/such/folder/trace.svg"], {}, "no folder no/such/folder"),
         ("simulate", ["--set", "pipeline.schedule=2F"], {}, "pipeline.schedule"),
-        ("trace", ["--set", "pipeline.stagesPerRank=2"], {}, "1F1B has 1 a rank"),
+        ("trace", ["--set", "pipeline.stagesPerRank=2"], {}, "another number of stages per rank"),
     ],
 )
 def test_what_cannot_be_forecast_is_refused_in_words(call, command, arguments, fields, words):

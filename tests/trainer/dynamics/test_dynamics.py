@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ballast_trainer.config import DynamicConfig
+from ballast_policies.contract.job import DynamicConfig
 from ballast_trainer.dynamics.block_change import ChangingModule
 from ballast_trainer.dynamics.early_exit import ExitingBlock
 from ballast_trainer.dynamics.mixture_of_depths import RoutedBlock
@@ -13,7 +13,6 @@ from ballast_trainer.dynamics.registry import build_dynamic, build_dynamics
 from ballast_trainer.dynamics.sparse_attention import BLOCK, RoutedAttention
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.gpt import Attention, Block
-from ballast_trainer.pipeline.layout import check_schedule
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -154,12 +153,6 @@ def test_two_changes_that_route_around_blocks_are_refused():
     pair = [DynamicConfig(kind=kind, end_step=1, target=0.5) for kind in ("earlyExit", "mixtureOfDepths")]
     with pytest.raises(ConfigurationError, match="both route"):
         build_dynamics(pair, 5)
-
-
-def test_an_unknown_schedule_suggests_the_nearest():
-    """By its name."""
-    with pytest.raises(ConfigurationError, match="did you mean 'GPipe'"):
-        check_schedule("Gpipe")
 
 
 def test_pruning_replaces_linear_layers_wherever_they_are():

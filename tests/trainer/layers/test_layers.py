@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ballast_policies.contract import Stage
-from ballast_trainer.config import DynamicConfig, TrainingConfig
+from ballast_policies.contract.job import DynamicConfig, TrainingConfig
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing

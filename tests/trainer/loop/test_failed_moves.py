@@ -8,10 +8,10 @@ import signal
 import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, ExitCode, Stage
+from ballast_policies.contract.job import ModelConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.stages import stages_over
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.config import ModelConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.loop import migrate as moving
 from ballast_trainer.models.registry import build_model

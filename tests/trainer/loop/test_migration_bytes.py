@@ -2,9 +2,9 @@
 
 import pytest
 import torch.distributed as dist
+from ballast_policies.contract.job import ModelConfig
 from ballast_policies.planning import Partition
 from ballast_policies.planning.stages import stages_over
-from ballast_trainer.config import ModelConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.layers.packing import pack
 from ballast_trainer.loop.migrate import migrate, plan_moves

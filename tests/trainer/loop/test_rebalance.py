@@ -6,11 +6,10 @@ import logging
 import numpy as np
 import pytest
 import torch
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning import Partition, simulated_step_seconds
 from ballast_policies.planning.stages import partition_of, stages_over
-from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.loop.idle import idle_seconds
 from ballast_trainer.loop.memory import stage_bytes
@@ -34,7 +33,7 @@ SIZES = LayerSizes(bytes=(100,) * LAYERS, parameters=(25,) * LAYERS, weight_byte
 def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1F1B", **rebalance):
     """A job, of two ranks unless ``bounds`` has more, that has measured its layers once; from rank 0."""
     pods = tuple(f"rank-{rank}" for rank in range(len(bounds) - 1))
-    config = TrainerConfig.from_mapping(
+    config = JobConfig.from_mapping(
         {
             "totalSteps": 1000,
             "model": {"name": "gpt", "layers": LAYERS, "args": {"dim": 16, "heads": 2, "context": 8}},
@@ -222,26 +221,3 @@ def test_layer_sizes_are_those_of_the_layers_held():
         count = sum(p.numel() for p in layer.module.parameters())
         assert sizes.parameters[layer.index] == count
         assert sizes.bytes[layer.index] == layer.byte_count() >= 2 * 4 * count
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by"),
-        ({"rebalance": {"balancer": "network"}, "pipeline": {"schedule": "GPipe"}}, "not of GPipe"),
-        ({"rebalance": {"balancer": "network"}, "pipeline": {"replicas": [1, 2]}}, "with replicas"),
-        ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 1000}}, "memoryBytes"),
-        ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages: 2 is below minStages 3"),
-    ],
-)
-def test_what_a_balancer_cannot_weigh_is_refused(change, words):
-    """Before any rank starts, in words."""
-    with pytest.raises(ConfigurationError, match=words):
-        TrainerConfig.from_mapping({"totalSteps": 3, "model": {"name": "gpt"}, **change})
-
-
-@pytest.mark.parametrize(("field", "value"), [("balancer", "magic"), ("by", "weight"), ("memoryBytes", 0)])
-def test_settings_that_mean_nothing_are_refused(field, value):
-    """With the field's name."""
-    with pytest.raises(ConfigurationError, match=f"rebalance.{field}"):
-        job((0, 4, 8), **{field: value})

@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 from ballast_policies.contract import ExitCode
+from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.config import TrainingConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS, stop_seconds
 from ballast_trainer.errors import ConfigurationError

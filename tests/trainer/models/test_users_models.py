@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 from ballast_policies.contract import Ack, Stage
+from ballast_policies.contract.job import DataConfig, ModelConfig, TrainingConfig
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.config import DataConfig, ModelConfig, TrainingConfig
 from ballast_trainer.data.sources import ShuffledDataset
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.layers.layer_stack import LayerSet

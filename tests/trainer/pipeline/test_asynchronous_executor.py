@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from ballast_policies.contract.job import TrainingConfig
 from ballast_policies.planning.schedules import (
     SCHEDULES,
     build_schedule,
@@ -13,7 +14,6 @@ from ballast_policies.planning.schedules import (
     validate,
     weight_versions,
 )
-from ballast_trainer.config import TrainingConfig
 from ballast_trainer.layers.layer_stack import Layer, LayerStack
 from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.executor import Executor

@@ -1,7 +1,7 @@
 """Where a pipeline without a flush drains: a function of the configuration alone."""
 
 import pytest
-from ballast_trainer.config import TrainerConfig
+from ballast_policies.contract.job import JobConfig
 from ballast_trainer.pipeline.executor.drains import LONGEST_RUN, next_drain, steps_between_drains
 
 PLAIN = {"totalSteps": 1000, "model": {"name": "gpt"}, "rebalance": {"enabled": False}}
@@ -9,7 +9,7 @@ PLAIN = {"totalSteps": 1000, "model": {"name": "gpt"}, "rebalance": {"enabled": 
 
 def drains(fields, count=5):
     """The first steps at which the pipeline is empty."""
-    config = TrainerConfig.from_mapping({**PLAIN, **fields})
+    config = JobConfig.from_mapping({**PLAIN, **fields})
     found = [next_drain(config, 0)]
     while len(found) < count and found[-1] < config.total_steps:
         found.append(next_drain(config, found[-1]))
@@ -48,5 +48,5 @@ def test_with_a_flush_every_step_fills_and_drains():
     """What the predicted time of a step is made from."""
     fields = {**PLAIN, "rebalance": {"everySteps": 20}}
     flowing = {**fields, "pipeline": {"schedule": "PipeDream2BW"}}
-    assert steps_between_drains(TrainerConfig.from_mapping(fields)) == 1
-    assert steps_between_drains(TrainerConfig.from_mapping(flowing)) == 20
+    assert steps_between_drains(JobConfig.from_mapping(fields)) == 1
+    assert steps_between_drains(JobConfig.from_mapping(flowing)) == 20

@@ -110,31 +110,6 @@ def test_a_stage_with_replicas_starts_with_as_many_more_layers():
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "reason"),
-    [
-        ({"pipeline": {"schedule": "ZeroBubbleV"}}, "pipeline.replicas", "has no replicas of a stage"),
-        ({"pipeline": {"schedule": "PipeDream2BW"}}, "pipeline.replicas", "has no replicas of a stage"),
-        ({"pipeline": {"replicas": [2, 0]}}, "pipeline.replicas", "is below 1"),
-        ({"repack": {"enabled": True}}, "repack.enabled", "fix the ranks at 3"),
-        ({"parallelism": {"data": 2}}, "parallelism", "chosen stage by stage"),
-        (
-            {"dynamics": [{"kind": "pruning", "endStep": 4, "target": 0.5}]},
-            "dynamics[pruning]",
-            r"replicas \[2, 1\] several times",
-        ),
-    ],
-)
-def test_what_does_not_go_with_replicas_is_refused_in_words(replicated, change, field, reason):
-    """Schedules, repacks, meshes and pruning: the message names the field and what to change."""
-    config = replicated([2, 1])
-    for key, value in change.items():
-        config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
-    with pytest.raises(ConfigurationError, match=reason) as refused:
-        ValidatedJob.from_mapping(config)
-    assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
     ("replicas", "ranks", "reason"),
     [([2, 1], 4, "need 3 ranks, there are 4"), ([3, 1], 4, "4 microbatches do not divide over 3 replicas")],
 )
@@ -143,22 +118,6 @@ def test_replicas_that_do_not_fit_the_ranks_are_refused(replicated, replicas, ra
     job = ValidatedJob.from_mapping(replicated(replicas))
     with pytest.raises(ConfigurationError, match=reason):
         job.check_ranks(ranks)
-
-
-@pytest.mark.parametrize(
-    ("training", "field", "reason"),
-    [
-        ({"clipNorm": 1.0}, "training.clipNorm", "knows the norm over all"),
-        ({"precision": "fp16"}, "training.precision", "no step can be taken back"),
-    ],
-)
-def test_what_does_not_go_without_a_flush_is_refused_in_words(small_config, training, field, reason):
-    """Clipping by the global norm, and a loss scale that all stages share."""
-    config = small_config(training=training)
-    config["pipeline"]["schedule"] = "PipeDream"
-    with pytest.raises(ConfigurationError, match=reason) as refused:
-        ValidatedJob.from_mapping(config)
-    assert refused.value.field == field
 
 
 def test_2bw_with_fewer_microbatches_than_ranks_is_refused(small_config):

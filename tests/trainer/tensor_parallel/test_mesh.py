@@ -149,7 +149,7 @@ def test_ranks_that_do_not_fill_the_mesh_are_refused(small_config):
     ("change", "words"),
     [
         ({"parallelism": {"tensor": 3}}, "4 heads do not divide over 3"),
-        ({"parallelism": {"data": 3}}, "4 microbatches are no multiple of 3 replicas"),
+        ({"parallelism": {"data": 3}}, "pipeline.microbatches: 4, parallelism.data: 3"),
         ({"parallelism": {"tensor": 0}}, "below 1"),
         ({"parallelism": {"tensor": 2}, "model": {"name": "recurrent", "layers": 4}}, "can be cut"),
         (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from ballast_trainer.config import StragglersConfig
+from ballast_policies.contract.job import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import emulated_speed
@@ -198,7 +198,7 @@ def test_an_emulated_straggler_is_slow_in_its_products_alone():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"parallelism": {"tensor": 2, "stragglers": {"policy": "pray"}}}, "migrate, none, resize, semi"),
+        ({"parallelism": {"tensor": 2, "stragglers": {"policy": "pray"}}}, "none, resize, migrate, semi"),
         (
             {
                 "parallelism": {"tensor": 2, "stragglers": {"policy": "semi"}},

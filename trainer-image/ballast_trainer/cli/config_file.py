@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ballast_policies.contract.errors import camel
 
-from ballast_trainer.config_reading import camel
 from ballast_trainer.errors import ConfigurationError
 
 

@@ -98,7 +98,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
         }
     if os.environ.get(METRICS_PORT_ENV):
         value["metrics"] = {**(value.get("metrics") or {}), "port": _port(os.environ[METRICS_PORT_ENV])}
-    job = ValidatedJob.from_mapping(value)
+    job = ValidatedJob.from_mapping(value, unknown="ignore")
     rank = plan.rank_of(pod)
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))

@@ -47,11 +47,11 @@ def simulate(
 
     Each rank is taken to be alone on a device as fast as the one that was profiled.
     """
-    from ballast_trainer.config import TrainerConfig
+    from ballast_trainer.config import read_job_config
 
     try:
         value = read_config(config_path, assignments)
-        config = TrainerConfig.from_mapping(value)
+        config = read_job_config(value)
         rows = read_rows(profile_of(value, profile_path, at_step=at_step))
         count = ranks_of(config, ranks, len(rows))
         found = forecasts(config, rows, ranks=count, bandwidth=bandwidth)

@@ -49,7 +49,7 @@ def trace(
         timeline,
     )
 
-    from ballast_trainer.config import TrainerConfig
+    from ballast_trainer.config import read_job_config
 
     try:
         if out is not None and out.suffix not in FORMATS:
@@ -57,7 +57,7 @@ def trace(
         if out is not None and not out.parent.is_dir():
             raise ConfigurationError("--out", f"no folder {out.parent}. To fix: make it, or write elsewhere")
         value = read_config(config_path, assignments)
-        config = TrainerConfig.from_mapping(value)
+        config = read_job_config(value)
         if even:
             schedule = schedule_for(config, ranks_of(config, ranks, 4), steps=_FLOW_STEPS)
             played = simulate(schedule, even_costs(schedule.stages))

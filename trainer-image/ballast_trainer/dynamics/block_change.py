@@ -1,8 +1,8 @@
 """Base of the changes of transformer blocks, whose strength grows over time and with depth."""
 
+from ballast_policies.contract.job import DynamicConfig
 from torch import nn
 
-from ballast_trainer.config import DynamicConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps

@@ -6,7 +6,8 @@ computed or sent at all.  PipeTransformer and Egeria freeze from the front for t
 
 import math
 
-from ballast_trainer.config import DynamicConfig
+from ballast_policies.contract.job import DynamicConfig
+
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps

@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 import torch
+from ballast_policies.contract.job import DynamicConfig
 from torch import nn
 
-from ballast_trainer.config import DynamicConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.magnitude import largest_masks
 from ballast_trainer.dynamics.protocol import UnchangedHooks

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase, excluded_pair
 from ballast_policies.registry import RegistryError
 
-from ballast_trainer.config import DynamicConfig
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import load_callable

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ballast_trainer.config import DynamicConfig
+from ballast_policies.contract.job import DynamicConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from ballast_policies.contract.job import TrainingConfig
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ballast_trainer.config import TrainingConfig
 from ballast_trainer.layers.optimizer_state import (
     as_tensors,
     from_tensor,

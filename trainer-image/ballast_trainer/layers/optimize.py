@@ -3,8 +3,8 @@
 import math
 
 import torch
+from ballast_policies.contract.job import TrainingConfig
 
-from ballast_trainer.config import TrainingConfig
 from ballast_trainer.layers.layer_stack import LayerSet
 from ballast_trainer.profiling.profile import Meter
 
@@ -71,8 +71,8 @@ def optimizer_step(
     """
     factor = rate_factor(config, step, total_steps)
     scale = 1.0 / loss_scale
-    if config.clip_norm is not None:
-        scale *= min(1.0, config.clip_norm / (math.sqrt(squared_norm) / loss_scale + 1e-6))
+    if config.norm_limit is not None:
+        scale *= min(1.0, config.norm_limit / (math.sqrt(squared_norm) / loss_scale + 1e-6))
     began = meter.start_optimizer()
     for layer in layers:
         if layer.optimizer is None:

@@ -5,8 +5,8 @@ import time
 
 import torch
 from ballast_policies.contract import Plan, Stage
+from ballast_policies.contract.job import JobConfig
 
-from ballast_trainer.config import TrainerConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.gpu_emulation import EmulatedSpeed
@@ -47,7 +47,7 @@ class TrainingState:
         overhead: seconds spent on rebalancing.
     """
 
-    config: TrainerConfig
+    config: JobConfig
     model: Model
     device: torch.device
     speed: EmulatedSpeed | None

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from ballast_policies.contract.job import DataConfig, ModelConfig
 
-from ballast_trainer.config import DataConfig, ModelConfig
 from ballast_trainer.data.batch import BatchFunction
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError

@@ -5,47 +5,21 @@ import math
 from collections.abc import Sequence
 
 from ballast_policies.contract import Stage
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import (
     DEFAULT_STAGES_PER_RANK,
-    SCHEDULES,
     Schedule,
     ScheduleError,
     build_schedule,
     find_schedule,
-    trained_schedules,
 )
 
-from ballast_trainer.config import TrainerConfig
 from ballast_trainer.errors import ConfigurationError
 
 
 def is_asynchronous(name: str) -> bool:
     """Whether the schedule has no flush."""
     return find_schedule(name).asynchronous
-
-
-def check_schedule(name: str, stages_per_rank: int | None = None) -> None:
-    """Refuse a schedule that the trainer does not run.
-
-    Raises:
-        ConfigurationError: the name is unknown, or the schedule has another number of stages a rank.
-    """
-    try:
-        kind = find_schedule(name)
-    except ScheduleError as error:
-        raise ConfigurationError("pipeline.schedule", str(error).removeprefix("schedule: ")) from error
-    if not kind.trained:
-        raise ConfigurationError(
-            "pipeline.schedule",
-            f"{name} is planned and simulated only. To fix: use one of {', '.join(trained_schedules())}",
-        )
-    if stages_per_rank is not None and kind.stages_per_rank not in (None, stages_per_rank):
-        free = [n for n in trained_schedules() if SCHEDULES[n].stages_per_rank is None]
-        raise ConfigurationError(
-            "pipeline.stagesPerRank",
-            f"{stages_per_rank}: {name} has {kind.stages_per_rank} a rank. To fix: leave it out, or take a "
-            f"schedule of {', '.join(free)}",
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +41,7 @@ class ScheduleRequest:
     stages_per_rank: int | None = None
 
     @classmethod
-    def of(cls, config: TrainerConfig, ranks: int) -> "ScheduleRequest":
+    def of(cls, config: JobConfig, ranks: int) -> "ScheduleRequest":
         """What a configuration asks for, over ``ranks`` positions of the pipeline."""
         pipeline = config.pipeline
         return cls(

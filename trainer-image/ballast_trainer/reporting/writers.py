@@ -26,7 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ballast_trainer.config import MetricsConfig
+from ballast_policies.contract.job import MetricsConfig
+
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.registry import load_callable
 from ballast_trainer.reporting.console import Reporter

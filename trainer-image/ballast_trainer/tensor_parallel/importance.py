@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
+from ballast_policies.contract.job import StragglersConfig
 from ballast_policies.planning.tensor_parallel import keep_list, layer_ratio, updated_variation
 
-from ballast_trainer.config import StragglersConfig
 from ballast_trainer.tensor_parallel.linear import SlicedLinear
 
 PATIENCE = 3

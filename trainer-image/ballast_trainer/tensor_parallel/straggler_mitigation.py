@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from ballast_policies.contract.job import StragglersConfig
 from ballast_policies.planning.tensor_parallel import (
     MoveCosts,
     SemiDecision,
@@ -22,7 +23,6 @@ from ballast_policies.planning.tensor_parallel import (
     own_work_seconds,
 )
 
-from ballast_trainer.config import StragglersConfig
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer_stack import Layer

@@ -1,6 +1,7 @@
 """The steps at which a pipeline without a flush drains, from the configuration."""
 
-from ballast_trainer.config import TrainerConfig
+from ballast_policies.contract.job import JobConfig
+
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.pipeline.layout import is_asynchronous
 
@@ -8,7 +9,7 @@ LONGEST_RUN = 128
 """Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""
 
 
-def next_drain(config: TrainerConfig, step: int) -> int:
+def next_drain(config: JobConfig, step: int) -> int:
     """The step before which the pipeline that starts at ``step`` must be empty."""
     ends = [config.total_steps, step + LONGEST_RUN]
     intervals = []
@@ -24,6 +25,6 @@ def next_drain(config: TrainerConfig, step: int) -> int:
     return min(ends)
 
 
-def steps_between_drains(config: TrainerConfig) -> int:
+def steps_between_drains(config: JobConfig) -> int:
     """How many steps share one filling and draining of the pipeline; 1 with a flush."""
     return next_drain(config, 0) if is_asynchronous(config.pipeline.schedule) else 1

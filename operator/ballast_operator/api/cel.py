@@ -1,0 +1,110 @@
+"""Rules of the contract's configuration as CEL, which the API server evaluates on ``kubectl apply``."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ballast_policies.contract.conditions import (
+    AllOf,
+    AnyOf,
+    Arithmetic,
+    Comparison,
+    Condition,
+    Field,
+    Items,
+    Literal,
+    Membership,
+    Presence,
+    Term,
+)
+from ballast_policies.contract.row_conditions import ItemRows, RowFact
+from ballast_policies.contract.rules import Rule, json_path
+
+
+def cel_rule(rule: Rule, optional: Callable[[str], bool]) -> str | None:
+    """The rule's condition over ``self``; None: CEL cannot express it.
+
+    A rule holds where a field that it compares is not set, so those that may be missing are asked for first:
+    the API server also evaluates rules on defaults that are not filled in yet.
+
+    Args:
+        rule: the rule.
+        optional: whether the field at a dotted path, in Python's spelling, may be missing.
+    """
+    if not isinstance(rule.condition, Condition):
+        return None
+    paths: dict[str, None] = {}
+    for path in rule.condition.fields():
+        parts = path.split(".")
+        for count in range(1, len(parts) + 1):
+            prefix = ".".join(parts[:count])
+            if optional(prefix):
+                paths[prefix] = None
+    absent = [f"!has(self.{json_path(path)})" for path in paths]
+    return " || ".join([*absent, _condition(rule.condition, optional, isinstance(rule.condition, AllOf))])
+
+
+def cel_list(values: Iterable[Any]) -> str:
+    """The values as a list in CEL."""
+    return f"[{', '.join(_constant(value) for value in values)}]"
+
+
+def _condition(condition: Condition, optional: Callable[[str], bool], nested: bool) -> str:
+    match condition:
+        case Comparison(operator=operator, left=left, right=right):
+            return f"{_term(left)} {operator} {_term(right)}"
+        case Membership(term=term, names=names, negated=negated):
+            text = f"{_term(term)} in {cel_list(names)}"
+            return f"!({text})" if negated else text
+        case RowFact(path=path):
+            return f"!(self.{json_path(path)} in {cel_list(condition.failing())})"
+        case Presence(path=path, expected=expected):
+            return _has(path, optional) if expected else f"!{_has(path, optional)}"
+        case Items(path=path, constant=constant):
+            text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, x == {_constant(constant)})"
+            return f"({text})" if nested else text
+        case ItemRows(path=path, item=item):
+            each = f"!(x.{json_path(item)} in {cel_list(condition.failing())})"
+            text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, {each})"
+            return f"({text})" if nested else text
+        case AnyOf(parts=parts):
+            text = " || ".join(_condition(part, optional, isinstance(part, AllOf)) for part in _flat(parts))
+            return f"({text})" if nested else text
+        case AllOf(parts=parts):
+            text = " && ".join(_condition(part, optional, True) for part in parts)
+            return f"({text})" if nested else text
+    raise TypeError(f"CEL cannot express {condition!r}")
+
+
+def _flat(parts: tuple[Condition, ...]) -> Iterable[Condition]:
+    for part in parts:
+        if isinstance(part, AnyOf):
+            yield from _flat(part.parts)
+        else:
+            yield part
+
+
+def _has(path: str, optional: Callable[[str], bool]) -> str:
+    """Whether the field is there; a part above it may be missing, too."""
+    parts = path.split(".")
+    prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    asked = [f"has(self.{json_path(prefix)})" for prefix in prefixes if optional(prefix)]
+    return asked[0] if len(asked) == 1 else f"({' && '.join(asked)})"
+
+
+def _term(term: Term) -> str:
+    match term:
+        case Field(path=path):
+            return f"self.{json_path(path)}"
+        case Literal(constant=constant):
+            return _constant(constant)
+        case Arithmetic(operator=operator, left=left, right=right):
+            return f"{_term(left)} {operator} {_term(right)}"
+    raise TypeError(f"CEL cannot express {term!r}")
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)

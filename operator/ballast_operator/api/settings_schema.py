@@ -1,0 +1,135 @@
+"""The schema of a part of the contract's configuration, for the TrainingJob's CRD.
+
+Types, defaults, bounds, descriptions and rules are read from the dataclass: nothing is written twice.
+"""
+
+import collections.abc
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ballast_policies.contract.errors import camel
+from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.settings import Facts, Settings, facts_of
+from ballast_policies.contract.wire import encode
+
+from ballast_operator.api.base import immutable, registered
+from ballast_operator.api.base import schema as extensions
+from ballast_operator.api.cel import cel_rule
+from ballast_operator.api.docstrings import field_docs, one_line
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
+
+
+def settings_schema(kind: type[Settings]) -> dict[str, Any]:
+    """JSON schema of an object of this kind, in pydantic's form; see ``structural.structural_schema``."""
+    hints = typing.get_type_hints(kind)
+    docs = field_docs(cast("Any", kind))
+    properties, required = {}, required_fields(kind)
+    validations = [entry for rule in kind.RULES if (entry := _validation(kind, rule)) is not None]
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        facts = facts_of(field)
+        needed = field.name in required
+        properties[camel(field.name)] = _field(field, hints[field.name], docs.get(field.name, ""), needed)
+        if facts.registry is not None:
+            name_rule = registered(camel(field.name), facts.registry, facts.own_names())
+            validations.append(name_rule.to_schema())
+    schema: dict[str, Any] = {
+        "type": "object",
+        "description": one_line(kind.__doc__),
+        "properties": properties,
+        "required": [camel(name) for name in required],
+    }
+    if validations:
+        schema["x-kubernetes-validations"] = validations
+    return schema
+
+
+def required_fields(kind: type[Settings]) -> list[str]:
+    """Fields that a TrainingJob has to set, in Python's spelling."""
+    hints = typing.get_type_hints(kind)
+    return [
+        field.name
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if facts_of(field).required_in_cluster
+        or (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+        or (_is_settings(hints[field.name]) and required_fields(hints[field.name]))
+    ]
+
+
+def _validation(kind: type[Settings], rule: Rule) -> dict[str, str] | None:
+    expression = cel_rule(rule, lambda path: _optional(kind, path))
+    if expression is None:
+        return None
+    return {"rule": expression, "message": rule.message, "fieldPath": f".{rule.path}"}
+
+
+def _optional(kind: Any, path: str) -> bool:
+    """Whether the field at ``path`` may be missing, where the parts above it are there."""
+    first, _, rest = path.partition(".")
+    if not rest:
+        return first not in required_fields(kind)
+    return _optional(_inner(typing.get_type_hints(kind)[first]), rest)
+
+
+def _field(field: "dataclasses.Field[Any]", hint: Any, doc: str, required: bool) -> dict[str, Any]:
+    facts = facts_of(field)
+    schema = _type(_inner(hint), facts)
+    if doc or "description" not in schema:
+        schema["description"] = one_line(doc)
+    default = None
+    if not required:
+        if field.default is not dataclasses.MISSING:
+            default = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+    if default is not None:
+        schema["default"] = encode(default, without_none=True)
+    if facts.immutable:
+        rule = immutable(camel(field.name), facts.immutable).to_schema()
+        schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", []), rule]
+    return schema
+
+
+def _type(hint: Any, facts: Facts) -> dict[str, Any]:
+    if _is_settings(hint):
+        return settings_schema(hint)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        items = _type(typing.get_args(hint)[0], dataclasses.replace(facts, max_length=None, key=""))
+        schema: dict[str, Any] = {"type": "array", "items": items}
+        if facts.max_length is not None:
+            schema["maxItems"] = facts.max_length
+        if facts.key:
+            return schema | extensions(list_type="map", list_map_keys=[camel(facts.key)])
+        return schema | extensions(list_type="atomic")
+    if origin in (dict, Mapping, collections.abc.Mapping):
+        return {"type": "object", "additionalProperties": True}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return {"type": "string", "enum": [member.value for member in hint]}
+    schema = {"type": _TYPES[hint]}
+    for name, key in _BOUNDS.items():
+        if getattr(facts, name) is not None:
+            schema[key] = getattr(facts, name)
+    if hint is str:
+        lengths = {"minLength": facts.min_length, "maxLength": facts.max_length}
+        schema |= {key: value for key, value in lengths.items() if value is not None}
+        pattern = facts.cluster_pattern or facts.pattern
+        if pattern:
+            schema["pattern"] = pattern
+    return schema
+
+
+def _inner(hint: Any) -> Any:
+    """The type without its None."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+    return hint
+
+
+def _is_settings(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Settings)

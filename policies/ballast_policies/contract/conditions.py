@@ -1,0 +1,255 @@
+"""Conditions over the fields of a configuration, as values.
+
+``at("min_stages") <= at("max_stages")`` is not a truth value but the comparison itself.  Python evaluates it
+on a configuration (:meth:`Condition.holds`); the operator writes the same as CEL for the API server
+(``ballast_operator.api.cel``).  A comparison with a field that is not set holds.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+class Term:
+    """A number or a text of a configuration, or of arithmetic on such."""
+
+    def __le__(self, other: Any) -> "Condition":
+        return Comparison("<=", self, _term(other))
+
+    def __lt__(self, other: Any) -> "Condition":
+        return Comparison("<", self, _term(other))
+
+    def __eq__(self, other: object) -> "Condition":  # type: ignore[override]
+        return Comparison("==", self, _term(other))
+
+    def __ne__(self, other: object) -> "Condition":  # type: ignore[override]
+        return Comparison("!=", self, _term(other))
+
+    def __mod__(self, other: Any) -> "Term":
+        return Arithmetic("%", self, _term(other))
+
+    def __mul__(self, other: Any) -> "Term":
+        return Arithmetic("*", self, _term(other))
+
+    __hash__ = object.__hash__
+
+    def is_in(self, names: Iterable[Any]) -> "Condition":
+        """Whether it is one of these."""
+        return Membership(self, tuple(names))
+
+    def is_not_in(self, names: Iterable[Any]) -> "Condition":
+        """Whether it is none of these."""
+        return Membership(self, tuple(names), negated=True)
+
+    def value(self, of: Any) -> Any:
+        """Of a configuration; None: it reads a field that is not set."""
+        raise NotImplementedError
+
+    def fields(self) -> Iterator[str]:
+        """Paths of the fields that it reads."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Field(Term):
+    """The field at ``path``, dotted, in Python's spelling."""
+
+    path: str
+
+    def value(self, of: Any) -> Any:
+        """The field, or None where it or a part above it is not set."""
+        for name in self.path.split("."):
+            of = None if of is None else getattr(of, name)
+        return of
+
+    def fields(self) -> Iterator[str]:
+        """Its own path."""
+        yield self.path
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Literal(Term):
+    """A constant."""
+
+    constant: Any
+
+    def value(self, of: Any) -> Any:
+        """The constant."""
+        return self.constant
+
+    def fields(self) -> Iterator[str]:
+        """None."""
+        return iter(())
+
+
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "%": operator.mod,
+    "*": operator.mul,
+    "<=": operator.le,
+    "<": operator.lt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic(Term):
+    """``left % right`` or ``left * right``."""
+
+    operator: str
+    left: Term
+    right: Term
+
+    def value(self, of: Any) -> Any:
+        """The result."""
+        left, right = self.left.value(of), self.right.value(of)
+        return None if left is None or right is None else _FUNCTIONS[self.operator](left, right)
+
+    def fields(self) -> Iterator[str]:
+        """Those of both sides."""
+        yield from self.left.fields()
+        yield from self.right.fields()
+
+
+class Condition:
+    """Whether something holds of a configuration."""
+
+    def __or__(self, other: "Condition") -> "Condition":
+        return AnyOf((self, other))
+
+    def __and__(self, other: "Condition") -> "Condition":
+        return AllOf((self, other))
+
+    def holds(self, of: Any) -> bool:
+        """Whether it holds; comparisons with a field that is not set do."""
+        raise NotImplementedError
+
+    def fields(self) -> Iterator[str]:
+        """Paths of the fields that it compares."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison(Condition):
+    """``left <= right`` and the like."""
+
+    operator: str
+    left: Term
+    right: Term
+
+    def holds(self, of: Any) -> bool:
+        """Compare."""
+        left, right = self.left.value(of), self.right.value(of)
+        return left is None or right is None or bool(_FUNCTIONS[self.operator](left, right))
+
+    def fields(self) -> Iterator[str]:
+        """Those of both sides."""
+        yield from self.left.fields()
+        yield from self.right.fields()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Membership(Condition):
+    """Whether a term is one of some names; ``negated``: none of them."""
+
+    term: Term
+    names: tuple[Any, ...]
+    negated: bool = False
+
+    def holds(self, of: Any) -> bool:
+        """Look it up."""
+        value = self.term.value(of)
+        return value is None or (value in self.names) is not self.negated
+
+    def fields(self) -> Iterator[str]:
+        """The term's."""
+        yield from self.term.fields()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Presence(Condition):
+    """Whether a field is set (``expected``), or is not."""
+
+    path: str
+    expected: bool
+
+    def holds(self, of: Any) -> bool:
+        """Look."""
+        return (Field(self.path).value(of) is not None) is self.expected
+
+    def fields(self) -> Iterator[str]:
+        """None: it compares nothing."""
+        return iter(())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AnyOf(Condition):
+    """Whether one of the parts holds."""
+
+    parts: tuple[Condition, ...]
+
+    def holds(self, of: Any) -> bool:
+        """Whether one does."""
+        return any(part.holds(of) for part in self.parts)
+
+    def fields(self) -> Iterator[str]:
+        """Those of all parts."""
+        for part in self.parts:
+            yield from part.fields()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AllOf(Condition):
+    """Whether all parts hold."""
+
+    parts: tuple[Condition, ...]
+
+    def holds(self, of: Any) -> bool:
+        """Whether all do."""
+        return all(part.holds(of) for part in self.parts)
+
+    def fields(self) -> Iterator[str]:
+        """Those of all parts."""
+        for part in self.parts:
+            yield from part.fields()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Items(Condition):
+    """Whether all items of a list are a constant."""
+
+    path: str
+    constant: Any
+
+    def holds(self, of: Any) -> bool:
+        """Compare each."""
+        return all(item == self.constant for item in Field(self.path).value(of))
+
+    def fields(self) -> Iterator[str]:
+        """None: a list that is not set has no items."""
+        return iter(())
+
+
+def at(path: str) -> Field:
+    """The field at a dotted path below what the rule is on, e.g. ``pipeline.max_stages``."""
+    return Field(path)
+
+
+def given(path: str) -> Condition:
+    """Whether the field at ``path`` is set."""
+    return Presence(path, True)
+
+
+def absent(path: str) -> Condition:
+    """Whether the field at ``path`` is not set."""
+    return Presence(path, False)
+
+
+def each_is(path: str, constant: Any) -> Condition:
+    """Whether every item of the list at ``path`` is ``constant``; an empty list's are."""
+    return Items(path, constant)
+
+
+def _term(value: Any) -> Term:
+    return value if isinstance(value, Term) else Literal(value)

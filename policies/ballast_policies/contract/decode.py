@@ -1,0 +1,222 @@
+"""From JSON values to frozen dataclasses: the one decoder of messages, configurations and command inputs.
+
+Types are strict: a truth value is no number, text is no number, a whole number is a float where one is
+expected.  Keys are the fields' names in camelCase.  A null is a field left out, unless the field's type
+has None.  All problems of a value are collected, so that a user corrects them in one go.
+"""
+
+import collections.abc
+import dataclasses
+import enum
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, cast
+
+from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
+from ballast_policies.contract.settings import field_problem, suggestion
+
+T = TypeVar("T")
+Unknown = Literal["ignore", "refuse"]
+
+_Reader = Callable[[Any, str, list[Problem]], Any]
+_FAILED: Any = object()
+
+
+def decode(kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str = "") -> T:
+    """``value``, as JSON or YAML has it, as a ``kind``.
+
+    Args:
+        kind: a dataclass, or any type that its fields may have: ``bool``, ``int``, ``float``, ``str``, an
+            enum, ``X | None``, ``tuple[X, ...]``, ``tuple[X, X]``, ``Mapping[str, X]`` and ``Any``.
+        value: made of dict, list, str, int, float, bool and None.
+        unknown: what becomes of keys that ``kind`` has no field for: ``ignore`` for messages, so that two
+            releases understand each other; ``refuse`` for what people write.
+        path: of ``value`` itself, for the problems' paths.
+
+    Raises:
+        ContractError: the value does not fit.
+    """
+    problems: list[Problem] = []
+    read = _reader(cast("Any", kind), unknown)(value, path, problems)
+    if problems:
+        raise ContractError(problems)
+    return cast("T", read)
+
+
+def decode_text(kind: type[T], text: str, *, unknown: Unknown = "refuse", path: str = "") -> T:
+    """``text``, which is JSON, as a ``kind``; arguments as of :func:`decode`.
+
+    Raises:
+        ContractError: it is not JSON (NaN, a key given twice and a number of thousands of digits are not),
+            or does not fit.
+    """
+    return decode(kind, parse_json(text, path=path), unknown=unknown, path=path)
+
+
+def parse_json(text: str, *, path: str = "") -> Any:
+    """JSON, without what Python adds to it.
+
+    Raises:
+        ContractError: the text is not JSON, is nested too deeply, or gives a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_refuse_constant)
+    except ContractError as error:
+        raise ContractError([problem.below(path) for problem in error.problems]) from error
+    except (ValueError, RecursionError) as error:
+        raise ContractError(Problem(path, f"not JSON: {error}")) from error
+
+
+def _each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON itself would let the last of several equal keys win, silently."""
+    found: dict[str, Any] = {}
+    for key, value in items:
+        if key in found:
+            raise ContractError(Problem("", f"{key!r} is given twice in one object. To fix: give it once"))
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ContractError(Problem("", f"not JSON: {name} is no number of JSON"))
+
+
+@functools.cache
+def _reader(kind: Any, unknown: Unknown) -> _Reader:
+    """What reads a ``kind``; made once for each, since types are slow to look into."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _reader(arguments[0], unknown)
+    if origin in (typing.Union, types.UnionType):
+        return _optional(arguments, unknown)
+    if origin is tuple:
+        return _list(arguments, unknown)
+    if origin in (dict, Mapping, collections.abc.Mapping):
+        return _mapping(_reader(arguments[1], unknown))
+    if dataclasses.is_dataclass(kind):
+        return _object(kind, unknown)
+    if kind is Any:
+        return lambda value, path, problems: value
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _member(kind)
+    return _plain(kind)
+
+
+def _plain(kind: Any) -> _Reader:
+    expected = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
+
+    def read(value: Any, path: str, problems: list[Problem]) -> Any:
+        if kind is float and type(value) is int:
+            try:
+                return float(value)
+            except OverflowError:
+                return _fail(problems, path, f"expected {expected}, got one of {value.bit_length()} bits")
+        if type(value) is not kind and not (isinstance(value, kind) and not isinstance(value, bool)):
+            return _fail(problems, path, f"expected {expected}, got {shown(value)}")
+        if kind is float and not math.isfinite(value):
+            return _fail(problems, path, f"expected {expected}, got {value}")
+        return value
+
+    return read
+
+
+def _member(kind: type[enum.Enum]) -> _Reader:
+    members = {member.value: member for member in kind}
+
+    def read(value: Any, path: str, problems: list[Problem]) -> Any:
+        if isinstance(value, str) and value in members:
+            return members[value]
+        near = suggestion(value if isinstance(value, str) else "", members)
+        return _fail(problems, path, f"{shown(value)} is not {near}")
+
+    return read
+
+
+def _optional(arguments: tuple[Any, ...], unknown: Unknown) -> _Reader:
+    (kind,) = [argument for argument in arguments if argument is not type(None)]
+    inner = _reader(kind, unknown)
+    return lambda value, path, problems: None if value is None else inner(value, path, problems)
+
+
+def _list(arguments: tuple[Any, ...], unknown: Unknown) -> _Reader:
+    count = None if arguments[-1] is Ellipsis else len(arguments)
+    inner = _reader(arguments[0], unknown)
+
+    def read(value: Any, path: str, problems: list[Problem]) -> Any:
+        if not isinstance(value, list | tuple):
+            return _fail(problems, path, f"expected a list, got {shown(value)}")
+        if count is not None and len(value) != count:
+            return _fail(problems, path, f"expected a list of {count}, got {shown(value)}")
+        before = len(problems)
+        items = tuple(inner(item, f"{path}[{index}]", problems) for index, item in enumerate(value))
+        return items if len(problems) == before else _FAILED
+
+    return read
+
+
+def _mapping(inner: _Reader) -> _Reader:
+    def read(value: Any, path: str, problems: list[Problem]) -> Any:
+        if not isinstance(value, Mapping):
+            return _fail(problems, path, f"expected an object, got {shown(value)}")
+        before, found = len(problems), {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return _fail(problems, path, f"expected keys of text, got {shown(key)}")
+            found[key] = inner(item, join_path(path, key), problems)
+        return found if len(problems) == before else _FAILED
+
+    return read
+
+
+def _object(kind: Any, unknown: Unknown) -> _Reader:
+    hints = typing.get_type_hints(kind)
+    fields = {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        fields[camel(field.name)] = field, _reader(hint, unknown), type(None) in typing.get_args(hint)
+
+    def read(value: Any, path: str, problems: list[Problem]) -> Any:
+        if not isinstance(value, Mapping):
+            return _fail(problems, path, f"expected an object, got {shown(value)}")
+        before, arguments = len(problems), {}
+        if unknown == "refuse":
+            for key in value:
+                if key not in fields:
+                    reason = (
+                        f"there is no such field. To fix: leave it out, or {suggestion(str(key), fields)}"
+                    )
+                    _fail(problems, join_path(path, str(key)), reason)
+        for key, (field, inner, nullable) in fields.items():
+            item, here = value.get(key), join_path(path, key)
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if item is None and not (key in value and nullable):
+                if required:
+                    _fail(problems, here, "missing. To fix: give it a value")
+                continue
+            read_item = inner(item, here, problems)
+            if read_item is _FAILED:
+                continue
+            reason = field_problem(field, read_item)
+            if reason:
+                _fail(problems, here, reason)
+            arguments[field.name] = read_item
+        if len(problems) > before:
+            return _FAILED
+        try:
+            return kind(**arguments)
+        except ContractError as error:
+            problems += [problem.below(path) for problem in error.problems]
+        except ValueError as error:
+            problems.append(Problem(path, str(error)))
+        return _FAILED
+
+    return read
+
+
+def _fail(problems: list[Problem], path: str, reason: str) -> Any:
+    problems.append(Problem(path, reason))
+    return _FAILED

@@ -1,0 +1,42 @@
+"""What a training job is: the part of ``TrainingJob.spec`` that the trainer acts on, and ``config.json``.
+
+Each fact about a field stands here once: type, default, bounds, known names, description (the text under
+it), and the rules over several fields.  The TrainingJob's schema, the trainer's configuration file and
+the reference page are made from these classes.
+"""
+
+from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.job import JobConfig
+from ballast_policies.contract.job.model import DataConfig, ModelConfig
+from ballast_policies.contract.job.output import CheckpointConfig, MetricsConfig
+from ballast_policies.contract.job.parallelism import (
+    Imputation,
+    ParallelismConfig,
+    Selection,
+    StragglerPolicy,
+    StragglersConfig,
+)
+from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, RepackConfig
+from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
+
+__all__ = [
+    "BalanceBy",
+    "CheckpointConfig",
+    "DataConfig",
+    "Decay",
+    "DynamicConfig",
+    "Imputation",
+    "JobConfig",
+    "MetricsConfig",
+    "ModelConfig",
+    "ParallelismConfig",
+    "PipelineConfig",
+    "Precision",
+    "RebalanceConfig",
+    "RepackConfig",
+    "Selection",
+    "StragglerPolicy",
+    "StragglersConfig",
+    "TrainingConfig",
+]

@@ -1,0 +1,237 @@
+"""The whole configuration of a job, and the rules over several of its parts."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+from ballast_policies.contract.conditions import AllOf, at, each_is, given
+from ballast_policies.contract.decode import decode, decode_text
+from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.model import DataConfig, ModelConfig
+from ballast_policies.contract.job.output import CheckpointConfig, MetricsConfig
+from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
+from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
+from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
+from ballast_policies.contract.row_conditions import each_row, row
+from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.settings import Settings, setting
+from ballast_policies.contract.wire import encode
+from ballast_policies.planning.balancers.registry import BALANCERS
+from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
+from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules
+
+_ONE_EACH = each_is("pipeline.replicas", 1)
+_FLUSHES = row("pipeline.schedule", SCHEDULES, lambda kind: not kind.asynchronous)
+_REPLICABLE = row("pipeline.schedule", SCHEDULES, lambda kind: kind.build_replicated is not None)
+_ONE_RANK_PER_POSITION = at("parallelism.tensor") * at("parallelism.data") == 1
+
+
+def _balancer_predicts(config: "JobConfig") -> bool:
+    schedules = BALANCERS[config.rebalance.balancer].schedules
+    return schedules is None or config.pipeline.schedule in schedules
+
+
+_RULES = (
+    Rule(
+        condition=at("pipeline.max_stages") <= at("model.layers"),
+        field="pipeline.max_stages",
+        reason="maxStages is above model.layers: a stage needs at least one layer",
+        fix="lower maxStages",
+    ),
+    Rule(
+        condition=(at("pipeline.max_stages") == 1)
+        | (at("pipeline.max_stages") * at("pipeline.stages_per_rank") <= at("model.layers")),
+        field="pipeline.stages_per_rank",
+        reason="maxStages x stagesPerRank is above model.layers: each needs at least one layer",
+        fix="lower stagesPerRank or maxStages",
+    ),
+    Rule(
+        condition=at("repack.min_stages") <= at("pipeline.max_stages"),
+        field="repack.min_stages",
+        reason="repack.minStages is above pipeline.maxStages: the job could never shrink",
+        fix="lower repack.minStages",
+    ),
+    Rule(
+        condition=at("pipeline.min_stages") <= at("repack.target_stages"),
+        field="repack.target_stages",
+        reason="repack.targetStages is below pipeline.minStages: the job could never shrink to it",
+        fix="raise repack.targetStages or lower pipeline.minStages",
+    ),
+    Rule(
+        condition=at("repack.target_stages") <= at("pipeline.max_stages"),
+        field="repack.target_stages",
+        reason="repack.targetStages is above pipeline.maxStages: the job could never shrink to it",
+        fix="lower repack.targetStages",
+    ),
+    *(
+        Rule(
+            condition=condition,
+            field="rebalance.balancer",
+            reason="this balancer predicts the steps of other schedules only",
+            fix="pipeline.schedule: 1F1B, or balancer: exact",
+        )
+        # The second is for balancers of other distributions, which CEL has no list of.
+        for condition in (
+            AllOf(
+                tuple(
+                    at("rebalance.balancer").is_not_in([name])
+                    | at("pipeline.schedule").is_in(sorted(kind.schedules))
+                    for name, kind in BALANCERS.builtin.items()
+                    if kind.schedules is not None
+                )
+            ),
+            _balancer_predicts,
+        )
+    ),
+    Rule(
+        condition=row("rebalance.balancer", BALANCERS, lambda kind: kind.replicas) | _ONE_EACH,
+        field="rebalance.balancer",
+        reason="this balancer has no pipeline.replicas",
+        fix="leave replicas out, or balancer: exact",
+    ),
+    Rule(
+        condition=_FLUSHES | (at("training.clip_norm") == 0.0),
+        field="training.clip_norm",
+        reason="clipNorm needs a schedule with a flush: without one no stage knows the norm over all stages",
+        fix="leave clipNorm out, or use a schedule with a flush, e.g. 1F1B",
+    ),
+    Rule(
+        condition=_FLUSHES | (at("training.precision") != Precision.FP16),
+        field="training.precision",
+        reason="fp16 needs a schedule with a flush: without one no step can be undone on all stages when one "
+        "overflows",
+        fix="precision: bf16 or fp32",
+    ),
+    Rule(
+        condition=_FLUSHES | _ONE_RANK_PER_POSITION,
+        field="parallelism",
+        reason="a schedule without a flush has one rank per position of the pipeline",
+        fix="data: 1 and tensor: 1, or a schedule with a flush, e.g. 1F1B",
+    ),
+    Rule(
+        condition=at("pipeline.microbatches") % at("parallelism.data") == 0,
+        field="parallelism.data",
+        reason="pipeline.microbatches is not a multiple of parallelism.data, whose replicas share them",
+        fix="choose a multiple",
+    ),
+    Rule(
+        condition=_ONE_EACH | _REPLICABLE,
+        field="pipeline.replicas",
+        reason="this schedule has no replicas of a stage",
+        fix=f"leave replicas out, or use one of {', '.join(replicable_schedules())}",
+    ),
+    Rule(
+        condition=_ONE_EACH | _ONE_RANK_PER_POSITION,
+        field="parallelism",
+        reason="pipeline.replicas are chosen stage by stage, with one rank for each",
+        fix="data: 1 and tensor: 1, or leave replicas out",
+    ),
+    Rule(
+        condition=_ONE_EACH | (at("repack.enabled") == False),  # noqa: E712 - a comparison as a value
+        field="repack.enabled",
+        reason="pipeline.replicas fix the number of ranks",
+        fix="repack.enabled: false, or leave replicas out",
+    ),
+    Rule(
+        condition=_ONE_EACH | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.compares_ranks),
+        field="dynamics",
+        reason="pruning compares weights rank by rank, and would count those of pipeline.replicas several "
+        "times",
+        fix="leave pruning or replicas out",
+    ),
+    Rule(
+        condition=(at("parallelism.tensor") == 1)
+        | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.inside_layers),
+        field="dynamics",
+        reason="this change is inside of layers, which parallelism.tensor cuts",
+        fix="tensor: 1, with parallelism.data or more stages in its place",
+    ),
+    Rule(
+        condition=lambda config: excluded_pair(change.kind for change in config.dynamics) is None,
+        field="dynamics",
+        reason="two of these changes exclude each other: both route positions around blocks",
+        fix="leave one of them out",
+    ),
+    Rule(
+        condition=(at("parallelism.tensor") == 1)
+        | at("parallelism.stragglers.policy").is_in([StragglerPolicy.NONE, StragglerPolicy.RESIZE])
+        | row("pipeline.schedule", SCHEDULES, lambda kind: not kind.splits_backward),
+        field="parallelism.stragglers.policy",
+        reason="migrated columns return the gradients of weights and inputs together, which this schedule "
+        "computes apart",
+        fix="policy: resize, or pipeline.schedule: 1F1B",
+    ),
+    Rule(
+        condition=(at("training.decay") == Decay.CONSTANT)
+        | given("training.decay_steps")
+        | (at("training.warmup_steps") < at("total_steps")),
+        field="training.warmup_steps",
+        reason="training.warmupSteps leaves no step for the decay",
+        fix="lower it",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig(Settings):
+    """The fields of ``TrainingJob.spec`` that the trainer acts on."""
+
+    RULES = _RULES
+
+    total_steps: int = setting(ge=1, le=2**53)
+    """Optimizer steps until the job has succeeded."""
+    model: ModelConfig = setting(immutable="the checkpoint holds the weights of this one")
+    """What the trainer builds."""
+    pipeline: PipelineConfig = setting(PipelineConfig)
+    """How a step's batch passes through the stages. Changes take effect at the next launch."""
+    parallelism: ParallelismConfig = setting(ParallelismConfig)
+    """How many ranks work at each position of the pipeline. Changes take effect at the next launch."""
+    dynamics: tuple[DynamicConfig, ...] = setting((), max_length=16, key="kind")
+    """How the model changes while it trains, each kind once."""
+    rebalance: RebalanceConfig = setting(RebalanceConfig)
+    """When layers move between ranks."""
+    repack: RepackConfig = setting(RepackConfig)
+    """When GPUs are released."""
+    training: TrainingConfig = setting(TrainingConfig)
+    """How the weights are learnt. Changes take effect at the next launch."""
+    data: DataConfig | None = setting(None, immutable="the step determines which samples come next")
+    """The training data. Absent: the model's own."""
+    checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    """Where and how often the state is saved."""
+    metrics: MetricsConfig = setting(MetricsConfig)
+    """Where rank 0 writes its figures, besides standard output and the job's status."""
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> Self:
+        """Read what JSON or YAML has.
+
+        Raises:
+            ContractError: fields are missing, unknown, of the wrong type or out of range; it names them all.
+        """
+        return decode(cls, value)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read ``config.json``, ignoring fields of a newer operator.
+
+        Raises:
+            ContractError: it is not JSON, or a field cannot be used.
+        """
+        return decode_text(cls, text, unknown="ignore")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: camelCase, defaults filled in, without what is not set."""
+        encoded: dict[str, Any] = encode(self, without_none=True)
+        return encoded
+
+    def to_json(self) -> str:
+        """One line with sorted keys, so that equal configurations are equal bytes."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def resolved(self) -> Self:
+        """With what the schedule decides where it is left open: no clipping without a flush."""
+        if self.training.clip_norm is not None or not SCHEDULES[self.pipeline.schedule].asynchronous:
+            return self
+        return dataclasses.replace(self, training=dataclasses.replace(self.training, clip_norm=0.0))

@@ -1,0 +1,78 @@
+"""How many ranks work at each position of the pipeline, and what they do about slow ones."""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.settings import Settings, setting
+
+
+class StragglerPolicy(enum.StrEnum):
+    """What a tensor-parallel group does about ranks that are late."""
+
+    NONE = "none"
+    """It waits."""
+    RESIZE = "resize"
+    """A late rank skips columns of its matrices; some accuracy is lost."""
+    MIGRATE = "migrate"
+    """Other ranks compute its columns; nothing is lost."""
+    SEMI = "semi"
+    """The cheaper split of both."""
+
+
+class Selection(enum.StrEnum):
+    """Which columns a late rank skips."""
+
+    PRIORITY = "priority"
+    """Those whose weights change least."""
+    RANDOM = "random"
+    """Random ones."""
+
+
+class Imputation(enum.StrEnum):
+    """What replaces a gradient that is not computed."""
+
+    ZERO = "zero"
+    """Zeros."""
+    AVERAGE = "average"
+    """The average of those that are computed."""
+    SAME = "same"
+    """The one computed last."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StragglersConfig(Settings):
+    """What a tensor-parallel group does about ranks that are late."""
+
+    policy: StragglerPolicy = StragglerPolicy.NONE
+    """``none``; ``resize``: a late rank skips columns (some accuracy is lost); ``migrate``: other ranks
+    compute its columns (nothing is lost); ``semi``: the cheaper split of both."""
+    selection: Selection = Selection.PRIORITY
+    """Which columns are skipped: ``priority``, those whose weights change least, or ``random`` ones."""
+    differentiated: bool = False
+    """Whether more is skipped in layers that change little, and less in the others."""
+    imputation: Imputation = Imputation.ZERO
+    """What replaces a gradient that is not computed: ``zero``, ``average``, or the ``same`` as last time."""
+    epoch_steps: int = setting(20, ge=1, le=2**31 - 1)
+    """Steps between two choices of columns."""
+    tolerance: float = setting(0.05, ge=0, le=1000)
+    """A rank is late where it is slower than the fastest by more than this fraction."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelismConfig(Settings):
+    """How many ranks work at each position of the pipeline: ``tensor`` x ``data``."""
+
+    tensor: int = setting(1, ge=1, le=1024)
+    """Ranks that share the matrices of each layer."""
+    data: int = setting(1, ge=1, le=1024)
+    """Replicas of the pipeline; each takes its share of the microbatches."""
+    scatter_gather: bool = True
+    """Whether each tensor-parallel rank sends its part of the activations between stages, which the
+    receivers put together."""
+    stragglers: StragglersConfig = setting(StragglersConfig)
+    """What a tensor-parallel group does about slow ranks."""
+
+    @property
+    def ranks_per_position(self) -> int:
+        """Ranks at one position of the pipeline."""
+        return self.tensor * self.data

@@ -1,0 +1,95 @@
+"""How a step's batch passes through the stages of the pipeline."""
+
+import dataclasses
+from typing import Any
+
+from ballast_policies.contract.conditions import AllOf, Condition, at
+from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.settings import Settings, setting
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, SCHEDULES, trained_schedules
+
+
+def _fixed_stages_rules() -> tuple[Rule, ...]:
+    """``stagesPerRank`` is left out, or is what the schedule has."""
+    free = [name for name in trained_schedules() if SCHEDULES[name].stages_per_rank is None]
+    fixed: dict[int, list[str]] = {}
+    for name in trained_schedules():
+        count = SCHEDULES[name].stages_per_rank
+        if count is not None:
+            fixed.setdefault(count, []).append(name)
+    facts: dict[str, Any] = {
+        "field": "stages_per_rank",
+        "reason": "the schedule has another number of stages per rank",
+        "fix": f"leave stagesPerRank out, or use one of {', '.join(free)}",
+    }
+    condition: Condition = AllOf(
+        tuple(
+            at("schedule").is_not_in(names) | (at("stages_per_rank") == count)
+            for count, names in sorted(fixed.items())
+        )
+    )
+    # The second rule is for schedules of other distributions, which CEL has no list of.
+    return Rule(condition=condition, **facts), Rule(condition=_suits_row, **facts)
+
+
+def _suits_row(pipeline: "PipelineConfig") -> bool:
+    own = SCHEDULES[pipeline.schedule].stages_per_rank
+    return pipeline.stages_per_rank is None or own in (None, pipeline.stages_per_rank)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig(Settings):
+    """How a step's batch passes through the stages of the pipeline."""
+
+    RULES = (
+        Rule(
+            condition=at("min_stages") <= at("max_stages"),
+            field="min_stages",
+            reason="minStages is above maxStages",
+            fix="lower minStages or raise maxStages",
+        ),
+        Rule(
+            condition=at("max_stages") <= at("microbatches"),
+            field="max_stages",
+            reason="maxStages is above microbatches: a pipeline needs at least one microbatch per stage",
+            fix="raise microbatches or lower maxStages",
+        ),
+        Rule(
+            condition=at("global_batch_size") % at("microbatches") == 0,
+            field="global_batch_size",
+            reason="globalBatchSize is not a multiple of microbatches",
+            fix="choose a multiple",
+        ),
+        *_fixed_stages_rules(),
+    )
+
+    min_stages: int = setting(1, ge=1, le=1024)
+    """Fewest stages that the job may be launched with."""
+    max_stages: int | None = setting(None, ge=1, le=1024, required_in_cluster=True)
+    """Most stages that the job may be launched with."""
+    microbatches: int = setting(8, ge=1, le=65_536)
+    """Microbatches that a batch is split into; at least one per stage."""
+    global_batch_size: int = setting(
+        16,
+        ge=1,
+        le=2**31 - 1,
+        immutable="the order of the data follows from it",
+        required_in_cluster=True,
+    )
+    """Samples of one optimizer step, over all microbatches: a multiple of ``microbatches``."""
+    schedule: str = setting(
+        DEFAULT_SCHEDULE, max_length=253, registry=SCHEDULES, usable=lambda kind: kind.trained
+    )
+    """Order of the microbatches: a name under [Schedules](#schedules), or ``prefix.name`` of a distribution
+    that is installed in the operator's and the trainer's image."""
+    stages_per_rank: int | None = setting(None, ge=1, le=1024)
+    """Stages of the model on each rank, with LoopedBFS and the interleaved schedules. Absent: 2, or as many
+    as the schedule has. ``minStages`` and ``maxStages`` count ranks of the pipeline all the same."""
+    replicas: tuple[int, ...] = setting((), ge=1, le=1024, max_length=1024)
+    """By stage, how many ranks hold it; microbatch k goes to replica k mod r. The job then has as many ranks
+    as these add up to. Absent: one each."""
+
+    @property
+    def used_replicas(self) -> tuple[int, ...]:
+        """The replicas of each stage; empty where every stage has one."""
+        return self.replicas if any(count != 1 for count in self.replicas) else ()

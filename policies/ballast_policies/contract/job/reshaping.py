@@ -1,0 +1,80 @@
+"""When a job changes its shape while it trains: layers that move between ranks, ranks that are released."""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.conditions import absent, at
+from ballast_policies.contract.row_conditions import row
+from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.settings import Settings, setting
+from ballast_policies.planning.balancers.registry import BALANCERS, DEFAULT_BALANCER
+
+
+class BalanceBy(enum.StrEnum):
+    """What is spread evenly over the ranks."""
+
+    TIME = "time"
+    """The layers' measured times."""
+    PARAMETERS = "parameters"
+    """Their parameters, which need no measuring."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceConfig(Settings):
+    """When layers move between the ranks of a job, while it trains."""
+
+    RULES = (
+        Rule(
+            condition=row("balancer", BALANCERS, lambda kind: kind.balances_parameters)
+            | (at("by") == BalanceBy.TIME),
+            field="by",
+            reason="this balancer weighs seconds on links, which parameters cannot be compared with",
+            fix="by: time, or balancer: exact",
+        ),
+        Rule(
+            condition=row("balancer", BALANCERS, lambda kind: kind.limits_memory) | absent("memory_bytes"),
+            field="balancer",
+            reason="this balancer has no limit of memory",
+            fix="leave memoryBytes out, or balancer: exact",
+        ),
+    )
+
+    enabled: bool = True
+    """Whether layers move at all."""
+    every_steps: int = setting(20, ge=1, le=2**31 - 1)
+    """Steps between two decisions."""
+    min_gain: float = setting(0.05, ge=0, le=1)
+    """Layers move where the predicted step time falls by at least this fraction."""
+    balancer: str = setting(DEFAULT_BALANCER, max_length=253, registry=BALANCERS)
+    """How the partition is chosen: a name under [Balancers](#balancers), or ``prefix.name`` of a distribution
+    that is installed in the operator's and the trainer's image."""
+    by: BalanceBy = BalanceBy.TIME
+    """What is spread evenly: measured ``time``, or ``parameters``, which need no measuring."""
+    memory_bytes: int | None = setting(None, ge=1, le=2**53)
+    """Limit of what parameters, gradients, optimizer state and the measured activations of the microbatches
+    in flight take on a rank, after rebalances and repacks. Absent: no limit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RepackConfig(Settings):
+    """When the job releases GPUs, while it trains."""
+
+    RULES = (
+        Rule(
+            condition=at("min_stages") <= at("target_stages"),
+            field="target_stages",
+            reason="targetStages is below minStages",
+            fix="raise targetStages or lower minStages",
+        ),
+    )
+
+    enabled: bool = False
+    """Whether it does."""
+    min_stages: int = setting(1, ge=1, le=1024)
+    """Fewest stages that it may shrink to."""
+    target_stages: int | None = setting(None, ge=1, le=1024)
+    """Continue on this many positions of the pipeline, or on all. Absent: on the fewest that are enough."""
+    every_steps: int = setting(20, ge=1, le=2**31 - 1)
+    """Steps between two decisions."""
+    max_slowdown: float = setting(0.1, ge=0, le=100)
+    """Shrink where the predicted step time is at most that of before layers got cheaper x (1 + this)."""

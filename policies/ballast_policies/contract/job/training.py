@@ -1,0 +1,85 @@
+"""How the weights are learnt."""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.conditions import at
+from ballast_policies.contract.job.model import CALLABLE
+from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.settings import Settings, setting
+
+DEFAULT_CLIP_NORM = 1.0
+
+
+class Decay(enum.StrEnum):
+    """How the learning rate continues after the warm-up."""
+
+    CONSTANT = "constant"
+    """Unchanged."""
+    LINEAR = "linear"
+    """A straight line down."""
+    COSINE = "cosine"
+    """Half a cosine down."""
+
+
+class Precision(enum.StrEnum):
+    """What layers compute in; weights and optimizer state stay fp32."""
+
+    FP32 = "fp32"
+    """Single precision."""
+    BF16 = "bf16"
+    """bfloat16, by autocast."""
+    FP16 = "fp16"
+    """Half precision with a scaled loss; on GPUs only."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig(Settings):
+    """How the weights are learnt."""
+
+    RULES = (
+        Rule(
+            condition=at("warmup_steps") < at("decay_steps"),
+            field="decay_steps",
+            reason="decaySteps is not above warmupSteps: no step is left for the decay",
+            fix="raise decaySteps",
+        ),
+    )
+
+    seed: int = setting(0, ge=0, le=2**53)
+    """Determines initial weights, order of the data and dropout."""
+    learning_rate: float = setting(1e-3, ge=0, le=1000)
+    """Learning rate after the warm-up."""
+    weight_decay: float = setting(0.01, ge=0, le=1000)
+    """Weight decay of the optimizer."""
+    warmup_steps: int = setting(0, ge=0, le=2**53)
+    """Steps of linear warm-up of the learning rate."""
+    decay: Decay = Decay.CONSTANT
+    """How the learning rate continues after the warm-up."""
+    decay_steps: int | None = setting(None, ge=1, le=2**53)
+    """The step at which the decay ends. Absent: ``totalSteps``."""
+    decay_to: float = setting(0.0, ge=0, le=1)
+    """Fraction of ``learningRate`` that is left where the decay ends."""
+    clip_norm: float | None = setting(None, ge=0, le=1e9)
+    """Largest norm of the gradient over all stages; a larger one is scaled down. 0: no clipping. Absent: 1.0,
+    or no clipping where the schedule has no flush."""
+    optimizer: str = setting(
+        "adamw",
+        max_length=253,
+        pattern=rf"^(adamw|sgd|{CALLABLE})$",
+        form="adamw, sgd or module:callable. To fix: e.g. my_optimizers:lion",
+    )
+    """``adamw``, ``sgd``, or ``module:callable`` of the trainer's image, called with the parameters and the
+    learning rate."""
+    precision: Precision = Precision.FP32
+    """What layers compute in: ``fp32``; ``bf16`` or ``fp16`` by autocast, the weights stay fp32."""
+    recompute: bool = False
+    """Whether only each layer's input is kept and its forward runs again in the backward: less memory, more
+    time."""
+
+    @property
+    def norm_limit(self) -> float | None:
+        """The largest norm of the gradient; None: no clipping."""
+        if self.clip_norm is None:
+            return DEFAULT_CLIP_NORM
+        return self.clip_norm or None

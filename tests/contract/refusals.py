@@ -1,0 +1,124 @@
+"""For each rule of a job's configuration, one that breaks it: (change, field that is named, words).
+
+One table for two readers: the contract (Python) and the API server (CEL).
+"""
+
+from typing import Any
+
+PRUNING = {"kind": "pruning", "endStep": 3, "target": 0.5}
+
+RULES: list[tuple[dict[str, Any], str, str]] = [
+    ({"pipeline": {"minStages": 3, "maxStages": 2}}, "pipeline.minStages", "minStages: 3, maxStages: 2"),
+    ({"pipeline": {"maxStages": 9}}, "pipeline.maxStages", "maxStages: 9, microbatches: 8"),
+    (
+        {"pipeline": {"microbatches": 3}},
+        "pipeline.globalBatchSize",
+        "globalBatchSize: 16, microbatches: 3",
+    ),
+    ({"pipeline": {"stagesPerRank": 3}}, "pipeline.stagesPerRank", "or use one of LoopedBFS"),
+    (
+        {"pipeline": {"schedule": "ZeroBubbleV", "stagesPerRank": 1}},
+        "pipeline.stagesPerRank",
+        "schedule: ZeroBubbleV",
+    ),
+    ({"dynamics": [{**PRUNING, "startStep": 5}]}, "dynamics[0].endStep", "startStep: 5, endStep: 3"),
+    ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by", "seconds on links"),
+    ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 9}}, "rebalance.balancer", "no limit of memory"),
+    ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages", "below minStages"),
+    ({"training": {"warmupSteps": 5, "decaySteps": 5}}, "training.decaySteps", "no step is left"),
+    (
+        {"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 4}},
+        "pipeline.maxStages",
+        "pipeline.maxStages: 4, model.layers: 3",
+    ),
+    (
+        {
+            "model": {"name": "gpt", "layers": 11},
+            "pipeline": {"maxStages": 4, "schedule": "LoopedBFS", "stagesPerRank": 3},
+        },
+        "pipeline.stagesPerRank",
+        "model.layers: 11",
+    ),
+    ({"pipeline": {"maxStages": 4}, "repack": {"minStages": 5}}, "repack.minStages", "could never shrink"),
+    (
+        {"pipeline": {"minStages": 2, "maxStages": 4}, "repack": {"targetStages": 1}},
+        "repack.targetStages",
+        "below pipeline.minStages",
+    ),
+    (
+        {"pipeline": {"maxStages": 4}, "repack": {"targetStages": 5}},
+        "repack.targetStages",
+        "above pipeline.maxStages",
+    ),
+    (
+        {"pipeline": {"schedule": "GPipe"}, "rebalance": {"balancer": "network"}},
+        "rebalance.balancer",
+        "predicts the steps of other schedules",
+    ),
+    (
+        {"pipeline": {"replicas": [2, 1]}, "rebalance": {"balancer": "network"}},
+        "rebalance.balancer",
+        "has no pipeline.replicas",
+    ),
+    (
+        {"pipeline": {"replicas": [2, 1]}, "rebalance": {"balancer": "deepspeed"}},
+        "rebalance.balancer",
+        "has no pipeline.replicas",
+    ),
+    (
+        {"pipeline": {"schedule": "PipeDream"}, "training": {"clipNorm": 1.0}},
+        "training.clipNorm",
+        "no stage knows the norm",
+    ),
+    (
+        {"pipeline": {"schedule": "PipeDream2BW"}, "training": {"precision": "fp16"}},
+        "training.precision",
+        "To fix: precision: bf16 or fp32",
+    ),
+    (
+        {"pipeline": {"schedule": "PipeDream"}, "parallelism": {"data": 2}},
+        "parallelism",
+        "parallelism.data: 2",
+    ),
+    ({"parallelism": {"tensor": 2}, "dynamics": [PRUNING]}, "dynamics", "parallelism.tensor: 2"),
+    (
+        {
+            "pipeline": {"schedule": "ZeroBubbleH1"},
+            "parallelism": {"tensor": 2, "stragglers": {"policy": "semi"}},
+        },
+        "parallelism.stragglers.policy",
+        "To fix: policy: resize",
+    ),
+    ({"parallelism": {"data": 3}}, "parallelism.data", "pipeline.microbatches: 8, parallelism.data: 3"),
+    (
+        {"pipeline": {"schedule": "ZeroBubbleH1", "replicas": [2, 1]}},
+        "pipeline.replicas",
+        "or use one of 1F1B, GPipe, PipeDream",
+    ),
+    ({"pipeline": {"replicas": [2, 1]}, "parallelism": {"tensor": 2}}, "parallelism", "stage by stage"),
+    (
+        {"pipeline": {"replicas": [2, 1]}, "repack": {"enabled": True}},
+        "repack.enabled",
+        "fix the number of ranks",
+    ),
+    ({"pipeline": {"replicas": [2, 1]}, "dynamics": [PRUNING]}, "dynamics", "leave pruning or replicas out"),
+    (
+        {"training": {"decay": "linear", "warmupSteps": 10}},
+        "training.warmupSteps",
+        "training.warmupSteps: 10, totalSteps: 10",
+    ),
+]
+
+PYTHON_RULES: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {
+            "dynamics": [
+                {**PRUNING, "kind": "earlyExit"},
+                {**PRUNING, "kind": "mixtureOfDepths"},
+            ]
+        },
+        "dynamics",
+        "both route positions",
+    ),
+]
+"""Those that CEL cannot express: the operator's condition reports them."""

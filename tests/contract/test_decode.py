@@ -1,0 +1,171 @@
+"""The decoder of JSON: strict types, hostile input, paths in every refusal."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from ballast_policies.contract.decode import decode, decode_text, parse_json
+from ballast_policies.contract.errors import ContractError
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+    GREEN = "green"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    name: str
+    speed: float = 1.0
+    on: bool = False
+    colour: Colour = Colour.RED
+    parts: tuple[Inner, ...] = ()
+    pair: tuple[float, float] | None = None
+    by_name: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    anything: Any = None
+
+    def __post_init__(self) -> None:
+        if self.name == "forbidden":
+            raise ValueError("name 'forbidden' is taken")
+
+
+def problems(value: Any, **options: Any) -> list[str]:
+    with pytest.raises(ContractError) as caught:
+        decode(Outer, value, **options)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_value_of_every_type():
+    """A whole number is a float where one is expected; lists become tuples."""
+    read = decode(
+        Outer,
+        {
+            "name": "a",
+            "speed": 2,
+            "on": True,
+            "colour": "green",
+            "parts": [{"size": 3}],
+            "pair": [1, 2.5],
+            "byName": {"x": 1},
+            "anything": [{"deep": None}],
+        },
+    )
+    assert read == Outer(
+        name="a",
+        speed=2.0,
+        on=True,
+        colour=Colour.GREEN,
+        parts=(Inner(size=3),),
+        pair=(1.0, 2.5),
+        by_name={"x": 1.0},
+        anything=[{"deep": None}],
+    )
+    assert isinstance(read.speed, float)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([], "expected an object, got []"),
+        ({}, "name: missing. To fix: give it a value"),
+        ({"name": 3}, "name: expected text, got 3"),
+        ({"name": "a", "speed": True}, "speed: expected a number, got True"),
+        ({"name": "a", "speed": "fast"}, "speed: expected a number, got 'fast'"),
+        ({"name": "a", "speed": float("inf")}, "speed: expected a number, got inf"),
+        ({"name": "a", "speed": 10**400}, "speed: expected a number, got one of 1329 bits"),
+        ({"name": "a", "on": 1}, "on: expected true or false, got 1"),
+        ({"name": "a", "colour": "blue"}, "colour: 'blue' is not one of red, green"),
+        ({"name": "a", "colour": ["red"]}, "colour: ['red'] is not one of red, green"),
+        (
+            {"name": "a", "parts": [{"size": 1}, {"size": 1.0}]},
+            "parts[1].size: expected a whole number, got 1.0",
+        ),
+        ({"name": "a", "parts": [{"size": False}]}, "parts[0].size: expected a whole number, got False"),
+        ({"name": "a", "parts": "ab"}, "parts: expected a list, got 'ab'"),
+        ({"name": "a", "pair": [1]}, "pair: expected a list of 2, got [1]"),
+        ({"name": "a", "byName": {1: 2}}, "byName: expected keys of text, got 1"),
+        ({"name": "forbidden"}, "name 'forbidden' is taken"),
+    ],
+)
+def test_a_value_that_does_not_fit(value, problem):
+    """Is refused with its path, what is expected and what it is."""
+    assert problems(value) == [problem]
+
+
+def test_unknown_keys():
+    """Refused in what people write, with the nearest known key; ignored in messages."""
+    assert problems({"name": "a", "sped": 3})[0].startswith(
+        "sped: there is no such field. To fix: leave it out"
+    )
+    assert "did you mean 'speed'?" in problems({"name": "a", "sped": 3})[0]
+    assert decode(Outer, {"name": "a", "sped": 3}, unknown="ignore") == Outer(name="a")
+
+
+def test_all_problems_of_a_value_are_found():
+    """With the path of the value itself in front."""
+    assert problems({"speed": "x", "parts": [{}]}, path="job") == [
+        "job.name: missing. To fix: give it a value",
+        "job.speed: expected a number, got 'x'",
+        "job.parts[0].size: missing. To fix: give it a value",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON"),
+        ('{"name": "a"', "not JSON"),
+        ('{"name": "a", "name": "b"}', "'name' is given twice"),
+        ('{"name": "a", "anything": {"x": 1, "x": 2}}', "'x' is given twice"),
+        ('{"name": "a", "speed": NaN}', "NaN is no number of JSON"),
+        ('{"name": "a", "anything": -Infinity}', "-Infinity is no number of JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"name": "a", "anything": ' + "9" * 5000 + "}", "not JSON"),
+        ('"\\ud800"', "expected an object"),
+    ],
+    ids=["empty", "cut", "twice", "twice inside", "NaN", "infinity", "deep", "digits", "lone surrogate"],
+)
+def test_hostile_text_is_refused(text, reason):
+    """Never a crash: the text may come from an annotation that anybody can write."""
+    with pytest.raises(ContractError, match=reason):
+        decode_text(Outer, text)
+
+
+def test_a_long_value_is_cut_in_the_message():
+    """A condition has room for 32 KiB only."""
+    (problem,) = problems({"name": list(range(10_000))})
+    assert len(problem) < 200
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["name", "speed", "parts", "size", "pair", "x"]), inner, max_size=4
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_any_value_is_read_or_refused(value):
+    """No other exception leaves the decoder."""
+    try:
+        assert isinstance(decode(Outer, value), Outer)
+    except ContractError as error:
+        assert error.problems
+
+
+def test_a_list_is_not_json_of_an_object():
+    """The text is parsed before it is decoded."""
+    assert parse_json("[1, 2.5, null]") == [1, 2.5, None]

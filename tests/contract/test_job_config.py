@@ -1,0 +1,138 @@
+"""The configuration of a job: every refusal names the field, the value, the reason and what to change."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.contract.job import JobConfig, PipelineConfig, TrainingConfig
+from ballast_policies.contract.settings import Settings, cluster_problems
+
+from tests.contract.refusals import PRUNING, PYTHON_RULES, RULES
+
+PLAIN = {"totalSteps": 10, "model": {"name": "gpt"}}
+
+FIELDS = [
+    ({"totalSteps": 0}, "totalSteps", "0 is below 1. To fix: 1 or more"),
+    ({"totalSteps": True}, "totalSteps", "expected a whole number, got True"),
+    ({"totalSteps": 2.0}, "totalSteps", "expected a whole number, got 2.0"),
+    ({"totalSteps": 10**400}, "totalSteps", "is above 9007199254740992"),
+    ({"totalStep": 3}, "totalStep", "did you mean 'totalSteps'?"),
+    ({"model": {}}, "model.name", "missing"),
+    ({"model": "gpt"}, "model", "expected an object, got 'gpt'"),
+    ({"model": {"name": "my model"}}, "model.name", "'my model' is not the name of a model"),
+    ({"pipeline": {"microbatches": 0}}, "pipeline.microbatches", "0 is below 1. To fix: 1 to 65536"),
+    ({"pipeline": {"schedule": "gpipe"}}, "pipeline.schedule", "did you mean 'GPipe'?"),
+    ({"pipeline": {"schedule": "DualPipeV"}}, "pipeline.schedule", "'DualPipeV' is not one of 1F1B"),
+    ({"pipeline": {"replicas": [2, 0]}}, "pipeline.replicas", "0 is below 1"),
+    ({"pipeline": {"replicas": [2, "1"]}}, "pipeline.replicas[1]", "expected a whole number"),
+    ({"dynamics": [{"kind": "pruning", "endStep": 3}]}, "dynamics[0].target", "missing"),
+    ({"dynamics": [{**PRUNING, "target": 2}]}, "dynamics[0].target", "2.0 is above 1. To fix: 0 to 1"),
+    ({"dynamics": [{**PRUNING, "kind": "thaw"}]}, "dynamics[0].kind", "'thaw' is not one of pruning"),
+    ({"dynamics": [PRUNING, PRUNING]}, "dynamics", "'pruning' is given twice"),
+    ({"dynamics": {}}, "dynamics", "expected a list, got {}"),
+    ({"rebalance": {"everySteps": 0}}, "rebalance.everySteps", "0 is below 1"),
+    ({"rebalance": {"balancer": "exakt"}}, "rebalance.balancer", "did you mean 'exact'?"),
+    ({"rebalance": {"by": "weight"}}, "rebalance.by", "'weight' is not one of time, parameters"),
+    ({"rebalance": {"memoryBytes": 0}}, "rebalance.memoryBytes", "0 is below 1. To fix: 1 or more"),
+    ({"repack": {"maxSlowdown": -1}}, "repack.maxSlowdown", "-1.0 is below 0. To fix: 0 to 100"),
+    ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "0 is below 1"),
+    ({"training": {"learningRate": float("nan")}}, "training.learningRate", "expected a number, got nan"),
+    ({"training": {"weightDecay": 10**400}}, "training.weightDecay", "expected a number"),
+    ({"training": {"precision": "fp8"}}, "training.precision", "'fp8' is not one of fp32, bf16, fp16"),
+    ({"training": {"decay": "cosinus"}}, "training.decay", "did you mean 'cosine'?"),
+    ({"training": {"decayTo": 1.5}}, "training.decayTo", "1.5 is above 1. To fix: 0 to 1"),
+    ({"training": {"warmupSteps": -1}}, "training.warmupSteps", "-1 is below 0"),
+    ({"training": {"clipNorm": -1}}, "training.clipNorm", "-1.0 is below 0"),
+    ({"training": {"optimizer": "magic"}}, "training.optimizer", "'magic' is not adamw, sgd or module:"),
+    ({"data": {"name": "words"}}, "data.name", "'words' is not module:callable. To fix: e.g. my_model:Data"),
+    ({"metrics": {"writer": "recording"}}, "metrics.writer", "'recording' is not module:callable"),
+    ({"metrics": {"tensorBoard": "x"}}, "metrics.tensorBoard", "did you mean 'tensorboard'?"),
+    ({"metrics": {"port": 70_000}}, "metrics.port", "70000 is above 65535"),
+    ({"parallelism": {"stragglers": {"policy": "wait"}}}, "parallelism.stragglers.policy", "not one of none"),
+]
+
+
+def refusals(change: dict) -> dict[str, str]:
+    with pytest.raises(ContractError) as caught:
+        JobConfig.from_mapping({**PLAIN, **change})
+    return {problem.path: problem.reason for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(("change", "field", "words"), FIELDS + RULES + PYTHON_RULES)
+def test_a_wrong_field_is_named(change, field, words):
+    """With its path as the user wrote it, the values, and what to change."""
+    assert words in refusals(change)[field]
+
+
+def test_every_rule_has_an_example_that_breaks_it():
+    """A rule that nothing can break is none; the examples are those of the test above."""
+    broken = {reason for change, _, _ in RULES + PYTHON_RULES for reason in refusals(change).values()}
+
+    def rules(part: type[Settings]) -> set[str]:
+        found = {rule.reason for rule in part.RULES}
+        for field in dataclasses.fields(part):
+            kind = field.default_factory
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                found |= rules(kind)
+        return found
+
+    unbroken = {rule for rule in rules(JobConfig) if not any(reason.startswith(rule) for reason in broken)}
+    assert unbroken == set()
+
+
+def test_all_problems_are_named_at_once():
+    """So that a user corrects them in one go."""
+    found = refusals({"totalSteps": 0, "pipelines": {}, "training": {"seed": -1, "decay": "slow"}})
+    assert set(found) == {"totalSteps", "pipelines", "training.seed", "training.decay"}
+
+
+def test_a_configuration_made_in_python_is_checked_too():
+    """No value exists that could not have been read."""
+    with pytest.raises(ContractError, match="microbatches: 0 is below 1"):
+        PipelineConfig(microbatches=0)
+    with pytest.raises(ContractError, match="minStages is above maxStages"):
+        dataclasses.replace(PipelineConfig(max_stages=2), min_stages=3)
+
+
+def test_a_null_is_a_field_left_out():
+    """Kubernetes drops nulls; a file's mean the same."""
+    given = {**PLAIN, "pipeline": {"microbatches": None, "maxStages": None}, "training": {"clipNorm": None}}
+    assert JobConfig.from_mapping(given) == JobConfig.from_mapping(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "clip_norm", "limit"),
+    [("1F1B", None, 1.0), ("1F1B", 0.5, 0.5), ("1F1B", 0, None), ("PipeDream", None, None)],
+)
+def test_the_norm_of_the_gradient_is_limited_unless_turned_off(schedule, clip_norm, limit):
+    """0 turns clipping off, and a schedule without a flush cannot clip."""
+    given = {**PLAIN, "pipeline": {"schedule": schedule}, "training": {"clipNorm": clip_norm}}
+    assert JobConfig.from_mapping(given).resolved().training.norm_limit == limit
+    assert TrainingConfig().norm_limit == 1.0
+
+
+def test_a_configuration_of_a_newer_operator_is_read():
+    """Fields that this release does not have are ignored in config.json, and refused in a user's file."""
+    config = JobConfig.from_mapping(PLAIN)
+    newer = config.to_json().replace('{"checkpoint":', '{"sparkles":1,"checkpoint":')
+    assert JobConfig.from_json(newer) == config
+
+
+def test_a_cluster_needs_more_than_the_trainer():
+    """The operator plans gangs by the number of stages, and a job must survive the loss of a pod."""
+    found = {str(problem) for problem in cluster_problems(JobConfig, PLAIN)}
+    assert found == {
+        f"{path}: missing. To fix: give it a value"
+        for path in ("pipeline.maxStages", "pipeline.globalBatchSize", "checkpoint.path")
+    }
+    (relative,) = cluster_problems(
+        JobConfig,
+        {
+            **PLAIN,
+            "pipeline": {"maxStages": 2, "globalBatchSize": 8},
+            "checkpoint": {"path": "checkpoints"},
+        },
+    )
+    assert (
+        str(relative) == "checkpoint.path: 'checkpoints' is not an absolute path. To fix: e.g. /checkpoints"
+    )
