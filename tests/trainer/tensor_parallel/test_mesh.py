@@ -157,7 +157,7 @@ def test_ranks_that_do_not_fill_the_mesh_are_refused(small_config):
                 "parallelism": {"tensor": 2},
                 "dynamics": [{"kind": "pruning", "endStep": 4, "target": 0.5}],
             },
-            "pruning.*inside of layers",
+            "dynamics: parallelism.tensor cuts layers, of the changes only freezing",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_an_emulated_straggler_is_slow_in_its_products_alone():
                 "parallelism": {"tensor": 2, "stragglers": {"policy": "semi"}},
                 "pipeline": {"schedule": "ZeroBubbleH1", "microbatches": 4, "globalBatchSize": 8},
             },
-            "weights' gradients home",
+            "migrated columns return",
         ),
     ],
 )

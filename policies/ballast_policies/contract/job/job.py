@@ -22,6 +22,7 @@ from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
 from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules
 
+_WHOLE_LAYERS = [name for name, case in DYNAMICS.builtin.items() if not case.inside_layers]
 _ONE_EACH = each_is("pipeline.replicas", 1)
 _FLUSHES = row("pipeline.schedule", SCHEDULES, lambda kind: not kind.asynchronous)
 _REPLICABLE = row("pipeline.schedule", SCHEDULES, lambda kind: kind.build_replicated is not None)
@@ -145,7 +146,7 @@ _RULES = (
         condition=(at("parallelism.tensor") == 1)
         | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.inside_layers),
         field="dynamics",
-        reason="this change is inside of layers, which parallelism.tensor cuts",
+        reason=f"parallelism.tensor cuts layers, of the changes only {', '.join(_WHOLE_LAYERS)} allows that",
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
     Rule(
