@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-unit test-api test-e2e check format generate bench clean
+.PHONY: help docs setup demo test test-unit test-api test-e2e bench coverage check format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,14 @@ test-api: setup ## run the tests on a real API server
 
 test-e2e: setup ## run the product's promises on a local cluster with process nodes
 	@$(PYTEST) -m e2e $(ARGS)
+
+bench: $(STAMP) ## run the quick benchmarks, each within a minute, and print their tables (others: benchmarks/)
+	@while read -r command; do \
+		printf '\n$$ python benchmarks/%s\n' "$$command"; $(BIN)/python benchmarks/$$command < /dev/null; \
+	done < benchmarks/quick.txt
+
+coverage: setup ## run the tests (ARGS="tests/policies") and print which lines they do not reach
+	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:out/coverage $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import contracts, generated files, documentation
 	@$(BIN)/ruff format --check .

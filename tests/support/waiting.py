@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ballast_localcluster.waiting import patience
 
-WAIT_SECONDS = 120.0 * patience()
+WAIT_SECONDS = 60.0 * patience()
 """Limit of every wait, times ``BALLAST_PATIENCE``: long enough for a machine with other work, and reached
 only by a test that fails."""
 

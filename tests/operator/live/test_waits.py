@@ -17,9 +17,10 @@ from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
 from tests.support.control_plane import CRDS
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
-START_SECONDS = 60.0
+pytestmark = pytest.mark.api
+
 NAMESPACE = "not-there-yet"
 
 
@@ -56,7 +57,7 @@ def operator(kubeconfig: Path, folder: Path) -> Iterator[Pages]:
         yield Pages(log)
     finally:
         process.terminate()
-        assert process.wait(timeout=30) == 0, log.read_text()
+        assert process.wait(WAIT_SECONDS) == 0, log.read_text()
 
 
 def account(api: Any, admin: Path, path: Path) -> Path:
