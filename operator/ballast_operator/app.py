@@ -91,7 +91,7 @@ class Operator:
         """Run until :meth:`stop`, SIGTERM or SIGINT; call it in the main thread.
 
         Raises:
-            NotLeader: the lease was lost; the process should end and start anew.
+            NotLeader: the lease was lost; the process should exit and restart.
         """
         self._take_signals()
         identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"

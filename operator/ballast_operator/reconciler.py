@@ -1,4 +1,4 @@
-"""One pass over one job: observe, decide, apply, report."""
+"""One reconcile of one job: observe, decide, apply, report."""
 
 import logging
 import time
@@ -180,7 +180,7 @@ class Reconciler:
                 "metadata": {
                     "namespace": view.key[0],
                     "name": view.name,
-                    # Decided on this version: whoever else has written since makes it a Conflict.
+                    # Decided on this version: a write by anybody else since then makes this a Conflict.
                     "resourceVersion": item["metadata"]["resourceVersion"],
                 },
                 "status": _content(new),

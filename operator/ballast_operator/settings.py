@@ -9,7 +9,7 @@ class ApiSettings:
     """Limits of calls to the API server."""
 
     request_seconds: float = 10.0
-    """After so long a call counts as failed and its key is requeued."""
+    """After this long a call counts as failed and its key is requeued."""
 
     resync_seconds: float = 60.0
     """How often caches are compared with fresh lists: bounds the cost of a lost watch event."""
@@ -29,7 +29,7 @@ class JobSettings:
     """From the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
 
     heartbeat_seconds: float = 60.0
-    """A lease not renewed for so long, while pods run, is a hung gang: it restarts."""
+    """A gang whose lease is not renewed for this long while pods run is hung: it restarts."""
 
     shrink_seconds: float = 60.0
     """From a shrink's plan to its acknowledgement; then the job restarts from its checkpoint."""
@@ -44,7 +44,7 @@ class JobSettings:
     """Least time between two status writes that carry progress alone: bounds API writes per job."""
 
     restart_base_seconds: float = 2.0
-    """First pause before a job that failed by its own fault is launched again; doubles each time."""
+    """First pause before a job that failed is launched again; doubles each time."""
 
     restart_max_seconds: float = 300.0
     """Longest such pause."""
@@ -61,10 +61,10 @@ class SolverSettings:
     """Time for a fresh solver process to import its libraries and say so."""
 
     retry_seconds: float = 30.0
-    """After the fallback has decided, the solver is asked again after so long, if not sooner."""
+    """After the fallback has decided, the solver is asked again after this long, if not sooner."""
 
     debounce_seconds: float = 0.2
-    """Events that arrive within so long of each other share one allocation."""
+    """Events within this long of each other share one allocation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +72,18 @@ class LeaderSettings:
     """Leader election. A follower takes over at the latest ``lease_seconds`` after the leader's death."""
 
     lease_seconds: float = 15.0
-    """A lease not renewed for so long is free."""
+    """A lease that is not renewed for this long is free."""
 
     renew_seconds: float = 5.0
     """How often the leader renews, and a follower looks."""
 
     fence_seconds: float = 10.0
-    """A leader that could not renew for so long writes nothing more; less than ``lease_seconds``."""
+    """A leader that could not renew for this long writes nothing more; less than ``lease_seconds``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All of it."""
+    """All groups."""
 
     api: ApiSettings = ApiSettings()
     job: JobSettings = JobSettings()

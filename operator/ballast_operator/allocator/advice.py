@@ -1,4 +1,4 @@
-"""What the policy has to say about each job's own fields: conditions ``InputsComplete`` and ``OnTime``."""
+"""Conditions that the policy sets on each job: ``InputsComplete`` and ``OnTime``."""
 
 from collections.abc import Sequence
 

@@ -32,7 +32,7 @@ from ballast_operator.waits import WaitReason, Waits
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-"""After a round that failed for a reason nobody foresaw."""
+"""Pause after a round that failed with an unexpected error."""
 
 
 class Allocator:
@@ -68,11 +68,11 @@ class Allocator:
         self._next_round: float | None = None
 
     def trigger(self) -> None:
-        """Something has changed that a round should know."""
+        """Ask for a decision soon: something has changed."""
         self._triggered.set()
 
     async def run(self) -> None:
-        """Decide whenever triggered, and at each round's end, for ever."""
+        """Decide whenever triggered and at the end of each round, until cancelled."""
         while True:
             wait = (
                 None if self._next_round is None else max(0.0, self._next_round - self._clock().timestamp())
@@ -95,7 +95,7 @@ class Allocator:
                 logger.error("round not reported: %s", error)
             except NotLeader:
                 raise
-            except Exception:  # a bug in a decision must not end the operator: what runs goes on
+            except Exception:  # a bug in a decision must not end the operator or what runs
                 logger.exception("round failed; it is tried again in %g s", RETRY_SECONDS)
                 self._metrics.reconcile_errors.labels("Bug").inc()
                 self._next_round = self._clock().timestamp() + RETRY_SECONDS
@@ -197,7 +197,7 @@ class Allocator:
     async def _solve(
         self, policy: ClusterPolicy, inputs: CompletedProblem, unmeasured: frozenset[str], moment: float
     ) -> Solve:
-        """The policy's answer; the last one as long as it holds: within a round, or with nothing new."""
+        """The policy's allocation; the last one again within a round, or if nothing changed."""
         name = policy.spec.objective.policy
         asked = f"{policy.metadata.generation} {structure(name, inputs, unmeasured, moment=moment)}"
         details = values(name, inputs.problem)
@@ -245,7 +245,7 @@ class Allocator:
 
 
 def _without_id(assignment: Assignment | None) -> Assignment | None:
-    """What of an assignment is worth a pass."""
+    """The assignment without what alone is not worth a pass."""
     return (
         None
         if assignment is None

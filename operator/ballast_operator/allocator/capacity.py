@@ -133,7 +133,7 @@ def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]
 def assign_nodes(
     pools: Sequence[NodePool], nodes: Mapping[str, NodeView]
 ) -> tuple[dict[str, list[NodeView]], list[str]]:
-    """(pool -> its nodes by name, nodes that match two pools in words)."""
+    """(pool -> its nodes by name, nodes that match two pools, as text)."""
     members: dict[str, list[NodeView]] = {pool.name: [] for pool in pools}
     overlaps = []
     for name in sorted(nodes):

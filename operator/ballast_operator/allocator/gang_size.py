@@ -1,4 +1,4 @@
-"""How many GPUs a job's gang asks for, whether it may grow, and whether any pool could ever hold it."""
+"""How many GPUs a job's gang asks for, whether it may grow, and whether any pool can hold it."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ class Refusal:
 def most_gpus(view: JobView) -> int:
     """Most GPUs that the job wants.
 
-    One that has repacked asks for no more than it had then: its model got smaller for good.
+    After a repack, no more than the ranks it kept: its model stays smaller.
     """
     spec = view.spec
     assert spec is not None
@@ -50,10 +50,10 @@ def may_grow(view: JobView, now: Time) -> bool:
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:
-    """Whether newcomers would train by the configuration that the gang was launched with.
+    """Whether new pods would train with the configuration that the gang was launched with.
 
-    Most changes of a spec take effect at the next launch; how many stages a gang may have is nothing
-    that a rank acts on.
+    Most changes of a spec take effect at the next launch; ranks do not read how many
+    stages the gang may have.
     """
     return bool(view.plan_config) and _recipe(json.loads(view.plan_config)) == _recipe(spec.config)
 
@@ -66,9 +66,9 @@ def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
 def gang_size(
     view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
 ) -> int:
-    """Most ranks that the job wants, some pool it may use has, and its schedule exists for.
+    """Most ranks that the job can use, one of its pools has, and its schedule supports.
 
-    At least ``minStages``, be they too many for the pools or the schedule: :func:`admission_error` says so.
+    Never below ``minStages``, even if that exceeds the pools or the schedule; see :func:`admission_error`.
     """
     spec = view.spec
     assert spec is not None
@@ -88,13 +88,13 @@ def growth_sizes(view: JobView) -> tuple[int, ...]:
 def admission_error(
     spec: JobSpec, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str], size: int
 ) -> Refusal | None:
-    """Why no round of this policy can ever place the job; None: one can."""
+    """Why no round of this policy can place the job; None: one can."""
     have = ", ".join(sorted({pool.gpu_type for pool in pools}))
     if spec.smallest_gang > spec.largest_gang:
         each = f" with {spec.stages_per_rank} stages each" if spec.stages_per_rank > 1 else ""
         return Refusal(
             reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.minStages {spec.min_stages}{each} is above model.layers {spec.layers}. "
+            message=f"pipeline.minStages={spec.min_stages}{each} exceeds model.layers={spec.layers}. "
             "To fix: lower minStages",
         )
     if not allowed:
@@ -106,15 +106,15 @@ def admission_error(
     if not spec.suits(size):
         return Refusal(
             reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.microbatches {spec.microbatches} do not go into equal rounds over {size} "
-            f"ranks, as {spec.schedule} takes them. To fix: a multiple of the number of ranks",
+            message=f"pipeline.microbatches={spec.microbatches} is not divisible by {size} ranks, required "
+            f"by {spec.schedule}. To fix: set a multiple of the number of ranks",
         )
     largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
     if max(largest.values(), default=0) < size:
         sizes = ", ".join(f"{name} {count}" for name, count in sorted(largest.items()))
         return Refusal(
             reason=JobReason.EXCEEDS_CAPACITY,
-            message=f"needs {size} GPUs of one pool; the pools that it may use have: {sizes}. "
+            message=f"needs {size} GPUs of one pool; its pools have: {sizes}. "
             "To fix: lower pipeline.minStages, or add nodes",
         )
     return None

@@ -1,9 +1,9 @@
-"""What a policy needs beyond a snapshot, and what counts where the cluster does not say it.
+"""Fill in what a policy needs and the cluster does not state.
 
 A missing value never stops the allocator: it is replaced by a default that conditions name
 (``InputsComplete`` of the job or of the ClusterPolicy), and the other jobs are not affected.
 
-| missing | policies | what counts |
+| missing | policies | default |
 |---|---|---|
 | price of a GPU type | those that minimise cost | the mean of the other types; 1 where no pool has a price |
 | speed of a job | those that compare speeds | the other jobs' mean speed a GPU; 1 step/s without any |
@@ -77,20 +77,22 @@ def _with_teams(
         name: Entity(weight=entity.weight, policy=entity.policy, parent=entity.parent)
         for name, entity in entities.items()
     }
-    strangers = set()
+    unknown_teams = set()
     for job in problem.jobs:
         if job.entity is None:
             lack = "not set"
         elif entities and job.entity not in entities:
             known = ", ".join(sorted(entities)[:5])
             lack = f"{job.entity} is not one of the ClusterPolicy's entities ({known})"
-            strangers.add(job.name)
+            unknown_teams.add(job.name)
         else:
             continue
         job_defaults.setdefault(job.name, []).append(
             f"spec.entity: {lack}; the job counts as a team of its own, by spec.weight"
         )
-    jobs = (dataclasses.replace(job, entity=None) if job.name in strangers else job for job in problem.jobs)
+    jobs = (
+        dataclasses.replace(job, entity=None) if job.name in unknown_teams else job for job in problem.jobs
+    )
     return dataclasses.replace(problem, jobs=tuple(jobs), entities=teams)
 
 

@@ -1,9 +1,9 @@
-"""What a decision has granted and nobody holds yet: it stands until the round ends.
+"""Grants of the last decision whose gangs have not started yet; they stay valid until the round ends.
 
-A round takes GPUs from some gangs for others.  Until the ones have saved and gone, the others hold
-nothing, and each pod that ends triggers the allocator.  Decided anew, a waiting gang's claim may lose to one
-that is a second more urgent; both would then pay for a start.  So within a round a grant counts as held,
-and a gang that has been told to go counts as gone.
+A round takes GPUs from some gangs for others. Until the former have saved and stopped, the latter hold
+nothing, and each pod that ends triggers the allocator. If it decided again from the observed placements
+alone, a waiting gang could lose its grant to one that is slightly more urgent, and both would pay for a
+start. Within a round a grant therefore counts as held, and a gang that has to stop counts as stopped.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from ballast_operator.allocator.snapshot import Snapshot, SnapshotJob
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EffectivePlacements:
-    """Who counts as running in the middle of a round: job -> placement, and since when (epoch seconds)."""
+    """What counts as running within a round: job -> placement, and since when (epoch seconds)."""
 
     running: Mapping[str, Placement]
     since: Mapping[str, float]
@@ -31,7 +31,7 @@ class PendingGrants:
         self._reasons: dict[str, tuple[Placement, str]] = {}
 
     def remember(self, decided: Round, snapshot: Snapshot) -> None:
-        """Take down who is to start, and who is to go, by ``decided``."""
+        """Record which jobs ``decided`` starts and which it stops."""
         jobs, running = snapshot.by_name, snapshot.running
         self._reasons = {
             job: (placement, decided.reasons[job]) for job, placement in decided.placements.items()
@@ -48,7 +48,7 @@ class PendingGrants:
         }
 
     def explain(self, decided: Round) -> Round:
-        """``decided`` within a round, with the words of the decision that each placement goes back to."""
+        """``decided`` within a round, with the reasons of the decision that made each placement."""
         words = {
             job: reason
             for job, (placement, reason) in self._reasons.items()
@@ -57,7 +57,7 @@ class PendingGrants:
         return dataclasses.replace(decided, reasons={**decided.reasons, **words})
 
     def effective_placements(self, snapshot: Snapshot, *, moment: float) -> EffectivePlacements:
-        """The snapshot's gangs as the last decision wants them; a job launched since then as it is."""
+        """The snapshot's gangs as the last decision placed them; a job launched since then as observed."""
         running, since = {}, {}
         nodes = {node.name: node for node in snapshot.capacity.nodes}
         for job in snapshot.jobs:

@@ -1,4 +1,4 @@
-"""What a ClusterPolicy's status says after a decision."""
+"""The status of a ClusterPolicy after a decision."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from ballast_operator.views.job import JobView
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReport:
-    """What a decision has to say about one policy; what is missing did not come to pass."""
+    """The outcome of a decision for one policy; None and empty: that part was not reached."""
 
     misconfigured: str = ""
     policy_in_force: str = ""
@@ -37,7 +37,7 @@ class PolicyReport:
 
 
 NAMED_JOBS = 5
-"""Jobs named in the condition InputsComplete; each of them says it of itself too."""
+"""Jobs named in the condition InputsComplete; each of them has the condition itself, too."""
 
 Verdict = tuple[PolicyCondition, bool, PolicyReason, str]
 
@@ -81,7 +81,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
             (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid"),
         )
     if report.policy_in_force:
-        message = f"ClusterPolicy {report.policy_in_force} is older and in force. To fix: delete one of them"
+        message = f"ClusterPolicy {report.policy_in_force} is older and in force. To fix: delete one"
         return ((PolicyCondition.READY, False, PolicyReason.ANOTHER_POLICY_IN_FORCE, message),)
     snapshot, policy, solve = report.snapshot, report.policy, report.solve
     assert snapshot is not None and policy is not None
@@ -91,7 +91,12 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         )
         return (
             (PolicyCondition.VALID, False, PolicyReason.OVERLAPPING_POOLS, message),
-            (PolicyCondition.READY, False, PolicyReason.NOT_VALID, "see condition Valid; running jobs go on"),
+            (
+                PolicyCondition.READY,
+                False,
+                PolicyReason.NOT_VALID,
+                "see condition Valid; jobs that run continue",
+            ),
         )
     found = [_valid(snapshot.capacity, policy)]
     assert solve is not None

@@ -1,4 +1,4 @@
-"""One look at the cluster, as the values that the policies decide on."""
+"""The cluster at one moment, as the values that policies decide on."""
 
 import dataclasses
 import functools

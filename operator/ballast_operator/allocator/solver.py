@@ -2,7 +2,7 @@
 
 An LP of a large cluster takes seconds of pure CPU; on the event loop it would stop heartbeats. The
 process lives as long as it answers in time; one that does not is killed, and the next solve starts
-another. Whatever happens, the caller gets an allocation and the name of the way it came about.
+another. The caller always gets an allocation, and the reason if it is the fallback's.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solver_process")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Solve:
-    """An allocation, and how it came about.
+    """An allocation, and how it was computed.
 
     Attributes:
         seconds: from the question to the answer; with the fallback, all of the time that it took.
@@ -72,7 +72,7 @@ class Solver:
                 async with asyncio.timeout(self._settings.start_seconds):
                     await self._started()
             except (TimeoutError, _ProcessDied, OSError) as error:
-                logger.warning("the solver did not start: %s", error or "no sign of life")
+                logger.warning("the solver did not start: %s", error or "no answer")
                 await self.kill()
 
     async def solve(

@@ -49,7 +49,7 @@ class GangRequest:
 
 
 class Measurements:
-    """What the trainers have reported, by job and by kind. In memory only: a fresh operator learns anew."""
+    """What the trainers have reported, by job and by kind. In memory only: lost with the operator."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}

@@ -98,7 +98,7 @@ def schema(*rules: Rule, **extensions: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is planned and not carried out yet: whoever sets it is told so.
+    """A planned field that is refused until it is implemented.
 
     Without it, the API server would drop the field in silence.
 

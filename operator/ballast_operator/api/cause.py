@@ -15,7 +15,7 @@ class Cause(enum.StrEnum):
     NOT_BOUND = "NotBound"
     """Not every pod of the gang ran in time: all or none, so none."""
     USER_ERROR = "UserError"
-    """The user's model, data, configuration or memory. Counts toward ``backoffLimit``."""
+    """The user's model, data, configuration or memory limit failed. Counts toward ``backoffLimit``."""
     HUNG = "Hung"
     """Pods ran, but the lease was not renewed or the start took too long. Counts toward ``backoffLimit``."""
     POD_LOST = "PodLost"
@@ -23,7 +23,7 @@ class Cause(enum.StrEnum):
     NODE_LOST = "NodeLost"
     """A node went away under a pod."""
     PEER_LOST = "PeerLost"
-    """Ranks lost touch with each other and nobody else is to blame."""
+    """Ranks lost their connections and no other pod or node has failed."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
     """A shrink was not acknowledged in time."""
     GROW_TIMEOUT = "GrowTimeout"
@@ -31,7 +31,7 @@ class Cause(enum.StrEnum):
 
     @property
     def is_restart(self) -> bool:
-        """Training was going on and goes on from its checkpoint: counted in ``status.restarts``."""
+        """Training is interrupted and resumes from its checkpoint: counted in ``status.restarts``."""
         return self not in (Cause.COMPLETED, Cause.SUSPENDED, Cause.NOT_BOUND)
 
     @property

@@ -1,7 +1,7 @@
 """Condition types and reasons, one sentence each.
 
 A reason is never renamed; a finer one extends it as a prefix.
-A wait, a refusal and a user's error have different words, so that nobody waits for what will not come.
+A wait, a refusal and a user's error have different reasons, so that it is clear which of them needs a change.
 """
 
 import enum
@@ -44,7 +44,7 @@ class JobCondition(enum.StrEnum):
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
     INPUTS_COMPLETE = "InputsComplete"
-    """The policy knows of the job what it needs; False: it goes on with defaults. Absent: never asked for."""
+    """The job states all that the policy reads; False: defaults are used. Absent: none was ever used."""
     ON_TIME = "OnTime"
     """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
     SUCCEEDED = "Succeeded"
@@ -137,13 +137,13 @@ class JobReason(enum.StrEnum):
     RANKS_JOINED = "RanksJoined"
     """Grown: the named pods are ranks of the gang."""
     GROWTH_GIVEN_UP = "GrowthGivenUp"
-    """Not grown: new pods failed or did not run in time; the gang goes on as it was."""
+    """Not grown: new pods failed or did not run in time; the gang continues without them."""
 
     # Preempted
     PREEMPTED = "Preempted"
     """Preempted: this round gives the GPUs to another job, or this job to other GPUs."""
     RESUMED = "Resumed"
-    """No longer preempted: it goes on from its checkpoint."""
+    """No longer preempted: it resumes from its checkpoint."""
 
     # InputsComplete
     COMPLETE = "Complete"
@@ -155,17 +155,17 @@ class JobReason(enum.StrEnum):
     DEADLINE_WITHIN_REACH = "DeadlineWithinReach"
     """On time: the job's share is enough for its deadline."""
     DEADLINE_PASSED = "DeadlinePassed"
-    """Not on time: the deadline is over; the job goes on without it."""
+    """Not on time: the deadline has passed; the job continues without one."""
     DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
-    """Not on time: alone on its fastest GPUs it would be late; the job goes on without its deadline."""
+    """Not on time: alone on its fastest GPUs it would be late; the job continues without a deadline."""
     DEADLINE_CONTENDED = "DeadlineContended"
-    """Not on time: earlier deadlines need the GPUs; the job goes on without its deadline."""
+    """Not on time: earlier deadlines need the GPUs; the job continues without a deadline."""
 
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"
     """Succeeded: the last step is saved."""
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
-    """Failed: it failed by its own doing more often than ``backoffLimit`` allows."""
+    """Failed: it failed more often than ``backoffLimit`` allows; lost pods and nodes do not count."""
 
 
 class PolicyCondition(enum.StrEnum):
@@ -178,7 +178,7 @@ class PolicyCondition(enum.StrEnum):
     SOLVER_HEALTHY = "SolverHealthy"
     """The solver's process answers in time."""
     INPUTS_COMPLETE = "InputsComplete"
-    """The policy knows all that it needs; False: it goes on with defaults, which the message names."""
+    """All that the policy reads is stated; False: the message names the defaults in use."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
 

@@ -105,7 +105,7 @@ class TrainingJobSpec(ApiModel):
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Failures by its own doing before the job has failed; lost pods and nodes do not count."""
+    """Failures of the job itself after which it has failed for good; lost pods and nodes do not count."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Seconds after its end until the job is deleted; absent: it is kept."""
     template: PodTemplate

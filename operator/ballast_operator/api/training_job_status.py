@@ -1,4 +1,4 @@
-"""``TrainingJob.status``: what has become of a job."""
+"""``TrainingJob.status``: the observed state of a job."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -149,11 +149,11 @@ class Repacking(StatusModel):
     step_seconds_after: Annotated[float, Field(ge=0)] | None = None
     """Predicted seconds per step with fewer ranks."""
     reason: _Text = ""
-    """Why, in words."""
+    """Why, as text."""
 
 
 class Decision(StatusModel):
-    """The allocator's last word on the job."""
+    """The allocator's last decision about the job."""
 
     chosen: _Text = ""
     """What was chosen."""
@@ -177,7 +177,7 @@ class Isolated(StatusModel):
 
 
 class TrainingJobStatus(StatusModel):
-    """What has become of a job."""
+    """The observed state of a job."""
 
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
@@ -203,7 +203,7 @@ class TrainingJobStatus(StatusModel):
     restarts: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """How often a launch ended early, by cause."""
     last_decision: Decision | None = None
-    """The allocator's last word on the job."""
+    """The allocator's last decision about the job."""
     cost_so_far: Annotated[float, Field(ge=0)] = 0.0
     """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``."""
     cost_at: Time | None = None
@@ -215,7 +215,7 @@ class TrainingJobStatus(StatusModel):
     suspended_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of earlier suspensions: they do not count as time that the job had to wait."""
     next_launch_at: Time | None = None
-    """Not launched before, after a failure of its own doing."""
+    """Earliest time of the next launch, after a failure of the job itself."""
     finished_at: Time | None = None
     """When it succeeded or failed for good."""
 

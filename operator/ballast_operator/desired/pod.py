@@ -1,4 +1,4 @@
-"""A trainer pod: the user's template, plus what the operator has to have."""
+"""A trainer pod: the user's template with the operator's additions."""
 
 import copy
 from typing import Any
@@ -14,13 +14,13 @@ from ballast_operator.views.spec import JobSpec
 from ballast_operator.views.taints import gpu_toleration
 
 COMMAND = ["ballast-train", "pod"]
-"""What the first container runs unless the template says otherwise."""
+"""Command of the first container unless the template sets one."""
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Where Kubernetes reads a container's last words unless the template says otherwise."""
+"""Where Kubernetes reads a container's termination message unless the template sets a path."""
 
 USUAL_GRACE_SECONDS = 30
-"""From SIGTERM to SIGKILL unless the template says otherwise; Kubernetes' own default."""
+"""Seconds from SIGTERM to SIGKILL unless the template sets them; Kubernetes' default."""
 
 
 def pod_object(

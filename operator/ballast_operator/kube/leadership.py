@@ -70,10 +70,10 @@ class Leadership:
         logger.info("leader elected identity=%s lease=%s/%s", self._identity, self._namespace, LEASE_NAME)
 
     async def hold(self) -> None:
-        """Renew for ever.
+        """Renew until the lease is lost or the task is cancelled.
 
         Raises:
-            NotLeader: the lease was lost; the process should end, and start anew as a follower.
+            NotLeader: the lease was lost; the process should exit and restart as a follower.
         """
         while True:
             await asyncio.sleep(self._settings.renew_seconds)

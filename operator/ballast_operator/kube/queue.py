@@ -60,7 +60,7 @@ class KeyQueue(Generic[K]):
         self._changed.set()
 
     async def work(self, worker: Callable[[K], Awaitable[None]]) -> None:
-        """Take keys and work on them, for ever; ``worker`` handles its own errors."""
+        """Take keys and work on them until cancelled; ``worker`` handles its own errors."""
         while True:
             key = await self.take()
             try:

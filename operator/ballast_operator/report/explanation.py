@@ -33,7 +33,7 @@ class Explanation:
         answer: one sentence.
         reason: the stable word behind it.
         decision: ``status.lastDecision``.
-        policy: the ClusterPolicies' readiness, in words.
+        policy: the ClusterPolicies' readiness, as text.
         events: the newest last, "reason: message".
     """
 

@@ -1,4 +1,4 @@
-"""A plan that is written waits for the gang's word, and no longer than it may."""
+"""Wait for the gang to acknowledge a plan, with a timeout."""
 
 from ballast_policies.contract import Plan
 
@@ -10,13 +10,13 @@ from ballast_operator.steps.stopping import begin_termination
 def await_acknowledgement(
     context: ReconcileContext, plan: Plan, *, change: str, seconds: float, cause: Cause
 ) -> StepResult | None:
-    """What to do while ``plan`` is not acknowledged: wait, or end the launch by ``cause``; None: it is.
+    """Wait while ``plan`` is not acknowledged, or end the launch by ``cause``; None: it is acknowledged.
 
     Args:
         context: of the job; its plan has been written.
         plan: the one that is to be acknowledged.
-        change: what it does, in the message's word ("shrink").
-        seconds: from the plan's writing to the end of patience.
+        change: what the plan does, for the message ("shrink").
+        seconds: limit, from the writing of the plan.
         cause: of the end.
     """
     view = context.view

@@ -1,4 +1,4 @@
-"""What a step wants done: actions for the API server, a new status, when to look again."""
+"""What a step reads (:class:`ReconcileContext`) and what it returns (:class:`StepResult`)."""
 
 import dataclasses
 
@@ -65,7 +65,7 @@ class StepResult:
     Attributes:
         actions: to carry out in this order; each is safe to repeat.
         status: to write after the actions, if it differs.
-        requeue_after_seconds: look again after so long even if nothing changes; None: only on a change.
+        requeue_after_seconds: look again after this long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
         metric_increments: (metric, label, amount) to add once the status is written.
     """
@@ -83,8 +83,8 @@ class ReconcileContext:
 
     Attributes:
         spec: ``view.spec``, known to be there.
-        assignment: the allocator's; None: it has not spoken since this operator started.
-        shortage: why the assignment's nodes cannot hold the gang yet, in words; empty: they can.
+        assignment: the allocator's; None: it has not decided since this operator started.
+        shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         price_per_hour: of one GPU of the gang.
         gpu_resource: the extended resource that a pod asks for.
     """
@@ -123,7 +123,7 @@ def with_condition(
 
 
 def apply_allocator_conditions(context: ReconcileContext) -> TrainingJobStatus:
-    """The status with the allocator's word on the job's fields; unchanged before it has spoken."""
+    """The status with the conditions that the allocator sets; unchanged before it has decided."""
     status, assignment = context.view.status, context.assignment
     if assignment is None:
         return status

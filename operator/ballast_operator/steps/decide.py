@@ -1,4 +1,4 @@
-"""The page on which a job's pass is decided: from a view to a result, nothing else."""
+"""Which step a job's pass takes: from a view to a result, without side effects."""
 
 import dataclasses
 
@@ -41,8 +41,8 @@ def decide(
 
     Args:
         view: the job and all that belongs to it.
-        assignment: what the allocator wants; None: it has not spoken yet.
-        shortage: why the assignment's nodes cannot hold the gang yet, in words; empty: they can.
+        assignment: what the allocator wants; None: it has not decided yet.
+        shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         now: the present.
         settings: deadlines.
         price_per_hour: of one GPU that the job holds.
@@ -82,7 +82,7 @@ def _next_step(context: ReconcileContext) -> StepResult:
     if allocation.ending is not None:
         return stop_gang(context)
     if view.finished_step is not None and view.shrinking and view.acknowledged:
-        return continue_shrink(context)  # it was done before the job was: release and say so first
+        return continue_shrink(context)  # the shrink was done before the job: finish it first
     if view.finished_step is not None:
         done = f"{view.finished_step} of {spec.total_steps} steps are done and saved"
         return begin_termination(context, Cause.COMPLETED, done)
@@ -100,7 +100,7 @@ def _next_step(context: ReconcileContext) -> StepResult:
 
 
 def _committed(view: JobView) -> bool:
-    """In the middle of a change of shape: it ends, one way or the other, before the GPUs are taken back."""
+    """Whether a change of the gang's size is under way: it is finished before the GPUs are taken back."""
     plan, allocation = view.launched_plan, view.status.allocation
     if plan is None or allocation is None:
         return False
@@ -123,7 +123,7 @@ def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:
 def refused(view: JobView, message: str, *, now: Time, settings: JobSettings) -> StepResult:
     """The API server refuses an object of the job: the template is wrong, or a quota forbids it.
 
-    Either ends the launch and counts toward ``backoffLimit``, so that it is not tried for ever.
+    Either ends the launch and counts toward ``backoffLimit``, so that it is not retried without end.
     """
     allocation = view.status.allocation
     if view.spec is None or allocation is None or allocation.ending is not None:

@@ -1,4 +1,4 @@
-"""Whether a launch has failed, and whose fault it was."""
+"""Classify a failed launch by cause."""
 
 from ballast_policies.contract import Directive
 
@@ -45,7 +45,7 @@ def _ranks(view: JobView) -> list[PodView]:
     released = {pod.name for pod in view.released} if view.shrinking else set()
     ranks = []
     for pod in view.gang:
-        outside = pod.name in view.newcomers or _abandoned(view, pod)
+        outside = pod.name in view.unjoined_pods or _abandoned(view, pod)
         leaves = pod.name in released and (view.acknowledged or pod.phase != "Failed")
         if not outside and not leaves:
             ranks.append(pod)
@@ -62,7 +62,7 @@ def _abandoned(view: JobView, pod: PodView) -> bool:
 
 
 def settling(context: ReconcileContext) -> bool:
-    """Some rank has just ended because of another: the other's end will be seen soon."""
+    """Whether a rank has just ended because of another one, whose end has not been observed yet."""
     quiet = context.view.lease.quiet_seconds if context.view.lease is not None else 0.0
     return quiet < context.settings.exit_seconds and any(
         pod.alive and pod.node_ready for pod in context.view.gang
@@ -70,7 +70,7 @@ def settling(context: ReconcileContext) -> bool:
 
 
 def describe(pod: PodView) -> str:
-    """A pod's end in words."""
+    """A pod's end, as text."""
     code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
     said = pod.message.message if pod.message is not None else pod.detail
     reason = pod.message.reason if pod.message is not None else pod.reason

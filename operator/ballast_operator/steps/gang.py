@@ -1,4 +1,4 @@
-"""A launch on its way: make the gang's pods, all or none, and hand out the plan when all have an address."""
+"""Start a launch: create the gang's pods, all or none, and write the plan when all have an address."""
 
 from ballast_policies.contract import Directive, Plan, Rank
 
@@ -101,5 +101,5 @@ def _waits(context: ReconcileContext) -> str:
 def _not_bound(context: ReconcileContext, allocation: JobAllocation, ready: int) -> str:
     return (
         f"only {ready} of {len(allocation.pods)} pods ran within {context.settings.bind_seconds:g} s, "
-        f"so all are taken back{_waits(context)}"
+        f"so all are deleted{_waits(context)}"
     )

@@ -1,7 +1,7 @@
-"""A running gang takes more GPUs: write it down, make the pods, and have them join when all are there.
+"""Grow a running gang: write it into the status, create the pods, and let them join when all run.
 
-Up to the plan that names them, newcomers are nobody's peers: what befalls them ends the growth and
-leaves the gang alone. From then on they are part of it.
+Until the plan names the new pods, a failure of theirs aborts the growth and does not affect the gang.
+From then on they are ranks like the others.
 """
 
 from ballast_policies.contract import Rank, pod_name
@@ -27,7 +27,7 @@ from ballast_operator.views.pod import PodView
 
 
 def delete_abandoned_pods(view: JobView) -> tuple[DeletePod, ...]:
-    """Deletions of newcomers that were given up."""
+    """Deletions of pods of a growth that was aborted."""
     allocation = view.status.allocation
     if allocation is None:
         return ()

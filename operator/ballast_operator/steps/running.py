@@ -1,4 +1,4 @@
-"""A gang that has its plan: what the trainer reports, wants and needs."""
+"""A gang that has its plan: follow its reports, answer its proposals, grow it."""
 
 import dataclasses
 import datetime
@@ -20,7 +20,7 @@ from ballast_operator.steps.stopping import begin_termination
 N = TypeVar("N", int, float)
 
 KEPT_REBALANCES = 20
-"""``status.rebalances`` holds the newest so many."""
+"""How many entries ``status.rebalances`` keeps, newest last."""
 
 
 def run_gang(context: ReconcileContext) -> StepResult:
@@ -102,7 +102,7 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
 
 
 def _within(value: N | None, least: N, most: N) -> N | None:
-    """The trainer's number brought into the range that the API allows; rounding may have carried it out."""
+    """The trainer's number, limited to the range that the API allows: rounding may have left it."""
     if value is None or not math.isfinite(value):
         return None
     return max(least, min(most, value))
@@ -137,7 +137,7 @@ def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Re
 
 
 def _silent_exit(context: ReconcileContext) -> tuple[Cause, str] | None:
-    """All ranks ended with success, but the last step was never announced."""
+    """Every rank exited with success, but the trainer never announced the last step."""
     view = context.view
     quiet = view.lease.quiet_seconds if view.lease is not None else 0.0
     if not view.kept or any(pod.phase != "Succeeded" for pod in view.kept):

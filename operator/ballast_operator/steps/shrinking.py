@@ -1,4 +1,4 @@
-"""A repack: check the trainer's proposal, plan the shrink, release exactly the named pods after the ack."""
+"""Repack: check the proposal, write the smaller plan, delete the released pods once it is acknowledged."""
 
 from ballast_policies.contract import Proposal
 
@@ -16,11 +16,11 @@ from ballast_operator.steps.context import (
 from ballast_operator.steps.stopping import deletions
 
 KEPT_REPACKS = 20
-"""``status.repacks`` holds the newest so many."""
+"""How many entries ``status.repacks`` keeps, newest last."""
 
 
 def open_proposal(context: ReconcileContext) -> Proposal | None:
-    """The trainer's proposal, where it speaks of the plan in force and has not been answered."""
+    """The trainer's proposal, if it is about the plan in force and has not been answered."""
     view = context.view
     plan, lease = view.launched_plan, view.lease
     if plan is None or lease is None or lease.proposal is None or not view.acknowledged:

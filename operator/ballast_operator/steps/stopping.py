@@ -1,4 +1,4 @@
-"""End a launch: decide it once, save if that is wanted, delete the pods, and only then let go of the GPUs."""
+"""End a launch: decide it once, let the trainer save, delete the pods, then release the GPUs."""
 
 import datetime
 
@@ -29,9 +29,9 @@ MAX_ENDING_MESSAGE = 4096
 
 
 def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> StepResult:
-    """Write down that the launch has to end, and why. From here it cannot come back.
+    """Write into the status that the launch has to end, and why. This is never taken back.
 
-    The restart is counted in the same write, so that it is counted once whatever crashes after.
+    The restart is counted in the same write, so that a crash afterwards cannot count it twice.
     """
     ending = Ending(cause=cause, message=message[:MAX_ENDING_MESSAGE], since=context.now)
     status = context.view.status.replace(allocation=context.allocation.replace(ending=ending))
@@ -77,7 +77,7 @@ def stop_gang(context: ReconcileContext) -> StepResult:
 
 
 def deletions(context: ReconcileContext, pods: tuple[PodView, ...], *, since: Time) -> tuple[Action, ...]:
-    """Delete these pods. Nobody answers for those on a dead node: they are removed without its word."""
+    """Delete these pods; those on a dead node without grace, since its kubelet cannot confirm it."""
     overdue = seconds_since(context, since) > context.settings.exit_seconds
     wanted: list[Action] = []
     for pod in pods:
@@ -89,7 +89,7 @@ def deletions(context: ReconcileContext, pods: tuple[PodView, ...], *, since: Ti
 
 
 def _save_first(context: ReconcileContext, ending: Ending) -> StepResult | None:
-    """Ask the trainer to save and stop, and wait for it; None: delete the pods now."""
+    """Ask the trainer to save a checkpoint and stop; None: delete the pods now."""
     view, settings = context.view, context.settings
     plan = view.launched_plan
     left = settings.stop_seconds - seconds_since(context, ending.since)
@@ -107,7 +107,7 @@ def _save_first(context: ReconcileContext, ending: Ending) -> StepResult | None:
 
 
 def _finish(context: ReconcileContext, allocation: JobAllocation, ending: Ending) -> StepResult:
-    """The job is done: its pods end by themselves, and are kept for their logs; stragglers are deleted."""
+    """The job is done: its pods exit and are kept for their logs; those that do not exit are deleted."""
     view, settings = context.view, context.settings
     left = settings.exit_seconds - seconds_since(context, ending.since)
     if view.alive:
@@ -126,7 +126,7 @@ def _finish(context: ReconcileContext, allocation: JobAllocation, ending: Ending
     status = _closed(
         context,
         status,
-        f"ran at last on {len(allocation.pods)} x {allocation.gpu_type} of pool {allocation.pool}",
+        f"last ran on {len(allocation.pods)} x {allocation.gpu_type} of pool {allocation.pool}",
     )
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 
@@ -138,7 +138,7 @@ def _release_gpus(context: ReconcileContext, ending: Ending) -> StepResult:
     if ending.cause.counts and status.counted_restarts > limit:
         status = status.replace(finished_at=context.now, next_launch_at=None)
         times = status.counted_restarts
-        message = f"failed {times} times by its own doing, backoffLimit is {limit}; last: {ending.message}"
+        message = f"failed {times} times, backoffLimit={limit}; last: {ending.message}"
         status = with_condition(
             context, status, JobCondition.FAILED, True, JobReason.BACKOFF_LIMIT_EXCEEDED, message
         )
@@ -159,7 +159,7 @@ def _closed(context: ReconcileContext, status: TrainingJobStatus, message: str) 
 
 
 def _pause(context: ReconcileContext, status: TrainingJobStatus, cause: Cause) -> datetime.timedelta:
-    """Doubles with each end of this cause, so that a broken job does not spin; forgotten after a good run."""
+    """Doubles with each restart of this cause; starts over after a long run."""
     settings = context.settings
     ran_well = seconds_since(context, context.allocation.since) > 2 * settings.restart_max_seconds
     doubled = settings.restart_base_seconds * 2.0 ** (0 if ran_well else status.restarts[cause] - 1)

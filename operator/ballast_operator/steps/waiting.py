@@ -1,4 +1,4 @@
-"""A job that holds nothing: wait with a reason, or write down the next launch."""
+"""A job without GPUs: wait with a reason, or write the next launch into the status."""
 
 from ballast_policies.contract import pod_name
 from ballast_policies.rounds import Placement
@@ -23,7 +23,7 @@ ENDED_REASONS = frozenset(Cause) - {Cause.COMPLETED}
 def wait_or_launch(context: ReconcileContext) -> StepResult:
     """One pass of a job without a gang.
 
-    The launch itself is only written down here (``status.allocation``): the pods follow in the next
+    The launch is only written into the status here (``status.allocation``): the pods follow in the next
     pass, so that a crash at any point finds either nothing or the intent.
     """
     view, status, assignment = context.view, context.view.status, context.assignment

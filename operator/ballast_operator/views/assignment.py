@@ -13,11 +13,11 @@ class AssignmentAction(enum.StrEnum):
     """What to do with the gang."""
 
     KEEP = "keep"
-    """Go on where it is."""
+    """Continue where it runs."""
     PLACE = "place"
-    """Hold these nodes: launch there, or move there."""
+    """Run on these nodes: launch there, or move there."""
     RELEASE = "release"
-    """Hold nothing: wait, or stop."""
+    """Hold no GPUs: wait, or stop."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class Assignment:
 
     Attributes:
         action: what to do.
-        launches: ``status.launches`` of the snapshot that this answers. A job that has moved on since
-            ignores the assignment, so that no answer is ever carried out twice.
+        launches: ``status.launches`` of the snapshot that this answers. A job with a later launch
+            ignores the assignment, so that none is carried out twice.
         placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
         extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for RELEASE.
-        why: in a sentence.
+        why: as a sentence.
         chosen, next_best: what was chosen and what would have been second.
-        advice: what the policy has to say about the job's own fields.
+        advice: conditions that the policy sets on the job.
         isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
     """
 

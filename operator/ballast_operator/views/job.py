@@ -95,7 +95,7 @@ class JobView:
         )
 
     @property
-    def newcomers(self) -> tuple[str, ...]:
+    def unjoined_pods(self) -> tuple[str, ...]:
         """Pods that are to join the gang and that the plan does not name yet."""
         plan, allocation = self.launched_plan, self.status.allocation
         if plan is None or allocation is None:

@@ -26,7 +26,7 @@ class LeaseView:
     Attributes:
         quiet_seconds: since this operator last saw ``renewTime`` change (own clock).
         finished_step: the last step, once training is done.
-        problems: annotations that cannot be read, in words.
+        problems: annotations that cannot be read, as text.
     """
 
     quiet_seconds: float = 0.0

@@ -142,7 +142,7 @@ def shortage(
     resource: str,
     tolerations: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, in words; empty: it can."""
+    """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, as text; empty: it can."""
     pods = list(pods)
     taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):

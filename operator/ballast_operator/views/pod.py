@@ -26,10 +26,10 @@ class PodView:
         node: the node it is bound to; empty before.
         address: its IP; empty before it has one.
         phase: Pending, Running, Succeeded, Failed or Unknown.
-        leaving: deletion has been asked for.
+        leaving: it is being deleted.
         exit_code: of the trainer's container; None while it runs or where it never did.
-        message: what the trainer said on exit; None where it said nothing readable.
-        reason: the machine's word on an end or a wait (OOMKilled, Evicted, ImagePullBackOff...).
+        message: the trainer's termination message; None where there is none that can be read.
+        reason: Kubernetes' reason of an end or a wait (OOMKilled, Evicted, ImagePullBackOff...).
         detail: the same in a sentence.
         disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
         node_ready: whether its node is there and Ready.
@@ -62,7 +62,7 @@ class PodView:
 
     @property
     def at_fault(self) -> bool:
-        """It failed by its own doing: the user's model, data, configuration or memory."""
+        """It failed because of the user's model, data, configuration or memory."""
         if self.phase != "Failed" or self.disrupted:
             return False
         if self.reason == "OOMKilled":
