@@ -26,7 +26,7 @@ JOB_CASES = {
     "more stages than any pool has GPUs": {
         "job": {"stages": (4, 4)},
         "want_reason": JobReason.EXCEEDS_CAPACITY,
-        "want_words": "needs 4 GPUs of one pool; the pools that it may use have: fast 2, slow 2",
+        "want_words": "needs 4 GPUs of one pool; its pools have: fast 2, slow 2",
     },
     "more stages than layers, from before the rule": {
         "job": {"stages": (3, 4), "model": {"name": "gpt", "layers": 2}},
@@ -45,7 +45,7 @@ JOB_CASES = {
             },
         },
         "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "pipeline.minStages 2 with 2 stages each is above model.layers 3",
+        "want_words": "pipeline.minStages=2 with 2 stages each exceeds model.layers=3",
     },
     "microbatches that do not go into rounds": {
         "job": {
@@ -58,7 +58,7 @@ JOB_CASES = {
             },
         },
         "want_reason": JobReason.MISCONFIGURED,
-        "want_words": "microbatches 7 do not go into equal rounds over 2 ranks, as ZeroBubbleH1 takes them",
+        "want_words": "pipeline.microbatches=7 is not divisible by 2 ranks, required by ZeroBubbleH1",
     },
     "a field of a newer release": {
         "job": {"quantumStages": 3},
