@@ -5,7 +5,7 @@ fairness, makespan, finish-time fairness and each stage of water filling all ask
 
     maximise s   subject to   throughput_m(x) >= d_m(s) for every job m,   x feasible (5.1)-(5.3).
 
-A linear path is one LP (``raise_demands``).  Others are solved from above by cuts: at a trial point s'
+A linear path is one LP (``linear.maximise``).  Others are solved from above by cuts: at a trial point s'
 the LP "raise all demands from d(start) towards d(s')" has multipliers lambda with
 lambda . throughput(x) <= B for every feasible x, so s is no larger than the root of
 lambda . d(s) = B.  Each root is a proven bound and the next trial point, and they close in as
@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ballast_policies.allocation.fairness.raising import Raised, raise_demands
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 TOLERANCE = 1e-9
@@ -55,7 +55,7 @@ class Furthest:
 
     s: float
     bound: float
-    raised: Raised
+    raised: linear.LinearSolution
     binding: np.ndarray
 
 
@@ -72,7 +72,7 @@ def furthest(
     cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
-        raised = raise_demands(problem, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
+        raised = linear.maximise(problem, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
         prices = raised.start
         root = _root(path, raised.level_duals, raised.cut, start, trial)
         bound = min(bound, root)

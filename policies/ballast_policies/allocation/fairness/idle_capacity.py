@@ -1,12 +1,14 @@
 """Leave no GPU idle that a job could use: the rule for ties of the fairness policies.
 
-A max-min objective is silent on what happens above the minimum, and solvers differ in what they then
-return.  The rule here: among the shares that keep every job's demand,
+A max-min objective says nothing about what happens above the minimum, and solvers differ in what they
+then return. The rule here: among the shares that keep every job's demand,
 
-    maximise   sum_m  gpus_m throughput(m, X) / throughput(m, X_fastest)
+    maximise   sum_m  gpus_m throughput(m, X) / throughput(m, X_equal),
 
-that is, whole GPUs' worth of full speed.  It is an LP and its simplex vertex is the same for the same
-input.  Where no GPU is left, nothing changes and nothing is solved.
+the sum of the levels without their weights. Its optimum is Pareto efficient: every job's throughput has a
+positive worth. A job's worth on a type is what the type does for it relative to its average type, so
+that few jobs tie, which keeps large programs easy (docs/decisions/0402). Where no GPU is idle that a job
+could use, nothing changes and nothing is solved.
 """
 
 import numpy as np
@@ -18,30 +20,29 @@ IDLE = 1e-6
 """GPUs or fraction of time below which nothing worth handing out is left."""
 
 
-def hand_out(problem: Instance, x: np.ndarray, demand: np.ndarray) -> np.ndarray:
+def fill_idle_capacity(instance: Instance, x: np.ndarray, demand: np.ndarray) -> np.ndarray:
     """``x``, or better shares that still give every job ``demand`` (n,) steps/s to a relative 1e-9."""
-    if not _usable(problem, x):
+    if not _usable(instance, x):
         return x
-    value = worth(problem)
-    more = linear.maximise(problem, value=value, base=demand * (1 - 1e-9), met_by=x)
+    value = normalized_throughput(instance)
+    more = linear.maximise(instance, value=value, base=demand * (1 - 1e-9), met_by=x)
     return more.x if value @ more.x > value @ x * (1 + IDLE) else x
 
 
-def worth(problem: Instance) -> np.ndarray:
-    """(columns,) GPUs' worth of full speed per unit of time on each column."""
-    columns, fastest = problem.columns, np.where(problem.fastest > 0, problem.fastest, 1.0)
-    value = columns.rate_first / fastest[columns.first]
+def normalized_throughput(instance: Instance) -> np.ndarray:
+    """(columns,) gpus x steps/s / steps/s of the equal share, of all the jobs on each column."""
+    columns, scale = instance.columns, instance.level_scale
+    value: np.ndarray = scale[columns.first] * columns.rate_first
     shared = columns.second >= 0
-    value[shared] += (columns.rate_second / fastest[columns.second])[shared]
-    worth: np.ndarray = columns.gpus * value
-    return worth
+    value[shared] += (scale[columns.second] * columns.rate_second)[shared]
+    return value
 
 
-def _usable(problem: Instance, x: np.ndarray) -> bool:
+def _usable(instance: Instance, x: np.ndarray) -> bool:
     """Whether an idle type could serve a job that is not at full speed already."""
-    idle = problem.capacity - problem.gpus_used(x) > IDLE
+    idle = instance.capacity - instance.gpus_used(x) > IDLE
     if not idle.any():
         return False
-    slow = problem.throughput(x) < problem.fastest * (1 - IDLE)
-    columns = problem.columns
+    slow = instance.throughput(x) < instance.fastest * (1 - IDLE)
+    columns = instance.columns
     return bool((idle[columns.kind] & slow[columns.first]).any())

@@ -16,7 +16,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import furthest
-from ballast_policies.allocation.fairness.idle_capacity import hand_out
+from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.start import Start
@@ -59,7 +59,7 @@ def solve(problem: Instance, start: Start | None = None) -> Answer:
         return nothing(problem)
     found = furthest(problem, path, prices=start)
     return Answer(
-        x=hand_out(problem, found.raised.x, path.demand(found.s)),
+        x=fill_idle_capacity(problem, found.raised.x, path.demand(found.s)),
         solver=found.raised.solver,
         start=found.raised.start,
         bound=1.0 / found.bound,

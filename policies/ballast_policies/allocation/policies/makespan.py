@@ -10,9 +10,9 @@ nowhere, and jobs with no steps left, do not count.  Ties as in ``leftovers``.
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.fairness.idle_capacity import hand_out
-from ballast_policies.allocation.fairness.raising import raise_demands
+from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 
@@ -21,9 +21,9 @@ def solve(problem: Instance, start: Start | None = None) -> Answer:
     slope = np.where(problem.runnable, problem.steps(), 0.0)
     if not (slope > 0).any():
         return nothing(problem)
-    raised = raise_demands(problem, base=np.zeros(len(slope)), slope=slope, start=start)
+    raised = linear.maximise(problem, slope=slope, start=start)
     return Answer(
-        x=hand_out(problem, raised.x, slope * raised.t),
+        x=fill_idle_capacity(problem, raised.x, slope * raised.t),
         solver=raised.solver,
         start=raised.start,
         bound=1.0 / raised.bound,

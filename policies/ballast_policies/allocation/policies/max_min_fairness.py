@@ -13,9 +13,9 @@ where it adds most speed (``leftovers``).
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.fairness.idle_capacity import hand_out
-from ballast_policies.allocation.fairness.raising import raise_demands
+from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 
@@ -25,9 +25,9 @@ def solve(problem: Instance, start: Start | None = None) -> Answer:
     if not runs.any():
         return nothing(problem)
     slope = np.divide(problem.weights, problem.level_scale, out=np.zeros(len(runs)), where=runs)
-    raised = raise_demands(problem, base=np.zeros(len(runs)), slope=slope, start=start)
+    raised = linear.maximise(problem, slope=slope, start=start)
     return Answer(
-        x=hand_out(problem, raised.x, slope * raised.t),
+        x=fill_idle_capacity(problem, raised.x, slope * raised.t),
         solver=raised.solver,
         start=raised.start,
         bound=raised.bound,

@@ -59,6 +59,15 @@ class Response:
         used: np.ndarray = (high + low)[:k]
         return used
 
+    def take(self, index: np.ndarray) -> "Response":
+        """The answers of the jobs at ``index``."""
+        costs = np.empty((len(index), self.costs.shape[1]), order="F")
+        for j in range(costs.shape[1]):
+            np.take(self.costs[:, j], index, out=costs[:, j])
+        per_job = ("demand", "low", "high", "rate_low", "rate_high", "share", "level", "time")
+        taken = {field: getattr(self, field)[index] for field in per_job}
+        return dataclasses.replace(self, costs=costs, **taken)
+
     def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
         """(n, k + 1) what full time in each column would cost more than the mix does for the same."""
         reduced: np.ndarray = np.multiply(self.level[:, None], rates)
@@ -149,3 +158,17 @@ def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, 
         return available, time
     total = float(level @ rows.slope + prices @ rows.lift)
     return (available / total if total > 0 else float("inf")), time
+
+
+def in_units_of_t(rows: Rows, at: Response) -> Response:
+    """The same response in prices that make a unit of t cost 1; as it is where there is no t."""
+    total = at.total(rows)
+    if not rows.gain or total <= 0:
+        return at
+    return dataclasses.replace(
+        at,
+        prices=at.prices / total,
+        costs=at.costs / total,
+        level=at.level / total,
+        time=at.time / total,
+    )

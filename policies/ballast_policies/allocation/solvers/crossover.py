@@ -13,131 +13,122 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response
-from ballast_policies.allocation.solvers.dense_program import Rows, least
-from ballast_policies.allocation.solvers.newton import floored, price_widths
+from ballast_policies.allocation.solvers.dense_program import Rows
 
 DIGITS = 1e-10
 """Feasibility and optimality tolerance of the LP, on rows of order 1."""
 SMALL = 300
 """Rows up to which HiGHS is faster without presolving."""
-WIDEST_WALLS = 0.2
-"""Prices are let go no further than by this part of themselves."""
-MARGIN = 1e-9
-"""A share of time may be this much below 0 or above 1 before it is mended."""
-NEAR_CORNER = 3.0
-"""How much closer than prices a demand must come to a corner of its hull to leave a job undecided."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Crossed:
-    """Solution of the small LP.
+class Box:
+    """How far prices (k,) and t may be from where they should be, to either side."""
 
-    Attributes:
-        X: (n, k) shares.
-        t: level reached; 0 without gain.
-        prices: (k,).
-        level: (n,) multipliers of the demands.
-        exceeded: GPUs (part of a type's) that X takes too many or leaves unused at a wall of the prices.
-        valid: whether the decided jobs' shares are within 0 and 1.
-    """
-
-    X: np.ndarray
-    t: float
     prices: np.ndarray
-    level: np.ndarray
-    exceeded: float
-    valid: bool
-
-
-def closeness(rows: Rows, at: Response) -> tuple[np.ndarray, np.ndarray]:
-    """((n, k + 1), (n,)): part by which prices, or t, must change for a column to come into a job's mix.
-
-    First by prices, for each column; then by t passing a corner of the job's hull.
-    """
-    near = at.reduced_costs(rows.rates)
-    everyone = np.arange(len(rows))
-    near[everyone, at.low] = np.inf
-    near[everyone, at.high] = np.inf
-    # Both the new column's price and that of the mix may move, against each other.
-    near /= price_widths(rows, at)
-    near *= 0.5
-    if not rows.gain:
-        return near, np.full(len(rows), np.inf)
-    demand = np.where(at.demand > 0, at.demand, 1.0)
-    up = at.rate_high - at.demand
-    down = np.where(at.mixed & (at.low < len(rows.capacity)), at.demand - at.rate_low, np.inf)
-    corner = np.minimum(up, down) / (NEAR_CORNER * demand)
-    return near, np.where(rows.slope > 0, corner, np.inf)
-
-
-def cross(
-    rows: Rows, at: Response, undecided: int, *, walls: tuple[np.ndarray, np.ndarray] | None = None
-) -> Crossed | None:
-    """Solve the LP with the ``undecided`` jobs nearest to a change.
-
-    Args:
-        rows: the program.
-        at: the response at nearly exact prices.
-        undecided: how many jobs; with all of them it is the whole program.
-        walls: (k,) each, least and greatest prices for the whole program; for a part of it they are those
-            within which the other jobs are decided.
-
-    Returns:
-        None where HiGHS finds no optimum, which with all jobs means that there is none.
-    """
-    n, k = len(rows), len(rows.capacity)
-    if undecided >= n:
-        active = rows.usable.copy()
-        active[:, k] = False
-        return _solve(rows, at, np.arange(n), active, walls)
-    near, corner = closeness(rows, at)
-    nearest = np.minimum(least(near), corner)
-    part = min(WIDEST_WALLS, float(np.partition(nearest, undecided)[undecided]))
-    free = np.flatnonzero(nearest <= part)
-    active = near[free] <= part
-    # Beyond a corner of the hull the next column comes in, however dear.
-    active |= rows.usable[free] & (corner[free] <= part)[:, None]
-    here = np.arange(len(free))
-    active[here, at.low[free]] = True
-    active[here, at.high[free]] = True
-    active[:, k] = False
-    apart = part * floored(rows, at.prices)
-    return _solve(rows, at, free, active, (np.maximum(at.prices - apart, 0.0), at.prices + apart))
+    t: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Decided:
+class Decided:
     """Jobs whose mix is known: their share on ``high`` is at_zero + per_t t, the rest is on ``low``.
 
-    ``used`` + ``growth`` t (k,) are the GPUs that they, and t itself, take.
+    Attributes:
+        low, high: (jobs,) columns.
+        at_zero, per_t: (jobs,).
+        used: (k,) GPUs that they take at t = 0.
+        growth: (k,) GPUs that they take per unit of t.
     """
 
-    jobs: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     at_zero: np.ndarray
     per_t: np.ndarray
     used: np.ndarray
     growth: np.ndarray
 
 
-def _decided(rows: Rows, at: Response, jobs: np.ndarray) -> _Decided:
+def decided(rows: Rows, at: Response, jobs: np.ndarray, weight: np.ndarray | None = None) -> Decided:
+    """The ``jobs`` (positions), with their mixes of ``at``; GPUs count ``weight`` times."""
     k, mixed = len(rows.capacity), at.mixed[jobs]
-    apart = np.where(mixed, (at.rate_high - at.rate_low)[jobs], 1.0)
+    apart = np.where(mixed, at.rate_high[jobs] - at.rate_low[jobs], 1.0)
     per_t = np.where(mixed, rows.slope[jobs] / apart, 0.0)
     at_zero = at.share[jobs] - per_t * at.t
     gpus, high, low = rows.gpus[jobs], at.high[jobs], at.low[jobs]
+    if weight is not None:
+        gpus = gpus * weight
 
     def sums(by_high: np.ndarray, by_low: np.ndarray) -> np.ndarray:
         total: np.ndarray = np.bincount(high, weights=by_high, minlength=k + 1)
         total = total + np.bincount(low, weights=by_low, minlength=k + 1)
         return total[:k]
 
-    return _Decided(
-        jobs=jobs,
+    return Decided(
+        low=low,
+        high=high,
         at_zero=at_zero,
         per_t=per_t,
         used=sums(gpus * at_zero, gpus * (1.0 - at_zero)),
-        growth=sums(gpus * per_t, -gpus * per_t) + rows.lift,
+        growth=sums(gpus * per_t, -gpus * per_t),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CrossoverSolution:
+    """Solution of the small LP.
+
+    Attributes:
+        job, kind: (columns,) positions of the columns in the LP.
+        x: (columns,) shares.
+        t: level reached; 0 without gain.
+        prices: (k,).
+        level: (free,) multipliers of the demands of the jobs in the LP.
+        exceeded: GPUs (part of a type's) that x takes too many or leaves unused at a wall of the prices.
+    """
+
+    job: np.ndarray
+    kind: np.ndarray
+    x: np.ndarray
+    t: float
+    prices: np.ndarray
+    level: np.ndarray
+    exceeded: float
+
+
+def closeness(rows: Rows, at: Response, box: Box) -> tuple[np.ndarray, np.ndarray]:
+    """((n, k + 1), (n,)): how many boxes away a column is from coming into a job's mix.
+
+    First by prices, for each column: at 1 or less it may come in inside the box. Then by t passing a
+    corner of the job's hull, or by the demand ceasing to bind.
+    """
+    n, k = len(rows), len(rows.capacity)
+    width = np.append(box.prices, 0.0)
+    low_width, high_width = width[at.low], width[at.high]
+    mixed = at.mixed
+    per_rate = np.where(mixed, 1.0 / np.where(mixed, at.rate_high - at.rate_low, 1.0), 0.0)
+    near = np.empty((n, k + 1), order="F")
+    for j in range(k + 1):
+        # The cost that the mix would take for the same rate changes with both of its prices.
+        faster = rows.rates[:, j] - at.rate_low
+        part = np.where(mixed, faster * per_rate, 1.0)
+        reduced = at.costs[:, j] - at.level * rows.rates[:, j] + at.time
+        change = width[j] + np.abs(1.0 - part) * low_width + np.abs(part) * high_width
+        near[:, j] = reduced / (rows.gpus * np.maximum(change, 1e-300))
+    everyone = np.arange(n)
+    near[everyone, at.low] = np.inf
+    near[everyone, at.high] = np.inf
+    corner = np.full(n, np.inf)
+    if rows.value is not None:
+        # A demand that comes to cost nothing binds no more.
+        change = rows.gpus * np.maximum(low_width + high_width, 1e-300)
+        corner = np.where(mixed, at.level / np.where(mixed, per_rate, 1.0) / change, np.inf)
+    if not rows.gain:
+        return near, corner
+    up = at.rate_high - at.demand
+    down = np.where(at.mixed & (at.low < len(rows.capacity)), at.demand - at.rate_low, np.inf)
+    rising = rows.slope > 0
+    at_t = np.minimum(up, down) / (np.where(rising, rows.slope, 1.0) * box.t)
+    return near, np.minimum(corner, np.where(rising, at_t, np.inf))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,30 +140,31 @@ class _Small:
     """
 
     free: np.ndarray
+    weight: np.ndarray
     active: np.ndarray
     unit: float
     money: float
     walls: tuple[np.ndarray, np.ndarray] | None
 
-    def model(self, rows: Rows, decided: _Decided) -> highspy.HighsLp:
+    def model(self, rows: Rows, used: np.ndarray, growth: np.ndarray) -> highspy.HighsLp:
         k, f, infinite = len(rows.capacity), len(self.free), highspy.kHighsInf
         row, kind = np.nonzero(self.active)
         job, size, c = self.free[row], _positive(rows.capacity), len(row)
         width = c + 1 + (0 if self.walls is None else 2 * k)
         cost, lower, upper = np.zeros(width), np.zeros(width), np.full(width, infinite)
         if rows.value is not None:
-            cost[:c] = rows.value[job, kind] / self.money
+            cost[:c] = self.weight[row] * rows.value[job, kind] / self.money
         lower[c] = upper[c] = 0.0
         if rows.gain:
             cost[c], lower[c], upper[c] = self.unit / self.money, -infinite, rows.highest / self.unit
         entries = [
-            np.stack([rows.rates[job, kind], np.ones(c), rows.gpus[job] / size[kind]], axis=1).ravel(),
+            np.stack([rows.rates[job, kind], np.ones(c), self.weight[row] * rows.gpus[job] / size[kind]], axis=1).ravel(),
             -rows.slope[self.free] * self.unit,
-            decided.growth * self.unit / size,
+            growth * self.unit / size,
         ]
         places = [np.stack([row, f + row, 2 * f + kind], axis=1).ravel(), np.arange(f), 2 * f + np.arange(k)]
         starts = [3 * np.arange(c + 1), np.array([3 * c + f + k])]
-        left = (rows.capacity - decided.used) / size
+        left = (rows.capacity - used) / size
         floor = np.full(k, -infinite)
         if self.walls is not None:
             cost[c + 1 : c + 1 + k] = -self.walls[1] * size / self.money
@@ -194,56 +186,74 @@ class _Small:
         return lp
 
 
-def _solve(
+def crossover(
     rows: Rows,
-    at: Response,
     free: np.ndarray,
     active: np.ndarray,
-    walls: tuple[np.ndarray, np.ndarray] | None,
-) -> Crossed | None:
+    *,
+    weight: np.ndarray | None = None,
+    used: np.ndarray | None = None,
+    growth: np.ndarray | None = None,
+    walls: tuple[np.ndarray, np.ndarray] | None = None,
+) -> CrossoverSolution | None:
+    """Solve the LP of the jobs ``free``.
+
+    Args:
+        rows: the program.
+        free: rows of the undecided jobs in the LP.
+        active: (free, k + 1) their columns.
+        weight: how many jobs each of them stands for; None: 1.
+        used, growth: (k,) GPUs that other jobs take at t = 0 and per unit of t.
+        walls: (k,) each, least and greatest prices.
+
+    Returns:
+        None where HiGHS finds no optimum, which with all jobs means that there is none.
+    """
     k, f = len(rows.capacity), len(free)
-    outside = np.ones(len(rows), dtype=bool)
-    outside[free] = False
-    decided = _decided(rows, at, np.flatnonzero(outside))
-    steepest = max(float(rows.slope.max(initial=0.0)), float((rows.lift / _positive(rows.capacity)).max()))
-    unit = 1.0 / steepest if rows.gain and steepest > 0 else 1.0
-    money = unit if rows.value is None else float(np.abs(rows.value[free]).max(initial=0.0)) or 1.0
-    solved = _optimum(
-        _Small(free=free, active=active, unit=unit, money=money, walls=walls).model(rows, decided)
+    weight = np.ones(f) if weight is None else weight
+    used = np.zeros(k) if used is None else used
+    growth = rows.lift if growth is None else growth + rows.lift
+    steepest = max(
+        float(rows.slope[free].max(initial=0.0)), float(np.abs(growth / _positive(rows.capacity)).max())
     )
+    unit = 1.0 / steepest if rows.gain and steepest > 0 else 1.0
+    money = unit
+    if rows.value is not None and not rows.gain:
+        money = float(np.abs(rows.value[free]).max(initial=0.0)) or 1.0
+    small = _Small(free=free, weight=weight, active=active, unit=unit, money=money, walls=walls)
+    solved = _optimum(small.model(rows, used, growth))
     if solved is None:
         return None
     x, duals = solved[0], solved[1] * money
     row, kind = np.nonzero(active)
     c = len(row)
-    t = float(x[c]) * unit if rows.gain else 0.0
-    share = decided.at_zero + decided.per_t * t
-    X = np.zeros((len(rows), k + 1))
-    X[decided.jobs, at.low[decided.jobs]] = 1.0 - share
-    X[decided.jobs, at.high[decided.jobs]] = share
-    X[free[row], kind] = x[:c]
-    prices = np.maximum(duals[2 * f :], 0.0) / _positive(rows.capacity)
-    level = _slopes(rows, at, prices)
-    level[free] = np.maximum(-duals[:f], 0.0)
-    return Crossed(
-        X=X[:, :k],
-        t=t,
-        prices=prices,
-        level=level,
-        exceeded=float(x[c + 1 :].max(initial=0.0)),
-        valid=bool((share >= -MARGIN).all() and (share <= 1.0 + MARGIN).all()),
+    return CrossoverSolution(
+        job=free[row],
+        kind=kind,
+        x=x[:c],
+        t=float(x[c]) * unit if rows.gain else 0.0,
+        prices=np.maximum(duals[2 * f :], 0.0) / _positive(rows.capacity),
+        level=np.maximum(-duals[:f], 0.0) / weight,
+        exceeded=0.0 if walls is None else _exceeded(x[c + 1 :], walls[0]),
     )
 
 
-def _slopes(rows: Rows, at: Response, prices: np.ndarray) -> np.ndarray:
-    """(n,) lambda of the mixes of ``at`` at other prices."""
+def _exceeded(x: np.ndarray, least_prices: np.ndarray) -> float:
+    """The largest part of a type that is taken too much, or that is unused although its price is held up."""
+    k = len(least_prices)
+    return max(float(x[:k].max(initial=0.0)), float(x[k:][least_prices > 0].max(initial=0.0)))
+
+
+def slopes(rows: Rows, low: np.ndarray, high: np.ndarray, prices: np.ndarray) -> np.ndarray:
+    """(n,) lambda of mixes of the columns low and high (n,) at ``prices``."""
     everyone, price = np.arange(len(rows)), np.append(prices, 0.0)
-    rise = rows.gpus * (price[at.high] - price[at.low])
+    rise = rows.gpus * (price[high] - price[low])
     if rows.value is not None:
-        rise -= rows.value[everyone, at.high] - rows.value[everyone, at.low]
-    apart = np.where(at.mixed, at.rate_high - at.rate_low, 1.0)
-    slopes: np.ndarray = np.maximum(rise / apart, 0.0)
-    return slopes
+        rise -= rows.value[everyone, high] - rows.value[everyone, low]
+    mixed = low != high
+    apart = np.where(mixed, rows.rates[everyone, high] - rows.rates[everyone, low], 1.0)
+    found: np.ndarray = np.maximum(rise / apart, 0.0)
+    return found
 
 
 def _positive(size: np.ndarray) -> np.ndarray:

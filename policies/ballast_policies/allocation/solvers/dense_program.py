@@ -63,23 +63,29 @@ class Rows:
         demand: np.ndarray = np.minimum(self.base + rising, self.reach)
         return demand
 
-    def sample(self, index: np.ndarray) -> "Rows":
-        """The rows at ``index``, with the part of the capacities that corresponds to their GPUs."""
-        taken = self.gpus[index]
-        part = float(taken.sum() / self.gpus.sum())
+    def take(self, index: np.ndarray, *, capacity: np.ndarray, lift: np.ndarray) -> "Rows":
+        """The rows at ``index``, with other capacities (k,) and another lift (k,)."""
         return dataclasses.replace(
             self,
-            rates=self.rates[index],
-            usable=self.usable[index],
-            gpus=taken,
-            value=None if self.value is None else self.value[index],
+            rates=_taken(self.rates, index),
+            usable=_taken(self.usable, index),
+            gpus=self.gpus[index],
+            value=None if self.value is None else _taken(self.value, index),
             base=self.base[index],
             slope=self.slope[index],
-            capacity=self.capacity * part,
-            lift=self.lift * part,
+            capacity=capacity,
+            lift=lift,
             reach=self.reach[index],
-            absent=self.absent[index],
+            absent=_taken(self.absent, index),
         )
+
+
+def _taken(table: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Rows of a table that is stored by columns, stored by columns."""
+    result = np.empty((len(index), table.shape[1]), dtype=table.dtype, order="F")
+    for j in range(table.shape[1]):
+        np.take(table[:, j], index, out=result[:, j])
+    return result
 
 
 def dense_rows(

@@ -19,7 +19,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers import by_worth, column_generation, dual_ascent
+from ballast_policies.allocation.solvers import boxstep, by_worth, column_generation
 from ballast_policies.allocation.solvers.job_classes import merged
 from ballast_policies.allocation.solvers.simplex import (
     SOLVER,
@@ -52,7 +52,8 @@ class LinearSolution:
         bound: proven upper bound on the optimum.
         level_duals: (n,) lambda: what one step/s less demanded of job m would add to the objective.
         shadow_prices: (k,) p: what one GPU more of type j would add to the objective.
-        start: prices and level to start the next program from that is like this one; with ``gain``.
+        solver: what solved it.
+        start: prices and level to start the next program from that is like this one; None: it was small.
         cut: ``level_duals @ throughput(x) <= cut`` for every feasible x; only with ``gain``.
     """
 
@@ -62,6 +63,7 @@ class LinearSolution:
     level_duals: np.ndarray
     shadow_prices: np.ndarray
     cut: float = float("inf")
+    solver: str = SOLVER
     start: Start | None = None
 
 
@@ -152,7 +154,9 @@ def maximise(
         time=time,
         prices=solved.prices,
     )
-    return solution if after is None else dataclasses.replace(solution, start=after.scaled(1.0 / unit))
+    if after is None:
+        return solution
+    return dataclasses.replace(solution, solver=f"prices and {SOLVER}", start=after.scaled(1.0 / unit))
 
 
 def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
@@ -165,7 +169,7 @@ def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None
         if worth is not None:
             x = worth.X[program.columns.first, program.columns.kind]
             return Solved(x=x, level=worth.level, time=worth.time, prices=worth.prices), None
-    priced = None if rows is None else dual_ascent.solve(rows, start=start)
+    priced = None if rows is None else boxstep.solve(rows, start=start)
     if priced is None:
         # Also where the demands cannot be met, for HiGHS to say so.
         return by_simplex(program), None
