@@ -158,7 +158,9 @@ class _Small:
         if rows.gain:
             cost[c], lower[c], upper[c] = self.unit / self.money, -infinite, rows.highest / self.unit
         entries = [
-            np.stack([rows.rates[job, kind], np.ones(c), self.weight[row] * rows.gpus[job] / size[kind]], axis=1).ravel(),
+            np.stack(
+                [rows.rates[job, kind], np.ones(c), self.weight[row] * rows.gpus[job] / size[kind]], axis=1
+            ).ravel(),
             -rows.slope[self.free] * self.unit,
             growth * self.unit / size,
         ]
@@ -203,7 +205,8 @@ def crossover(
         free: rows of the undecided jobs in the LP.
         active: (free, k + 1) their columns.
         weight: how many jobs each of them stands for; None: 1.
-        used, growth: (k,) GPUs that other jobs take at t = 0 and per unit of t.
+        used: (k,) GPUs that other jobs take at t = 0.
+        growth: (k,) GPUs that they take per unit of t.
         walls: (k,) each, least and greatest prices.
 
     Returns:

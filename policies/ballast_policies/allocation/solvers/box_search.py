@@ -1,0 +1,367 @@
+"""Rounds of small LPs in a box of prices that shrinks: the core of ``boxstep``.
+
+A round: count the jobs that are undecided inside the box; solve the LP of them, or of a stratified sample
+where they are many; move to its prices. What the undecided jobs use at the current prices is known exactly,
+and the sample only tells how that changes, so the error of a step is a part of the step, and the box
+shrinks by a constant factor in each round. As soon as all undecided jobs fit into the LP, its solution is
+exact, which the bound at its prices proves; where it is not, the box moves on or the LP gets more jobs, in
+the end all. Jobs that are far from a change leave the rows, and come back if prices go far.
+
+Where thousands of jobs tie exactly (equal speeds, different demands), what their columns are worth is changed
+at random by 1e-7 of the prices: then any box small enough holds few of them.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
+from ballast_policies.allocation.solvers.crossover import (
+    Box,
+    CrossoverSolution,
+    Decided,
+    closeness,
+    crossover,
+    decided,
+    slopes,
+)
+from ballast_policies.allocation.solvers.dense_program import Rows, largest, least
+from ballast_policies.allocation.solvers.sampling import stratified
+from ballast_policies.allocation.start import Start
+
+MAX_ROUNDS = 60
+LP_GROWTH_FACTOR = 3
+"""An exact LP that did not prove the optimum twice gets this many times more jobs."""
+SAFETY = 2.0
+"""The box's next width per movement of the prices."""
+SLOWEST_SHRINK, FASTEST_SHRINK = 0.3, 1e-3
+GROW = 3.0
+"""What a price's width grows by where the LP ended at its wall."""
+CLOSED = 6.0
+"""A job this many boxes away from a change leaves the rows."""
+WORTH_CLOSING = 0.6
+"""Jobs leave where no more than this part stays."""
+COARSE_END = 0.01
+"""The box, as a part of the prices, up to which a sample is solved."""
+TIED = 1e-10
+"""Jobs this close to a change, as a part of the prices, are tied."""
+TIES_SEEN = 1e-3
+"""Ties count from this box on, as a part of the prices, or where a step did not improve the bound."""
+JITTER = 1e-7
+"""Ties are broken by changing what each column is worth at random, by this part of the prices."""
+SEED = 20211024
+LOW_PRICE = 0.3
+"""Part of the mean price that a cheaper type's first box is made for."""
+NARROWEST = 1e-13
+GAP_TOLERANCE = 1e-10
+"""Relative gap at which the search ends; three times the jitter where ties were broken."""
+MARGIN = 1e-9
+"""A share of time may be this much below 0 or above 1, and a type's GPUs taken too much by this part."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Solution of a large program.
+
+    Attributes:
+        X: (n, k) shares.
+        level, time: (n,) multipliers of demand and time.
+        prices: (k,) multipliers of the capacities.
+        start: for the next program that is like this one.
+    """
+
+    X: np.ndarray
+    level: np.ndarray
+    time: np.ndarray
+    prices: np.ndarray
+    start: Start
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Undecided:
+    """The undecided jobs of a round.
+
+    Attributes:
+        box: the box; wider than asked for where the LP has room for more jobs.
+        inside: (rows,) whether a job is undecided.
+        chosen: rows of those in the LP.
+        weight: how many each stands for; None: they are all there.
+        near, corner: of the chosen, in boxes.
+    """
+
+    box: Box
+    inside: np.ndarray
+    chosen: np.ndarray
+    weight: np.ndarray | None
+    near: np.ndarray
+    corner: np.ndarray
+
+
+class BoxSearch:
+    """The search on one program. ``rows`` are those of the jobs that have not left."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.whole = self.rows = rows
+        n, k = len(rows), len(rows.capacity)
+        self.index = np.arange(n)
+        self.usual = 1.0
+        self.jittered = False
+        # Prices between which the jobs that left stay decided, and their mixes.
+        self.least, self.greatest = np.full(k, -np.inf), np.full(k, np.inf)
+        self.low, self.high = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)
+        self.at_zero, self.per_t = np.zeros(n), np.zeros(n)
+
+    def run(
+        self, at: Response, *, lp_jobs: int, part: float, feasibility: bool = False, coarse: bool = False
+    ) -> Priced | None:
+        """The exact solution from a response at prices that are about right.
+
+        Args:
+            at: where to begin.
+            lp_jobs: undecided jobs in an LP.
+            part: half width of the first box, as a part of the prices.
+            feasibility: any solution with t >= 0 will do.
+            coarse: prices to within COARSE_END will do; the shares are those at them.
+
+        Returns:
+            None where there is no solution.
+        """
+        if feasibility and self._fits(at):
+            return self._response(at)
+        at = in_units_of_t(self.rows, at)
+        self.usual = _usual(self.whole, at.prices)
+        box = Box(
+            prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
+        )
+        bound, failed, worse = at.bound(self.rows), 0, 0
+        for _ in range(MAX_ROUNDS):
+            if coarse and box.prices.max() <= COARSE_END * self.usual:
+                return self._response(at)
+            if (at.prices - box.prices < self.least).any() or (at.prices + box.prices > self.greatest).any():
+                at = self._reopened(at.prices, at.t)
+            at, near, corner = self._closed(at, box, lp_jobs)
+            nearest = np.minimum(least(near), corner)
+            if not self.jittered and self._tied(nearest, box, bool(worse)) > lp_jobs:
+                self.rows, self.jittered = _jittered(self.rows, self.usual), True
+                at = self._at(at.prices, at.t)
+                bound = at.bound(self.rows)
+                continue
+            bound = at.bound(self.rows)
+            undecided = self._undecided(at, box, near, corner, lp_jobs)
+            box, exact = undecided.box, undecided.weight is None
+            found = self._lp(at, undecided)
+            if found is None:
+                break
+            if exact:
+                solution = self._solution(at, found, undecided)
+                if solution is not None:
+                    return None if feasibility and found.t < 0 else solution
+            following = self._at(found.prices, found.t)
+            after = following.bound(self.rows)
+            if feasibility and self._fits(following):
+                return self._response(following)
+            if feasibility and after < 0:
+                return None
+            moved = np.abs(following.prices - at.prices) / box.prices
+            at_wall = (moved >= 1 - 1e-9) & (following.prices > 0)
+            shrink = np.ones(len(moved))
+            if exact and not at_wall.any():
+                failed += 1
+                if len(self.rows) < len(self.whole):
+                    at = self._reopened(found.prices, found.t)
+                    continue
+                lp_jobs *= LP_GROWTH_FACTOR if failed > 1 else 1
+            elif not exact and after >= bound:
+                worse += 1
+                shrink *= 0.1**worse
+            elif not exact and not at_wall.any():
+                worse = 0
+                shrink = np.clip(
+                    SAFETY * np.maximum(moved, 0.1 * moved.max()), FASTEST_SHRINK, SLOWEST_SHRINK
+                )
+            better = after < bound
+            shrink = np.where(at_wall & better, GROW, shrink)
+            step = abs(found.t - at.t)
+            box = Box(
+                prices=np.maximum(box.prices * shrink, NARROWEST * self.usual),
+                t=max(
+                    2.0 * step if step > box.t else float(min(1.0, shrink.max())) * box.t,
+                    NARROWEST * abs(at.t),
+                ),
+            )
+            at = following if better else at
+        solution = _by_one_lp(self.whole)
+        return None if feasibility and solution is not None and solution.start.t < 0 else solution
+
+    def _at(self, prices: np.ndarray, t: float) -> Response:
+        return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
+
+    def _fits(self, at: Response) -> bool:
+        return bool((at.used(self.rows.gpus) <= self.rows.capacity).all())
+
+    def _tied(self, nearest: np.ndarray, box: Box, stuck: bool) -> int:
+        """How many jobs are tied."""
+        if not stuck and box.prices.max() > TIES_SEEN * self.usual:
+            return 0
+        return int((nearest * float(box.prices.min()) < TIED * self.usual).sum())
+
+    def _closed(self, at: Response, box: Box, lp_jobs: int) -> tuple[Response, np.ndarray, np.ndarray]:
+        """The response and its closeness, once those jobs have left the rows that are far from a change."""
+        near, corner = closeness(self.rows, at, box)
+        far = np.minimum(least(near), corner) > CLOSED
+        stay = np.flatnonzero(~far)
+        if not lp_jobs < len(stay) < WORTH_CLOSING * len(far):
+            return at, near, corner
+        gone = np.flatnonzero(far)
+        mixes = decided(self.rows, at, gone)
+        self._remember(self.index[gone], mixes)
+        self.rows = self.rows.take(
+            stay, capacity=self.rows.capacity - mixes.used, lift=self.rows.lift + mixes.growth
+        )
+        self.index = self.index[stay]
+        self.least = np.maximum(self.least, at.prices - CLOSED * box.prices)
+        self.greatest = np.minimum(self.greatest, at.prices + CLOSED * box.prices)
+        return at.take(stay), near[stay], corner[stay]
+
+    def _reopened(self, prices: np.ndarray, t: float) -> Response:
+        """The response of all jobs."""
+        self.rows, self.index = self.whole, np.arange(len(self.whole))
+        self.least, self.greatest = np.full_like(self.least, -np.inf), np.full_like(self.greatest, np.inf)
+        if self.jittered:
+            self.rows = _jittered(self.rows, self.usual)
+        return self._at(prices, t)
+
+    def _undecided(
+        self, at: Response, box: Box, near: np.ndarray, corner: np.ndarray, lp_jobs: int
+    ) -> _Undecided:
+        nearest = np.minimum(least(near), corner)
+        inside = nearest <= 1.0
+        if inside.sum() > lp_jobs:
+            free = np.flatnonzero(inside)
+            stratum = at.high[free] * near.shape[1] + near[free].argmin(axis=1)
+            some, weight = stratified(self.rows.gpus[free], stratum, nearest[free], lp_jobs)
+            chosen = free[some]
+            return _Undecided(
+                box=box, inside=inside, chosen=chosen, weight=weight, near=near[chosen], corner=corner[chosen]
+            )
+        wider = 1.0
+        if len(nearest) > lp_jobs:
+            # As wide as the LP has room for.
+            most = CLOSED if len(self.rows) < len(self.whole) else np.inf
+            wider = min(max(1.0, float(np.partition(nearest, lp_jobs)[lp_jobs])), most)
+        inside = nearest <= wider
+        chosen = np.flatnonzero(inside)
+        return _Undecided(
+            box=Box(prices=box.prices * wider, t=box.t * wider),
+            inside=inside,
+            chosen=chosen,
+            weight=None,
+            near=near[chosen] / wider,
+            corner=corner[chosen] / wider,
+        )
+
+    def _lp(self, at: Response, undecided: _Undecided) -> CrossoverSolution | None:
+        rows, chosen, box = self.rows, undecided.chosen, undecided.box
+        active = undecided.near <= 1.0
+        # Beyond a corner of its hull, any column may come in.
+        active |= rows.usable[chosen] & (undecided.corner <= 1.0)[:, None]
+        here = np.arange(len(chosen))
+        active[here, at.low[chosen]] = True
+        active[here, at.high[chosen]] = True
+        active[:, -1] = False
+        others = decided(rows, at, np.flatnonzero(~undecided.inside))
+        used, growth = others.used, others.growth
+        if undecided.weight is not None:
+            # What the undecided use at these prices is known; the sample tells only how it changes.
+            every = decided(rows, at, np.flatnonzero(undecided.inside))
+            sampled = decided(rows, at, chosen, undecided.weight)
+            used, growth = used + every.used - sampled.used, growth + every.growth - sampled.growth
+        return crossover(
+            rows,
+            chosen,
+            active,
+            weight=undecided.weight,
+            used=used,
+            growth=growth,
+            walls=(np.maximum(at.prices - box.prices, 0.0), at.prices + box.prices),
+        )
+
+    def _remember(self, jobs: np.ndarray, mixes: Decided) -> None:
+        self.low[jobs], self.high[jobs] = mixes.low, mixes.high
+        self.at_zero[jobs], self.per_t[jobs] = mixes.at_zero, mixes.per_t
+
+    def _shares(self, t: float) -> np.ndarray:
+        """(n, k + 1) shares of all jobs as remembered."""
+        n, k = len(self.whole), len(self.whole.capacity)
+        share, everyone = self.at_zero + self.per_t * t, np.arange(n)
+        X = np.zeros((n, k + 1))
+        X[everyone, self.low] = 1.0 - share
+        X[everyone, self.high] = share
+        return X
+
+    def _response(self, at: Response) -> Priced:
+        """The shares of a response."""
+        self._remember(self.index, decided(self.rows, at, np.arange(len(self.rows))))
+        n = len(self.whole)
+        return Priced(
+            X=self._shares(at.t)[:, :-1],
+            level=np.zeros(n),
+            time=np.zeros(n),
+            prices=at.prices,
+            start=Start(prices=tuple(at.prices.tolist()), t=at.t),
+        )
+
+    def _solution(self, at: Response, found: CrossoverSolution, undecided: _Undecided) -> Priced | None:
+        """The LP's solution for all jobs, if it is proven to be one."""
+        if found.exceeded > MARGIN:
+            return None
+        rows, chosen = self.whole, self.index[undecided.chosen]
+        self._remember(self.index, decided(self.rows, at, np.arange(len(self.rows))))
+        X = self._shares(found.t)
+        X[chosen] = 0.0
+        X[self.index[found.job], found.kind] = found.x
+        X = X[:, :-1]
+        if (X < -MARGIN).any() or (X > 1.0 + MARGIN).any():
+            return None
+        level = slopes(rows, self.low, self.high, found.prices)
+        level[chosen] = found.level
+        bound, time = bound_of(rows, found.prices, level)
+        value = found.t if rows.value is None else float((rows.value[:, :-1] * X).sum())
+        tolerance = 3.0 * JITTER if self.jittered else GAP_TOLERANCE
+        if bound - value > tolerance * max(abs(bound), abs(value)):
+            return None
+        start = Start(prices=tuple(found.prices.tolist()), t=found.t)
+        return Priced(X=X, level=level, time=time, prices=found.prices, start=start)
+
+
+def _usual(rows: Rows, prices: np.ndarray) -> float:
+    """What a GPU costs, about."""
+    usual = float(prices.mean())
+    if rows.value is not None and not rows.gain:
+        usual = max(usual, 0.1 * float((largest(rows.value) / rows.gpus).mean()))
+    return max(usual, 1e-300)
+
+
+def _jittered(rows: Rows, usual: float) -> Rows:
+    noise = np.random.default_rng(SEED).uniform(0.0, JITTER * usual, rows.rates.shape)
+    noise = np.asfortranarray(np.where(rows.usable, noise * rows.gpus[:, None], 0.0))
+    noise[:, -1] = 0.0
+    return dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)
+
+
+def _by_one_lp(rows: Rows) -> Priced | None:
+    """By one LP with all jobs."""
+    active = rows.usable.copy()
+    active[:, -1] = False
+    found = crossover(rows, np.arange(len(rows)), active)
+    if found is None:
+        return None
+    X = np.zeros((len(rows), len(rows.capacity)))
+    X[found.job, found.kind] = found.x
+    return Priced(
+        X=X,
+        level=found.level,
+        time=bound_of(rows, found.prices, found.level)[1],
+        prices=found.prices,
+        start=Start(prices=tuple(found.prices.tolist()), t=found.t),
+    )
