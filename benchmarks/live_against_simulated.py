@@ -25,7 +25,7 @@ from typing import Any
 
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.workload import Workload
+from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 from live import measure
 from live.cluster import Live, LiveRun, running

@@ -14,7 +14,7 @@ for its first round.
 import itertools
 import random
 
-from ballast_policies.simulator.generate import JOB_TABLES, _draw_duration, _draw_gpus
+from ballast_policies.simulator.workloads.generate import JOB_TABLES, _draw_duration, _draw_gpus
 from ballast_policies.throughput.table import JobType, built_in_table
 from simulator_published_figures import MULTIPLE, PUBLISHED, SINGLE
 

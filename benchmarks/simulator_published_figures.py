@@ -4,10 +4,10 @@ import dataclasses
 import json
 from pathlib import Path
 
-from ballast_policies.simulator.generate import continuous, static
 from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
-from ballast_policies.simulator.trace import read_trace
-from ballast_policies.simulator.workload import Workload
+from ballast_policies.simulator.workloads.generate import continuous, static
+from ballast_policies.simulator.workloads.trace import read_trace
+from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
 PUBLISHED = json.loads(Path(__file__).with_name("simulator_published.json").read_text())

@@ -16,7 +16,7 @@ from typing import Any
 
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import allocate
-from ballast_policies.simulator.generate import JOB_TABLES
+from ballast_policies.simulator.workloads.generate import JOB_TABLES
 from ballast_policies.throughput.table import JobType, built_in_table
 from simulator_published import keep
 from simulator_published_figures import PUBLISHED

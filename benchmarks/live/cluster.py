@@ -22,7 +22,7 @@ from ballast_operator.local_operator import (
     write_definitions,
     write_operator_kubeconfig,
 )
-from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient

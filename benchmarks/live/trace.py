@@ -3,8 +3,8 @@
 import random
 from pathlib import Path
 
-from ballast_policies.simulator.trace import read_trace
-from ballast_policies.simulator.workload import Workload
+from ballast_policies.simulator.workloads.trace import read_trace
+from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 TYPES = (

@@ -146,7 +146,7 @@ def simulate(
     """
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator import engine, settings
-    from ballast_policies.simulator.workload import WorkloadError
+    from ballast_policies.simulator.workloads.workload import WorkloadError
     from ballast_policies.throughput.table import ThroughputError
 
     if plot is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ballast_policies.simulator.workload import Workload
+    from ballast_policies.simulator.workloads.workload import Workload
     from ballast_policies.throughput.table import ThroughputTable
 
 Number = TypeVar("Number", int, float)
@@ -69,8 +69,8 @@ class WorkloadOptions:
         Raises:
             WorkloadError: the trace cannot be read, or a number is impossible.
         """
-        from ballast_policies.simulator.generate import continuous, static
-        from ballast_policies.simulator.trace import read_trace
+        from ballast_policies.simulator.workloads.generate import continuous, static
+        from ballast_policies.simulator.workloads.trace import read_trace
 
         if self.trace is not None:
             if self.generate is not None or self.static_jobs is not None:
@@ -143,7 +143,7 @@ def overload_warning(
     Raises:
         ThroughputError: the table does not know a job's type or a GPU type.
     """
-    from ballast_policies.simulator.load import load_of
+    from ballast_policies.simulator.workloads.load import load_of
 
     load = load_of(itertools.islice(workload.jobs, DRAWN), gpus, table, jobs_per_hour=rate)
     if load.least <= 1:

@@ -17,10 +17,11 @@ from ballast_policies.simulator.nodes import Nodes
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.rounds import EMPTY_GRANT, Grant, SimulatedRounds
+from ballast_policies.simulator.running_jobs import running_jobs
 from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.share_accounts import positions
 from ballast_policies.simulator.solving import Shares, ShareSolver
-from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable
 
 
@@ -139,7 +140,7 @@ class _Run:
         if not len(grant.job):
             self._skip_idle_time()
             return
-        rows, columns, rates, part = self._runners(grant)
+        rows, columns, rates, part = running_jobs(grant, self.ledger, self._solver, self._nodes)
         steps = rates * self.settings.round_seconds
         if self.settings.rules.whole_steps:
             # A job slower than a step a round would otherwise never progress.
@@ -162,7 +163,7 @@ class _Run:
             self._skip_idle_time()
             self._round_ends = self.now
             return
-        rows, columns, rates, part = self._runners(self._running)
+        rows, columns, rates, part = running_jobs(self._running, self.ledger, self._solver, self._nodes)
         waits: np.ndarray | float = 0.0
         if self._starts is not None:
             self._starts.note(before, self._running, self.now)
@@ -212,35 +213,6 @@ class _Run:
         )
         self.counters.busy_gpu_seconds += busy
         self._pass_time(self._active, until)
-
-    def _runners(self, grant: Grant) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, columns, steps/s, and part of the price, of all jobs that run, the partners last."""
-        paired = grant.partner >= 0
-        rates = self.ledger.rate[grant.job, grant.column]
-        slowdown = np.ones(len(rates)) if self._nodes is None else self._nodes.slowdown(grant)
-        rates = rates * slowdown
-        if not paired.any():
-            return grant.job, grant.column, rates, np.ones(len(rates))
-        shared = np.array(
-            [
-                self._solver.shared_rates(first, second, column)
-                for first, second, column in zip(
-                    grant.job[paired].tolist(),
-                    grant.partner[paired].tolist(),
-                    grant.column[paired].tolist(),
-                    strict=True,
-                )
-            ]
-        )
-        shared *= slowdown[paired][:, None]
-        rates[paired] = shared[:, 0]
-        part = np.where(paired, 0.5, 1.0)
-        return (
-            np.concatenate([grant.job, grant.partner[paired]]),
-            np.concatenate([grant.column, grant.column[paired]]),
-            np.concatenate([rates, shared[:, 1]]),
-            np.concatenate([part, np.full(len(shared), 0.5)]),
-        )
 
     def _book(
         self,

@@ -13,7 +13,7 @@ from ballast_policies.simulator.settings import (
     SimulatedCluster,
     SimulationSettings,
 )
-from ballast_policies.simulator.workload import TraceJob, Workload, WorkloadError
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 RULES = [GAVEL_RULES, PUBLISHED_RULES, BALLAST_RULES, WHOLE_ROUND_RULES]

@@ -11,7 +11,7 @@ from ballast_policies.simulator.settings import (
     SimulatedCluster,
     SimulationSettings,
 )
-from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 TABLE = ThroughputTable(source="a test", alone_rates={"v100": {JobType(name="job"): 1.0}})

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.generate import continuous
-from ballast_policies.simulator.load import load_of
 from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
+from ballast_policies.simulator.workloads.generate import continuous
+from ballast_policies.simulator.workloads.load import load_of
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 from hypothesis import given, settings
 from hypothesis import strategies as st

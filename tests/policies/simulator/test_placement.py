@@ -12,7 +12,7 @@ from ballast_policies.simulator.settings import (
     SimulatedCluster,
     SimulationSettings,
 )
-from ballast_policies.simulator.workload import TraceJob, Workload
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, built_in_table
 
 TABLE = built_in_table("simulation")

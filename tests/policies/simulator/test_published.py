@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from ballast_policies.simulator.engine import simulate
-from ballast_policies.simulator.generate import static
 from ballast_policies.simulator.result import HOUR
 from ballast_policies.simulator.settings import (
     BALLAST_RULES,
@@ -17,7 +16,8 @@ from ballast_policies.simulator.settings import (
     SimulatedCluster,
     SimulationSettings,
 )
-from ballast_policies.simulator.trace import read_trace
+from ballast_policies.simulator.workloads.generate import static
+from ballast_policies.simulator.workloads.trace import read_trace
 from ballast_policies.throughput.table import built_in_table
 
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})

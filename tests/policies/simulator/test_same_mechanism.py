@@ -15,7 +15,7 @@ from ballast_policies.simulator.ledger import Ledger
 from ballast_policies.simulator.rounds import EMPTY_GRANT, SimulatedRounds
 from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.solving import ShareSolver, name_of
-from ballast_policies.simulator.workload import TraceJob
+from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ballast_policies.simulator.workload import TraceJob
+from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 _ITERATIONS = 1000

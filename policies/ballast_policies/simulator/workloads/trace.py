@@ -9,7 +9,7 @@ import math
 from importlib import resources
 from pathlib import Path
 
-from ballast_policies.simulator.workload import TraceJob, Workload, WorkloadError
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload, WorkloadError
 from ballast_policies.throughput.table import JobType
 
 COLUMNS = 10

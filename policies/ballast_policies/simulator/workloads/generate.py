@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 
-from ballast_policies.simulator.workload import TraceJob, Workload, WorkloadError
+from ballast_policies.simulator.workloads.workload import TraceJob, Workload, WorkloadError
 from ballast_policies.throughput.table import JobType, ThroughputTable
 
 DEADLINE_FACTORS = ((0.33, 1.2), (0.67, 2.0), (1.0, 10.0))

@@ -1,0 +1,1 @@
+"""What a simulation runs: jobs from a trace or generated, and the load that they put on a cluster."""
