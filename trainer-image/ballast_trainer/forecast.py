@@ -17,6 +17,7 @@ from ballast_policies.planning import (
     exact_partition,
     predict_step_seconds,
 )
+from ballast_policies.planning.profile_file import ProfiledLayer
 from ballast_policies.planning.schedules import (
     BubbleSplit,
     Kind,
@@ -39,23 +40,6 @@ from ballast_trainer.pipeline.layout import (
 
 FLOW_STEPS = 4
 """Steps of a schedule without a flush that are played; a step's time is what as many more add."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRow:
-    """One layer of a profile, as ``ballast-train profile --output json`` gives it."""
-
-    forward_seconds: float
-    backward_seconds: float
-    optimizer_seconds: float = 0.0
-    held_bytes: float = 0.0
-    weight_bytes: float = 0.0
-    activation_bytes: float = 0.0
-    output_bytes: float = 0.0
-
-    def step_seconds(self, microbatches: int) -> float:
-        """All of a step, as a rebalance weighs it."""
-        return microbatches * (self.forward_seconds + self.backward_seconds) + self.optimizer_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,34 +115,6 @@ class Forecast:
         }
 
 
-def read_rows(profile: Mapping[str, Any]) -> tuple[LayerRow, ...]:
-    """The layers of a profile.
-
-    Raises:
-        ConfigurationError: it is not what ``ballast-train profile --output json`` gives.
-    """
-    names = {
-        "forward_seconds": "forwardSeconds",
-        "backward_seconds": "backwardSeconds",
-        "optimizer_seconds": "optimizerSeconds",
-        "held_bytes": "heldBytes",
-        "weight_bytes": "weightBytes",
-        "activation_bytes": "activationBytes",
-        "output_bytes": "outputBytes",
-    }
-    try:
-        rows = tuple(
-            LayerRow(**{field: float(row[key]) for field, key in names.items() if key in row})
-            for row in profile["layers"]
-        )
-        if not rows or any(value < 0 for row in rows for value in dataclasses.astuple(row)):
-            raise ValueError("it has no layers" if not rows else "seconds and bytes are 0 or more")
-        return rows
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"not a profile ({error!r}). To fix: give what 'ballast-train profile --output json' prints"
-        raise ConfigurationError("--profile", reason) from error
-
-
 def positions_of(config: JobConfig, ranks: int) -> int:
     """How many of the ranks are in one pipeline.
 
@@ -181,7 +137,7 @@ def positions_of(config: JobConfig, ranks: int) -> int:
 
 def forecasts(
     config: JobConfig,
-    rows: Sequence[LayerRow],
+    rows: Sequence[ProfiledLayer],
     *,
     ranks: int,
     bandwidth: float | None = None,
@@ -238,7 +194,7 @@ def _forecast(
     partition: Partition,
     schedule: Schedule,
     config: JobConfig,
-    rows: Sequence[LayerRow],
+    rows: Sequence[ProfiledLayer],
     ranks: int,
     bandwidth: float | None,
     steps: int,
@@ -271,7 +227,7 @@ def _forecast(
     )
 
 
-def _costs(partition: Partition, rows: Sequence[LayerRow], bandwidth: float | None) -> StageCosts:
+def _costs(partition: Partition, rows: Sequence[ProfiledLayer], bandwidth: float | None) -> StageCosts:
     return stage_costs(
         partition,
         forward_seconds=[row.forward_seconds for row in rows],
@@ -290,7 +246,7 @@ def _cuts(partition: Partition) -> list[tuple[int, int]]:
 
 
 def _ranks(
-    partition: Partition, schedule: Schedule, rows: Sequence[LayerRow], busy: Sequence[float]
+    partition: Partition, schedule: Schedule, rows: Sequence[ProfiledLayer], busy: Sequence[float]
 ) -> tuple[RankForecast, ...]:
     facts, cuts = validate(schedule), _cuts(partition)
     found = []

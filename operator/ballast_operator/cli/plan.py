@@ -25,7 +25,7 @@ from ballast_policies.planning.schedules import (
 )
 
 from ballast_operator.cli.option_names import with_option
-from ballast_operator.cli.plan_input import ClusterInput, read_cluster, read_profile
+from ballast_operator.cli.plan_input import ClusterInput, layer_costs, read_cluster, read_profile
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)
@@ -86,7 +86,7 @@ def plan(
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=picture, csv=csv_file)
         request = PlanRequest(
             profile=layers.profile(microbatches),
-            costs=tuple(layers.costs(microbatches)),
+            costs=tuple(layer_costs(layers, microbatches)),
             gpus=tuple(cluster.kinds()),
             bandwidth=cluster.pipeline_bandwidth(cluster.total),
             levels=tuple(cluster.levels()) if chosen.needs_links else None,

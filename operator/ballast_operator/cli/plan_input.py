@@ -7,9 +7,12 @@ import click
 import numpy as np
 import pydantic
 import yaml
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.planning import profile_file
 from ballast_policies.planning.planners import Level
 from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
-from ballast_policies.planning.profile import GpuKind, LayerProfile
+from ballast_policies.planning.profile import GpuKind
+from ballast_policies.planning.profile_file import ProfileFile
 from pydantic.alias_generators import to_camel
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
@@ -18,112 +21,8 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 Count = Annotated[int, pydantic.Field(ge=1)]
 
 
-_BY_LAYER = ("layer_forward_seconds", "layer_optimizer_seconds", "layer_bytes", "layer_activation_bytes")
-
-
 class _Input(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
-
-
-class LayerInput(_Input):
-    """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch."""
-
-    name: str = ""
-    repeat: Count = 1
-    forward_seconds: NotNegative
-    backward_seconds: NotNegative
-    held_bytes: NotNegative = 0
-    weight_bytes: NotNegative = 0
-    activation_bytes: NotNegative = 0
-    output_bytes: NotNegative = 0
-    optimizer_seconds: NotNegative = 0
-    """Of one step; part of a profile, no part of the plan: it does not depend on the cut."""
-    reduced_bytes: NotNegative | None = None
-    """All-reduced by tensor parallelism, both ways together; None: four outputs, as in a transformer."""
-
-
-class ProfileInput(pydantic.BaseModel):
-    """Either ``layers``, or the ``layerSeconds`` and its siblings of a running job's report.
-
-    Other fields of a report are ignored, so that one can be fed in as it is.
-    """
-
-    model_config = pydantic.ConfigDict(extra="ignore", alias_generator=to_camel, populate_by_name=True)
-
-    microbatch_size: Count = 1
-    layers: list[LayerInput] = []
-    layer_seconds: list[NotNegative] = []
-    layer_forward_seconds: list[NotNegative] = []
-    layer_optimizer_seconds: list[NotNegative] = []
-    layer_bytes: list[NotNegative] = []
-    layer_activation_bytes: list[NotNegative] = []
-
-    @pydantic.model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if bool(self.layers) == bool(self.layer_seconds):
-            raise ValueError("give either layers, or layerSeconds (as a job's report has them)")
-        for field in _BY_LAYER:
-            values = getattr(self, field)
-            if values and len(values) != len(self.layer_seconds):
-                raise ValueError(
-                    f"{len(values)} {to_camel(field)} for {len(self.layer_seconds)} layerSeconds"
-                )
-        return self
-
-    @property
-    def assumed_split(self) -> bool:
-        """True where forward and backward are not measured apart: a third and two thirds are taken."""
-        return not self.layers and not self.layer_forward_seconds
-
-    def each_layer(self, microbatches: int) -> list[LayerInput]:
-        """Layers one by one; a report's seconds are per step of ``microbatches``."""
-        if self.layers:
-            return [layer for layer in self.layers for _ in range(layer.repeat)]
-        nothing = [0.0] * len(self.layer_seconds)
-        held, kept = self.layer_bytes or nothing, self.layer_activation_bytes or nothing
-        updates = self.layer_optimizer_seconds or nothing
-        learning = [
-            max(0.0, seconds - update) for seconds, update in zip(self.layer_seconds, updates, strict=True)
-        ]
-        forwards = self.layer_forward_seconds or [seconds / 3 for seconds in learning]
-        return [
-            LayerInput(
-                forward_seconds=forward / microbatches,
-                backward_seconds=max(0.0, seconds - forward) / microbatches,
-                optimizer_seconds=update,
-                held_bytes=size,
-                activation_bytes=activation,
-            )
-            for forward, seconds, update, size, activation in zip(
-                forwards, learning, updates, held, kept, strict=True
-            )
-        ]
-
-    def profile(self, microbatches: int) -> LayerProfile:
-        """For the pipeline planner."""
-        layers = self.each_layer(microbatches)
-        return LayerProfile(
-            forward_seconds=tuple(layer.forward_seconds for layer in layers),
-            backward_seconds=tuple(layer.backward_seconds for layer in layers),
-            held_bytes=tuple(layer.held_bytes for layer in layers),
-            weight_bytes=tuple(layer.weight_bytes for layer in layers),
-            activation_bytes=tuple(layer.activation_bytes for layer in layers),
-            output_bytes=tuple(layer.output_bytes for layer in layers),
-        )
-
-    def costs(self, microbatches: int) -> list[LayerCost]:
-        """For AMP: of one sample."""
-        size = self.microbatch_size
-        return [
-            LayerCost(
-                seconds=(layer.forward_seconds + layer.backward_seconds) / size,
-                weight_bytes=layer.weight_bytes,
-                output_bytes=layer.output_bytes / size,
-                reduced_bytes=(4 * layer.output_bytes if layer.reduced_bytes is None else layer.reduced_bytes)
-                / size,
-            )
-            for layer in self.each_layer(microbatches)
-        ]
 
 
 class GpuInput(_Input):
@@ -224,13 +123,31 @@ class ClusterInput(_Input):
         return per_server, self.total // per_server
 
 
-def read_profile(path: Path) -> ProfileInput:
+def layer_costs(profile: ProfileFile, microbatches: int) -> list[LayerCost]:
+    """For AMP: the layers' cost of one sample."""
+    size = profile.microbatch_size
+    return [
+        LayerCost(
+            seconds=(layer.forward_seconds + layer.backward_seconds) / size,
+            weight_bytes=layer.weight_bytes,
+            output_bytes=layer.output_bytes / size,
+            reduced_bytes=(4 * layer.output_bytes if layer.reduced_bytes is None else layer.reduced_bytes)
+            / size,
+        )
+        for layer in profile.each_layer(microbatches)
+    ]
+
+
+def read_profile(path: Path) -> ProfileFile:
     """Read YAML or JSON.
 
     Raises:
         ClickException: it cannot be read; the text names the field and the reason.
     """
-    return _read(path, ProfileInput)
+    try:
+        return profile_file.read_profile(_content(path))
+    except ContractError as error:
+        raise click.ClickException(f"{path}: {error}") from error
 
 
 def read_cluster(path: Path) -> ClusterInput:
@@ -244,12 +161,16 @@ def read_cluster(path: Path) -> ClusterInput:
 
 def _read(path: Path, model: type[Model]) -> Model:
     try:
-        content: Any = yaml.safe_load(path.read_text())
-        return model.model_validate(content)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise click.ClickException(f"{path}: neither YAML nor JSON: {error}") from error
+        return model.model_validate(_content(path))
     except pydantic.ValidationError as error:
         reasons = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}" for problem in error.errors()
         )
         raise click.ClickException(f"{path}: {reasons}") from error
+
+
+def _content(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise click.ClickException(f"{path}: neither YAML nor JSON: {error}") from error

@@ -125,8 +125,8 @@ def test_amp_proposes_strategies_best_first(run):
     ("files", "options", "want"),
     [
         ({"profile": "layers: []"}, (), "give either layers, or layerSeconds"),
-        ({"profile": "layers: [{forwardSeconds: -1, backwardSeconds: 1}]"}, (), "layers.0.forwardSeconds"),
-        ({"profile": "layers: [{forwardSecs: 1}]"}, (), "layers.0.forwardSecs"),
+        ({"profile": "layers: [{forwardSeconds: -1, backwardSeconds: 1}]"}, (), "layers[0].forwardSeconds"),
+        ({"profile": "layers: [{forwardSecs: 1}]"}, (), "layers[0].forwardSecs"),
         ({"profile": "{"}, (), "neither YAML nor JSON"),
         ({"profile": "layerSeconds: [1, 2]\nlayerBytes: [1]"}, (), "1 layerBytes for 2 layerSeconds"),
         ({"cluster": "gpus: []"}, (), "gpus"),

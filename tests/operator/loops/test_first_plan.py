@@ -67,6 +67,28 @@ async def test_a_gang_is_no_larger_than_the_layers_allow(layers, ranks):
     assert len(plan.stages) == (2 * ranks if ranks > 1 else 1)
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "stages", "ranks"), [({"tensor": 2}, 3, 4), ({"data": 4}, 2, 4), ({"tensor": 3}, 4, 3)]
+)
+async def test_a_gang_fills_whole_positions_of_the_pipeline(parallelism, stages, ranks):
+    """Four GPUs are two positions of two ranks, one of four, or one of three with a GPU left over."""
+    plan, config = await launched(
+        model={"name": "gpt", "layers": 8}, parallelism=parallelism, pipeline={**BATCH, "maxStages": stages}
+    )
+    each = config["parallelism"]["tensor"] * config["parallelism"]["data"]
+    assert len(plan.ranks) == ranks
+    assert [stage.rank for stage in plan.stages] == list(range(ranks // each))
+
+
+async def test_replicas_of_stages_fix_the_size_of_the_gang():
+    """The first stage has two ranks and twice the layers of the second."""
+    plan, _ = await launched(
+        model={"name": "gpt", "layers": 9}, pipeline={**BATCH, "maxStages": 2, "replicas": [2, 1]}, repack={}
+    )
+    assert len(plan.ranks) == 3
+    assert [(stage.rank, stage.end_layer) for stage in plan.stages] == [(0, 6), (2, 9)]
+
+
 async def test_a_gang_has_a_size_that_its_schedule_exists_for():
     """Ten microbatches do not go into equal rounds over three ranks: two train."""
     pipeline = {"microbatches": 10, "globalBatchSize": 10, "maxStages": 3, "schedule": "Interleaved1F1B"}

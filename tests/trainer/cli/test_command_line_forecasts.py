@@ -5,9 +5,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from ballast_policies.contract.job import JobConfig
+from ballast_policies.planning.profile_file import ProfiledLayer
 from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 from ballast_trainer.cli.main import main
-from ballast_trainer.forecast import LayerRow, forecasts
+from ballast_trainer.forecast import forecasts
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,7 +103,7 @@ def test_the_forecast_never_beats_its_busiest_rank(schedule, seconds):
             "pipeline": {"microbatches": 8, "globalBatchSize": 8, "schedule": schedule},
         }
     )
-    rows = [LayerRow(forward_seconds=second, backward_seconds=2 * second) for second in seconds]
+    rows = [ProfiledLayer(forward_seconds=second, backward_seconds=2 * second) for second in seconds]
     found = forecasts(config, rows, ranks=4)
     for one in found:
         busiest = max(rank.busy_seconds for rank in one.ranks)
@@ -148,7 +149,7 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
         ("simulate", [], {"parallelism": {"tensor": 2}}, "--set parallelism.tensor=1"),
         ("simulate", ["--ranks", "3"], {"parallelism": {"data": 2}}, "3 ranks are no multiple of 2"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1},)}, "not a profile"),
-        ("simulate", [], {"layers": ()}, "it has no layers"),
+        ("simulate", [], {"layers": ()}, "give either layers, or layerSeconds"),
         ("simulate", [], {"layers": ({"forwardSeconds": 1, "backwardSeconds": -1},)}, "0 or more"),
         ("simulate", ["--bandwidth", "0"], {}, "--bandwidth"),
         ("trace", ["--out", "no/such/folder/trace.svg"], {}, "no folder no/such/folder"),

@@ -1,11 +1,12 @@
 """Options of ``simulate`` and ``trace``, and the profile they start from."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from ballast_policies.contract.decode import parse_json
+from ballast_policies.planning.profile_file import ProfiledLayer, read_profile
 
 from ballast_trainer.errors import ConfigurationError
 
@@ -46,24 +47,26 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def profile_of(config: dict[str, Any], path: Path | None, *, at_step: int) -> dict[str, Any]:
-    """The profile in a file, or one that is measured now.
+def profiled_layers(
+    config: dict[str, Any], path: Path | None, *, at_step: int, microbatches: int
+) -> tuple[ProfiledLayer, ...]:
+    """The layers of the profile in a file, or of one that is measured now.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a field cannot work.
+        ConfigurationError: the file is no profile, or a field cannot work.
     """
     if path is None:
         from ballast_trainer.layer_profiler import layer_rows
 
-        return layer_rows(config, steps=4, at_step=at_step)
+        return read_profile(layer_rows(config, steps=4, at_step=at_step)).each_layer(microbatches)
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        return read_profile(parse_json(path.read_text())).each_layer(microbatches)
     except (OSError, ValueError) as error:
         reason = (
-            f"cannot read {path}: {error}. To fix: give what 'ballast-train profile --output json' prints"
+            f"{path} is not a profile: {error}. "
+            "To fix: give what 'ballast-train profile --output json' prints"
         )
         raise ConfigurationError("--profile", reason) from error
-    return found
 
 
 def ranks_of(config: Any, given: int | None, layers: int) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.forecasting import forecast_options, profile_of, ranks_of
-from ballast_trainer.forecast import Forecast, forecasts, read_rows
+from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
+from ballast_trainer.forecast import Forecast, forecasts
 from ballast_trainer.process_exit import describe, end, reason_of
 
 
@@ -52,7 +52,9 @@ def simulate(
     try:
         value = read_config(config_path, assignments)
         config = read_job_config(value)
-        rows = read_rows(profile_of(value, profile_path, at_step=at_step))
+        rows = profiled_layers(
+            value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
+        )
         count = ranks_of(config, ranks, len(rows))
         found = forecasts(config, rows, ranks=count, bandwidth=bandwidth)
     except Exception as error:

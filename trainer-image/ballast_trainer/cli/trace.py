@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.forecasting import forecast_options, profile_of, ranks_of
+from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.forecast import forecasts, read_rows, schedule_for
+from ballast_trainer.forecast import forecasts, schedule_for
 from ballast_trainer.process_exit import describe, end, reason_of
 
 FORMATS = (".json", ".svg", ".txt", ".csv")
@@ -62,7 +62,9 @@ def trace(
             schedule = schedule_for(config, ranks_of(config, ranks, 4), steps=_FLOW_STEPS)
             played = simulate(schedule, even_costs(schedule.stages))
         else:
-            rows = read_rows(profile_of(value, profile_path, at_step=at_step))
+            rows = profiled_layers(
+                value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
+            )
             count = ranks_of(config, ranks, len(rows))
             (found, *_) = forecasts(config, rows, ranks=count, bandwidth=bandwidth, steps=_FLOW_STEPS)
             played = found.trace

@@ -1,0 +1,123 @@
+"""The file of measured layers: what ``ballast-train profile`` prints, or a running job's report."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ballast_policies.contract.decode import decode
+from ballast_policies.contract.errors import ContractError, Problem, camel
+from ballast_policies.contract.settings import Settings, setting
+from ballast_policies.planning.profile import LayerProfile
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledLayer(Settings):
+    """One layer, or ``repeat`` equal ones; seconds and bytes of one microbatch.
+
+    Attributes:
+        optimizer_seconds: of one step; no part of a plan, since it does not depend on the partition.
+        held_bytes: parameters, gradients and optimizer state.
+        weight_bytes: the parameters alone.
+        activation_bytes: kept for the backward.
+        output_bytes: sent to the next layer.
+        reduced_bytes: all-reduced by tensor parallelism, both ways together; None: four outputs, as in a
+            transformer.
+    """
+
+    name: str = ""
+    repeat: int = setting(1, ge=1, le=100_000)
+    forward_seconds: float = setting(ge=0)
+    backward_seconds: float = setting(ge=0)
+    optimizer_seconds: float = setting(0.0, ge=0)
+    held_bytes: float = setting(0.0, ge=0)
+    weight_bytes: float = setting(0.0, ge=0)
+    activation_bytes: float = setting(0.0, ge=0)
+    output_bytes: float = setting(0.0, ge=0)
+    reduced_bytes: float | None = setting(None, ge=0)
+
+    def step_seconds(self, microbatches: int) -> float:
+        """Seconds of a step, as a rebalance weighs them: the optimizer included."""
+        return microbatches * (self.forward_seconds + self.backward_seconds) + self.optimizer_seconds
+
+
+_BY_LAYER = ("layer_forward_seconds", "layer_optimizer_seconds", "layer_bytes", "layer_activation_bytes")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFile(Settings):
+    """Either ``layers``, or ``layerSeconds`` and its siblings of a report, which are of one step."""
+
+    microbatch_size: int = setting(1, ge=1)
+    layers: tuple[ProfiledLayer, ...] = ()
+    layer_seconds: tuple[float, ...] = setting((), ge=0)
+    layer_forward_seconds: tuple[float, ...] = setting((), ge=0)
+    layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0)
+    layer_bytes: tuple[float, ...] = setting((), ge=0)
+    layer_activation_bytes: tuple[float, ...] = setting((), ge=0)
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        if bool(self.layers) == bool(self.layer_seconds):
+            raise ContractError("give either layers, or layerSeconds (as a job's report has them)")
+        for name in _BY_LAYER:
+            values = getattr(self, name)
+            if values and len(values) != len(self.layer_seconds):
+                reason = f"{len(values)} {camel(name)} for {len(self.layer_seconds)} layerSeconds"
+                raise ContractError(Problem(camel(name), f"{reason}. To fix: give one for each layer"))
+
+    @property
+    def assumed_split(self) -> bool:
+        """True where forward and backward are not measured apart: a third and two thirds are taken."""
+        return not self.layers and not self.layer_forward_seconds
+
+    def each_layer(self, microbatches: int) -> tuple[ProfiledLayer, ...]:
+        """Layers one by one; a report's seconds are per step of ``microbatches``."""
+        if self.layers:
+            return tuple(layer for layer in self.layers for _ in range(layer.repeat))
+        nothing = (0.0,) * len(self.layer_seconds)
+        updates = self.layer_optimizer_seconds or nothing
+        rest = [
+            max(0.0, seconds - update) for seconds, update in zip(self.layer_seconds, updates, strict=True)
+        ]
+        forwards = self.layer_forward_seconds or [seconds / 3 for seconds in rest]
+        return tuple(
+            ProfiledLayer(
+                forward_seconds=forward / microbatches,
+                backward_seconds=max(0.0, seconds - forward) / microbatches,
+                optimizer_seconds=update,
+                held_bytes=size,
+                activation_bytes=activation,
+            )
+            for forward, seconds, update, size, activation in zip(
+                forwards,
+                rest,
+                updates,
+                self.layer_bytes or nothing,
+                self.layer_activation_bytes or nothing,
+                strict=True,
+            )
+        )
+
+    def profile(self, microbatches: int) -> LayerProfile:
+        """For the pipeline planner."""
+        layers = self.each_layer(microbatches)
+        return LayerProfile(
+            **{
+                field.name: tuple(getattr(layer, field.name) for layer in layers)
+                for field in dataclasses.fields(LayerProfile)
+            }
+        )
+
+
+def read_profile(value: Any) -> ProfileFile:
+    """A profile from what JSON or YAML has.
+
+    Other fields of a report are ignored, so that one can be given as it is; those of a layer are not.
+
+    Raises:
+        ContractError: it is no profile; every problem is named.
+    """
+    if isinstance(value, Mapping):
+        known = {camel(field.name) for field in dataclasses.fields(ProfileFile)}
+        value = {key: item for key, item in value.items() if key in known}
+    return decode(ProfileFile, value)

@@ -1,0 +1,44 @@
+"""The file of measured layers: two forms, one reader for the planner and the trainer."""
+
+import pytest
+from ballast_policies.contract.errors import ContractError
+from ballast_policies.planning.profile_file import read_profile
+
+LAYER = {"forwardSeconds": 1.0, "backwardSeconds": 2.0, "optimizerSeconds": 0.5, "outputBytes": 8}
+
+
+def test_layers_may_be_repeated():
+    """A hundred equal blocks are one entry."""
+    profile = read_profile({"layers": [{**LAYER, "repeat": 3}, LAYER], "epoch": 7})
+    assert len(profile.each_layer(4)) == 4
+    assert profile.each_layer(4)[0].step_seconds(4) == 12.5
+    assert profile.profile(4).output_bytes == (8.0,) * 4
+
+
+def test_a_report_of_a_running_job_is_a_profile():
+    """Its seconds are of one step; without the forward's a third is assumed."""
+    profile = read_profile({"layerSeconds": [13.0], "layerOptimizerSeconds": [1.0], "layerBytes": [64]})
+    assert profile.assumed_split
+    (layer,) = profile.each_layer(4)
+    assert (layer.forward_seconds, layer.backward_seconds, layer.held_bytes) == (1.0, 2.0, 64.0)
+    assert layer.step_seconds(4) == 13.0
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([], "expected an object"),
+        ({}, "give either layers, or layerSeconds"),
+        ({"layers": [LAYER], "layerSeconds": [1.0]}, "give either layers, or layerSeconds"),
+        ({"layers": [{"forwardSeconds": 1}]}, r"layers\[0\]\.backwardSeconds: missing"),
+        ({"layers": [{**LAYER, "forwardSeconds": -1}]}, r"layers\[0\]\.forwardSeconds: -1\.0 is below 0"),
+        ({"layers": [{**LAYER, "repeat": 0}]}, r"layers\[0\]\.repeat: 0 is below 1"),
+        ({"layers": [{**LAYER, "forwardSecs": 1}]}, "did you mean 'forwardSeconds'"),
+        ({"layerSeconds": [1, float("nan")]}, r"layerSeconds\[1\]: expected a number, got nan"),
+        ({"layerSeconds": [1, 2], "layerBytes": [1]}, "1 layerBytes for 2 layerSeconds"),
+    ],
+)
+def test_what_is_no_profile_is_refused_with_its_field(value, problem):
+    """Negative, missing, misspelled and uneven values."""
+    with pytest.raises(ContractError, match=problem):
+        read_profile(value)
