@@ -4,6 +4,7 @@ Lead first, then list, then watch and work: a follower holds a connection and no
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -20,6 +21,7 @@ import kopf
 from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solver import Solver
 from ballast_operator.errors import Forbidden, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
@@ -164,6 +166,7 @@ class Operator:
             metrics=self._metrics,
             enqueue=self._queue.add,
             waits=self._waits,
+            store=StateStore(cluster, self._options.lease_namespace),
         )
         worker = ReconcileWorker(reconciler, metrics=self._metrics, again=self._queue.add)
         self._allocate()
@@ -193,6 +196,8 @@ class Operator:
             for task in [*tasks, warming, stopped]:
                 task.cancel()
             await asyncio.gather(*tasks, warming, stopped, return_exceptions=True)
+            with contextlib.suppress(OperatorError):
+                await self._allocator.save()
 
     async def _watch(self, cluster: Cluster) -> None:
         namespace = self._options.namespace

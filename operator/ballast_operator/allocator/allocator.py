@@ -11,6 +11,7 @@ from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.inputs import CompletedProblem, complete, price_classes, structure, values
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.rounds import Rounds
+from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.snapshot import take_snapshot
 from ballast_operator.allocator.solver import Solve, Solver
 from ballast_operator.allocator.throughput import Measurements
@@ -20,7 +21,7 @@ from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.events import Recorder
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import POD, POLICY, Key, Object
+from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.settings import SolverSettings
@@ -49,6 +50,7 @@ class Allocator:
         metrics: Metrics,
         enqueue: Callable[[Key], None],
         waits: Waits | None = None,
+        store: StateStore | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
@@ -66,6 +68,9 @@ class Allocator:
         self._rounds = Rounds()
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
+        self._store = store
+        self._loaded = store is None
+        self._saved_until: float | None = None
 
     def trigger(self) -> None:
         """Ask for a decision soon: something has changed."""
@@ -107,6 +112,7 @@ class Allocator:
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
         )
         jobs = self._observer.jobs()
+        await self._load(jobs)
         in_force: Object | None = None
         problem = "there is no ClusterPolicy. To fix: create one"
         for item in items:
@@ -125,6 +131,30 @@ class Allocator:
         if problem:
             self._next_round = None
             self._publish(waiting_for_policy(jobs, problem), jobs)
+
+    async def _load(self, jobs: list[JobView]) -> None:
+        """Once: start from what an earlier leader has saved, except for jobs created since."""
+        if self._loaded or self._store is None:
+            return
+        saved = await self._store.load()
+        self._loaded = True
+        at = saved.memory.at if saved.memory is not None else 0.0
+        known = {view.key for view in jobs if view.created is None or view.created.timestamp() <= at}
+        self._measurements.restore(
+            {key: value for key, value in saved.jobs.items() if key in known}, saved.kinds
+        )
+        if saved.memory is not None:
+            self._rounds.memory = saved.memory.of_jobs({job_id(key) for key in known})
+            logger.info("restored accounts of %d jobs", len(self._rounds.memory.shares))
+
+    async def save(self) -> None:
+        """Keep accounts and measured speeds for the next leader."""
+        if self._store is None or not self._loaded:
+            return
+        state = SavedState(
+            memory=self._rounds.memory, jobs=self._measurements.jobs, kinds=self._measurements.kinds
+        )
+        await self._store.save(state)
 
     def _record_wait(self, problem: str) -> None:
         if problem:
@@ -192,6 +222,9 @@ class Allocator:
                 time=started,
             ),
         )
+        if self._rounds.next_at != self._saved_until:  # once a round
+            self._saved_until = self._rounds.next_at
+            await self.save()
         return ""
 
     async def _solve(

@@ -49,11 +49,26 @@ class GangRequest:
 
 
 class Measurements:
-    """What the trainers have reported, by job and by kind. In memory only: lost with the operator."""
+    """What the trainers have reported, by job and by kind; the allocator saves it with its accounts."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}
         self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
+
+    @property
+    def jobs(self) -> Mapping[Key, Measured]:
+        """Job -> what it has reported."""
+        return self._jobs
+
+    @property
+    def kinds(self) -> Mapping[str, Speeds]:
+        """Kind of training -> its speeds, the newest report last."""
+        return self._kinds
+
+    def restore(self, jobs: Mapping[Key, Measured], kinds: Mapping[str, Speeds]) -> None:
+        """Start from what an earlier operator knew."""
+        self._jobs = dict(jobs)
+        self._kinds = {kind: dict(speeds) for kind, speeds in kinds.items()}
 
     def record(self, view: JobView) -> None:
         """Add the job's newest report, once."""

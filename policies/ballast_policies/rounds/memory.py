@@ -5,7 +5,7 @@ it can be stored with the policy and read back after a restart.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ballast_policies.allocation.price_classes import by_type
 from ballast_policies.rounds.account import Account, advance
@@ -71,6 +71,15 @@ class RoundMemory:
             round_seconds=round_seconds,
         )
         return dataclasses.replace(self, account=account, shares=shares, at=now)
+
+    def of_jobs(self, jobs: Collection[str]) -> "RoundMemory":
+        """The memory of these jobs only."""
+
+        def kept(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+            return {job: row for job, row in rows.items() if job in jobs}
+
+        account = Account(promised=kept(self.account.promised), received=kept(self.account.received))
+        return dataclasses.replace(self, account=account, shares=kept(self.shares))
 
     def with_moves(self, decided: Round, now: float) -> "RoundMemory":
         """The memory after ``decided`` was carried out at ``now``; moves older than an hour are dropped."""

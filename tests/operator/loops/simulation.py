@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solver import Solve
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
@@ -115,6 +116,7 @@ class Simulation:
             metrics=self.metrics,
             enqueue=_ignore,
             waits=self.waits,
+            store=StateStore(self.cluster, "ballast-system"),
             clock=lambda: self.now,
         )
 

@@ -1,0 +1,284 @@
+"""What outlives an operator: time promised and received by jobs, recent moves, measured speeds.
+
+One ConfigMap beside the leader's Lease, written at most once a round by the leader. A Kubernetes object may
+have 1 MiB; what does not fit is left out by :func:`encode` in a fixed order. A reader takes what it can read
+and leaves the rest: nothing in it is needed to run.
+"""
+
+import base64
+import binascii
+import dataclasses
+import json
+import logging
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ballast_policies.rounds import Account, RoundMemory
+from ballast_policies.throughput.track import Estimate
+
+from ballast_operator.allocator.throughput import Measured
+from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import CONFIG_MAP, Key
+
+STATE_NAME = "ballast-operator-state"
+"""Name of the ConfigMap, in the namespace of the leader's Lease."""
+
+STATE_KEY = "state.json.z"
+"""Its key in ``binaryData``: JSON, compressed by zlib."""
+
+VERSION = 1
+"""Of the JSON; a reader does not read another one."""
+
+MOST_BYTES = 900_000
+"""Largest compressed state that is written."""
+
+MOST_JSON_BYTES = 64 * 1024 * 1024
+"""Largest state that is read, after decompression."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """What is kept.
+
+    Attributes:
+        memory: of the rounds; None before the first.
+        jobs: job -> what it has reported.
+        kinds: kind of training -> (GPU type, stages) -> speed, the newest report last.
+    """
+
+    memory: RoundMemory | None = None
+    jobs: Mapping[Key, Measured] = dataclasses.field(default_factory=dict)
+    kinds: Mapping[str, Mapping[tuple[str, int], Estimate]] = dataclasses.field(default_factory=dict)
+
+
+class StateStore:
+    """The ConfigMap."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._written = b""
+
+    async def load(self) -> SavedState:
+        """What an earlier leader has saved; empty where there is nothing that can be read.
+
+        Raises:
+            Unavailable: the API server did not answer.
+        """
+        try:
+            item = await self._cluster.get(CONFIG_MAP, self._namespace, STATE_NAME)
+        except NotFound:
+            return SavedState()
+        except Rejected as error:
+            logger.warning("saved state not read, accounts start afresh: %s", error)
+            return SavedState()
+        try:
+            return decode(base64.b64decode((item.get("binaryData") or {})[STATE_KEY], validate=True))
+        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+            logger.warning("saved state not understood, accounts start afresh: %s", error)
+            return SavedState()
+
+    async def save(self, state: SavedState) -> None:
+        """Write the state if more than its time has changed; a failure is logged, and tried again."""
+        timeless = encode(_at(state, 0.0))
+        if timeless == self._written:
+            return
+        content = encode(state)
+        body = {
+            "apiVersion": CONFIG_MAP.api_version,
+            "kind": CONFIG_MAP.kind,
+            "metadata": {
+                "namespace": self._namespace,
+                "name": STATE_NAME,
+                "labels": {"app.kubernetes.io/name": "ballast", "app.kubernetes.io/part-of": "ballast"},
+            },
+            "binaryData": {STATE_KEY: base64.b64encode(content).decode()},
+        }
+        try:
+            await self._cluster.apply(CONFIG_MAP, body)
+        except (Conflict, NotFound, Rejected, Unavailable) as error:
+            logger.warning("state not saved, %d bytes: %s", len(content), error)
+        else:
+            self._written = timeless
+
+
+def _at(state: SavedState, at: float) -> SavedState:
+    if state.memory is None:
+        return state
+    return dataclasses.replace(state, memory=dataclasses.replace(state.memory, at=at))
+
+
+def encode(state: SavedState, *, most_bytes: int = MOST_BYTES) -> bytes:
+    """The state in at most ``most_bytes``.
+
+    What is too much is given up in this order: digits of numbers, speeds that single jobs have reported (they
+    report again), and accounts, first of the jobs to which least is owed.
+    """
+    content = _compressed(state, digits=9)
+    if len(content) <= most_bytes:
+        return content
+    content = _compressed(state, digits=4)
+    if len(content) <= most_bytes:
+        return content
+    state = dataclasses.replace(state, jobs={})
+    content = _compressed(state, digits=4)
+    while len(content) > most_bytes and state.memory is not None and state.memory.shares:
+        kept = _most_owed(state.memory, max(0, len(state.memory.shares) * 3 // 4))
+        logger.warning("state of %d jobs is too large; %d are kept", len(state.memory.shares), kept.jobs)
+        state = dataclasses.replace(state, memory=kept.memory)
+        content = _compressed(state, digits=4)
+    return content
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    memory: RoundMemory
+    jobs: int
+
+
+def _most_owed(memory: RoundMemory, count: int) -> _Kept:
+    account = memory.account
+
+    def owed(job: str) -> float:
+        promised, received = account.promised.get(job, {}), account.received.get(job, {})
+        return abs(sum(promised.values()) - sum(received.values()))
+
+    kept = set(sorted(memory.shares, key=lambda job: (-owed(job), job))[:count])
+
+    def of_kept(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+        return {job: row for job, row in rows.items() if job in kept}
+
+    smaller = dataclasses.replace(
+        memory,
+        account=Account(promised=of_kept(account.promised), received=of_kept(account.received)),
+        shares=of_kept(memory.shares),
+    )
+    return _Kept(memory=smaller, jobs=len(kept))
+
+
+def _compressed(state: SavedState, *, digits: int) -> bytes:
+    names: dict[str, int] = {}
+
+    def index(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    def number(value: float) -> float:
+        return float(f"{value:.{digits}g}")
+
+    def row(values: Mapping[str, float]) -> list[float]:
+        return [part for name, value in values.items() if value for part in (index(name), number(value))]
+
+    def speeds(known: Mapping[tuple[str, int], Estimate]) -> list[list[Any]]:
+        return [
+            [index(t), stages, number(e.steps_per_second), number(e.deviation), index(e.source), e.reports]
+            for (t, stages), e in known.items()
+            if math.isfinite(e.deviation)
+        ]
+
+    memory = state.memory
+    content: dict[str, Any] = {"version": VERSION}
+    if memory is not None:
+        account = memory.account
+        content["memory"] = {
+            "at": memory.at,
+            "moves": list(memory.moves),
+            "gpuTypes": dict(memory.gpu_types),
+            "jobs": {
+                job: [row(account.promised.get(job, {})), row(account.received.get(job, {})), row(shares)]
+                for job, shares in memory.shares.items()
+            },
+        }
+    content["jobs"] = {
+        "/".join(key): [known.launch, known.step, speeds(known.speeds)] for key, known in state.jobs.items()
+    }
+    content["kinds"] = {kind: speeds(known) for kind, known in state.kinds.items()}
+    content["names"] = list(names)
+    return zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 6)
+
+
+def decode(content: bytes) -> SavedState:
+    """The state; entries that make no sense are left out.
+
+    Raises:
+        ValueError: it is no state of this version.
+    """
+    reader = zlib.decompressobj()
+    try:
+        found = json.loads(reader.decompress(content, MOST_JSON_BYTES))
+    except (zlib.error, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise ValueError(f"version is not {VERSION}")
+    names = [name for name in _list(found.get("names")) if isinstance(name, str)]
+
+    def row(values: Any) -> dict[str, float]:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return {names[_whole(at)]: _amount(value) for at, value in pairs}
+
+    def speeds(known: Any) -> dict[tuple[str, int], Estimate]:
+        return {
+            (names[_whole(t)], _whole(stages)): Estimate(
+                steps_per_second=_amount(rate),
+                deviation=_amount(deviation),
+                source=names[_whole(source)],
+                reports=_whole(reports),
+            )
+            for t, stages, rate, deviation, source, reports in known
+        }
+
+    def measured(entry: Any) -> Measured:
+        launch, step, known = entry
+        return Measured(launch=_whole(launch), step=int(step), speeds=speeds(known))
+
+    memory = None
+    kept = found.get("memory")
+    if isinstance(kept, dict):
+        rows = _understood(kept.get("jobs"), lambda entry: [row(part) for part in entry[:3]])
+        memory = RoundMemory(
+            account=Account(
+                promised={job: parts[0] for job, parts in rows.items()},
+                received={job: parts[1] for job, parts in rows.items()},
+            ),
+            shares={job: parts[2] for job, parts in rows.items()},
+            at=_amount(kept.get("at")),
+            moves=tuple(_amount(at) for at in _list(kept.get("moves"))),
+            gpu_types={str(k): str(v) for k, v in (kept.get("gpuTypes") or {}).items()},
+        )
+    jobs = _understood(found.get("jobs"), measured)
+    return SavedState(
+        memory=memory,
+        jobs={(name.partition("/")[0], name.partition("/")[2]): known for name, known in jobs.items()},
+        kinds=_understood(found.get("kinds"), speeds),
+    )
+
+
+def _understood(entries: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
+    found = {}
+    for name, entry in (entries if isinstance(entries, dict) else {}).items():
+        try:
+            found[name] = read(entry)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            logger.warning("saved state of %s not understood: %s", name, error)
+    return found
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _amount(value: Any) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0) or isinstance(value, (bool, str)):
+        raise ValueError(f"{value!r} is not an amount")
+    return number
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
