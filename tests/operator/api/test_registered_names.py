@@ -1,4 +1,4 @@
-"""Names that only the operator can judge: what it makes of policies of other distributions and of functions."""
+"""Names that only the operator can judge: policies of other distributions, and functions."""
 
 import pytest
 from ballast_operator.api import InvalidObject, read_cluster_policy
