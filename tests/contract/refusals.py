@@ -107,9 +107,6 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "training.warmupSteps",
         "training.warmupSteps: 10, totalSteps: 10",
     ),
-]
-
-PYTHON_RULES: list[tuple[dict[str, Any], str, str]] = [
     (
         {
             "dynamics": [
@@ -121,4 +118,3 @@ PYTHON_RULES: list[tuple[dict[str, Any], str, str]] = [
         "both route positions",
     ),
 ]
-"""Those that CEL cannot express: the operator's condition reports them."""

@@ -10,7 +10,7 @@ def install(
     """Put a distribution ``name`` 1.2 into the folder, as an installer does."""
     for module, text in modules.items():
         (folder / f"{module}.py").write_text(text)
-    metadata = folder / f"{name}-1.2.dist-info"
+    metadata = folder / f"{name.replace('-', '_')}-1.2.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
     lines = [f"[{group}]", *(f"{entry} = {value}" for entry, value in entries.items())]

@@ -18,12 +18,14 @@ class Rule:
         field: path of the field to change, in Python's spelling, below the configuration the rule is on.
         reason: what is wrong where it does not hold.
         fix: what to change.
+        explain: with a function as condition: the configuration -> ``reason`` with its values.
     """
 
     condition: Condition | Callable[[Any], bool]
     field: str
     reason: str
     fix: str
+    explain: Callable[[Any], str] | None = None
 
     @property
     def path(self) -> str:
@@ -38,7 +40,10 @@ class Rule:
     def problem(self, of: Any) -> Problem | None:
         """What is wrong with a configuration, with the values that the rule read; None: it holds."""
         if not isinstance(self.condition, Condition):
-            return None if self.condition(of) else Problem(self.path, self.message)
+            if self.condition(of):
+                return None
+            reason = self.reason if self.explain is None else self.explain(of)
+            return Problem(self.path, f"{reason}. To fix: {self.fix}")
         if self.condition.holds(of):
             return None
         values = {json_path(path): at(path).value(of) for path in dict.fromkeys(self.condition.fields())}

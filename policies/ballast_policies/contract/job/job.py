@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from ballast_policies.contract.conditions import AllOf, at, each_is, given
+from ballast_policies.contract.conditions import AllOf, Condition, at, each_is, given
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
@@ -32,6 +32,43 @@ _ONE_RANK_PER_POSITION = at("parallelism.tensor") * at("parallelism.data") == 1
 def _balancer_predicts(config: "JobConfig") -> bool:
     schedules = BALANCERS[config.rebalance.balancer].schedules
     return schedules is None or config.pipeline.schedule in schedules
+
+
+def _exclusions() -> tuple[Rule, ...]:
+    """Kinds of change that one job cannot have together: a rule for each pair of ours, and one for all."""
+
+    def without(kind: str) -> Condition:
+        excluded = DYNAMICS.builtin[kind]
+        return each_row("dynamics", "kind", DYNAMICS, lambda case: case is not excluded)
+
+    pairs = {
+        tuple(sorted((first, second))): why
+        for first, case in DYNAMICS.builtin.items()
+        for second, why in case.excludes.items()
+        if second in DYNAMICS.builtin
+    }
+    fix = "leave one of them out"
+    ours = [
+        Rule(
+            condition=without(first) | without(second),
+            field="dynamics",
+            reason=f"{first} and {second} exclude each other: {why}",
+            fix=fix,
+        )
+        for (first, second), why in pairs.items()
+    ]
+    every = Rule(
+        condition=lambda config: _excluded(config) is None,
+        field="dynamics",
+        reason="two of these changes exclude each other",
+        fix=fix,
+        explain=lambda config: "{} and {} exclude each other: {}".format(*(_excluded(config) or ())),
+    )
+    return (*ours, every)
+
+
+def _excluded(config: "JobConfig") -> tuple[str, str, str] | None:
+    return excluded_pair(change.kind for change in config.dynamics)
 
 
 _RULES = (
@@ -149,12 +186,7 @@ _RULES = (
         reason=f"parallelism.tensor cuts layers, of the changes only {', '.join(_WHOLE_LAYERS)} allows that",
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
-    Rule(
-        condition=lambda config: excluded_pair(change.kind for change in config.dynamics) is None,
-        field="dynamics",
-        reason="two of these changes exclude each other: both route positions around blocks",
-        fix="leave one of them out",
-    ),
+    *_exclusions(),
     Rule(
         condition=(at("parallelism.tensor") == 1)
         | at("parallelism.stragglers.policy").is_in([StragglerPolicy.NONE, StragglerPolicy.RESIZE])
