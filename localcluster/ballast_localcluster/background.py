@@ -1,4 +1,4 @@
-"""Clusters that go on in the background, by name: `ballast up` and `ballast down`."""
+"""Clusters that run in the background, by name: `ballast up` and `ballast down`."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.waiting import Limit, eventually
+from ballast_localcluster.waiting import Limit, wait_until
 from ballast_localcluster.warden import warden_pid
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
@@ -98,9 +98,9 @@ def down(name: str) -> bool:
     pid = warden_pid(folder)
     if pid is not None:
         os.kill(pid, signal.SIGTERM)
-        eventually(f"cluster {name} to end", lambda: warden_pid(folder) is None, Limit.STOPPED.seconds)
+        wait_until(lambda: warden_pid(folder) is None, f"cluster {name} to end", Limit.STOPPED)
     existed = pid is not None or folder.exists()
-    shutil.rmtree(folder, ignore_errors=True)  # of one that did not end in order, say by a power cut
+    shutil.rmtree(folder, ignore_errors=True)  # of one that did not shut down, e.g. after a power cut
     return existed
 
 

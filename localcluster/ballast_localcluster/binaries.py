@@ -26,7 +26,7 @@ SOURCE = Path(__file__).resolve().with_name("controlplane")
 FOLDER_VARIABLES = ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS")
 _PROGRESS_SECONDS = 10.0
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +40,16 @@ class Binaries:
         return self.folder / name
 
 
-def find_binaries(say: Say | None = None) -> Binaries:
+def find_binaries(progress: Progress | None = None) -> Binaries:
     """The folder named by the environment, else the cached build, else a new build.
 
     Args:
-        say: takes one line of progress; None writes to standard error.
+        progress: takes one line of progress; None writes to standard error.
 
     Raises:
         BinariesError: ``BALLAST_CONTROLPLANE`` lacks a program, or the build is not possible or fails.
     """
-    say = say or _say
+    progress = progress or _print_progress
     for variable in FOLDER_VARIABLES:
         if value := os.environ.get(variable):
             folder = Path(value).expanduser().resolve()
@@ -62,7 +62,7 @@ def find_binaries(say: Say | None = None) -> Binaries:
                     f"{variable}={value} has no {', '.join(missing)}. "
                     f"To fix: put them there, or unset {variable} so that they are built."
                 )
-    return _cached_or_built(say)
+    return _cached_or_built(progress)
 
 
 def cache_folder() -> Path:
@@ -98,51 +98,54 @@ def _build_flags(source: Path) -> list[str]:
     return ["-trimpath", "-ldflags", f"-s -w {stamps}"]
 
 
-def _cached_or_built(say: Say) -> Binaries:
+def _cached_or_built(progress: Progress) -> Binaries:
     folder = cache_folder() / build_key()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + ".lock"), say):
+        with _locked(folder.with_name(folder.name + ".lock"), progress):
             if not folder.is_dir():
-                _build(folder, say)
+                _build(folder, progress)
     return Binaries(folder=folder)
 
 
 @contextlib.contextmanager
-def _locked(path: Path, say: Say) -> Iterator[None]:
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Hold a file lock that ends with this process, however it ends."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is building the control plane: waiting for it")
+            progress("another process is building the control plane: waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def _build(folder: Path, say: Say) -> None:
+def _build(folder: Path, progress: Progress) -> None:
     go = _go_command()
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
     for leftover in folder.parent.glob(folder.name + ".building-*"):  # of a build that was killed
         shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(prefix=folder.name + ".building-", dir=folder.parent) as scratch:
-        say(
+        progress(
             f"building the local control plane (Kubernetes {kubernetes_version()}); "
             "once, about 4 minutes on 2 cores"
         )
-        say("fetching its Go modules")
+        progress("fetching its Go modules")
         listed = _run([go, "list", "-deps", "."], environment)
         packages = len(listed.splitlines())
         output = Path(scratch) / "controlplane"
         _compile(
-            [go, "build", "-v", *_build_flags(SOURCE), "-o", str(output), "."], environment, packages, say
+            [go, "build", "-v", *_build_flags(SOURCE), "-o", str(output), "."],
+            environment,
+            packages,
+            progress,
         )
         for name in PROGRAMS:
             (Path(scratch) / name).symlink_to(output.name)
         Path(scratch).chmod(0o755)
         os.rename(scratch, folder)  # noqa: PTH104 - the rename of a folder is what makes it appear whole
         Path(scratch).mkdir()  # what TemporaryDirectory removes
-    say(f"control plane built: {folder}")
+    progress(f"control plane built: {folder}")
 
 
 def _go_command() -> str:
@@ -170,9 +173,9 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def _compile(command: list[str], environment: dict[str, str], packages: int, say: Say) -> None:
-    """Run the compiler, which names each package on a line, and say how far it is."""
-    compiled, said, others = 0, time.monotonic(), []
+def _compile(command: list[str], environment: dict[str, str], packages: int, progress: Progress) -> None:
+    """Run the compiler, which names each package on a line, and report how far it is."""
+    compiled, reported, others = 0, time.monotonic(), []
     with subprocess.Popen(
         command, cwd=SOURCE, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -183,9 +186,9 @@ def _compile(command: list[str], environment: dict[str, str], packages: int, say
                     compiled += 1
                 else:
                     others.append(line)
-                if time.monotonic() - said >= _PROGRESS_SECONDS:
-                    said = time.monotonic()
-                    say(f"compiled {compiled} packages of at most {packages}")
+                if time.monotonic() - reported >= _PROGRESS_SECONDS:
+                    reported = time.monotonic()
+                    progress(f"compiled {compiled} packages of at most {packages}")
         except BaseException:
             process.terminate()
             raise
@@ -193,5 +196,5 @@ def _compile(command: list[str], environment: dict[str, str], packages: int, say
         raise BinariesError(f"`go build` failed in {SOURCE}:\n{''.join(others).strip()[-4000:]}")
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(f"localcluster: {line}", file=sys.stderr, flush=True)  # noqa: T201 - progress of minutes

@@ -22,7 +22,7 @@ from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.owner import WardenHandle, tail
 from ballast_localcluster.ports import free_ports
 from ballast_localcluster.rest import CallError, Rest
-from ballast_localcluster.waiting import Limit, eventually
+from ballast_localcluster.waiting import Limit, wait_until
 
 _PORT_ATTEMPTS = 3
 _AGENT_GRACE_SECONDS = 5.0
@@ -31,8 +31,8 @@ _AGENT_GRACE_SECONDS = 5.0
 class LocalCluster:
     """etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and process nodes.
 
-    A context manager: leaving it stops everything.  After an exception the logs are kept and their place
-    is said. The cluster also ends when this program ends, whatever it dies of, unless it was released.
+    A context manager: leaving it stops everything.  After an exception the logs are kept and their path
+    is printed. The cluster also ends when this program ends, for any reason, unless it was released.
 
     Args:
         nodes: process nodes to begin with; they are Ready when ``start`` returns.
@@ -92,7 +92,7 @@ class LocalCluster:
         """Stop everything: pods as by a power cut, then the control plane.  A second stop does nothing.
 
         Args:
-            failed: keep the logs and say where they are.
+            failed: keep the logs and print where they are.
         """
         warden, self._warden, self._rest = self._warden, None, None
         if warden is None:
@@ -103,7 +103,7 @@ class LocalCluster:
             sys.stderr.write(f"localcluster: the logs are kept in {self._layout.logs}\n")
 
     def release(self) -> Path:
-        """Let the cluster go on without this program (`ballast up`); its folder."""
+        """Keep the cluster running when this program ends (`ballast up`); returns its folder."""
         self._running()
         assert self._warden is not None
         assert self._layout is not None
@@ -163,10 +163,10 @@ class LocalCluster:
         return log
 
     def lose_node(self, name: str) -> None:
-        """Cut the power of a node: its agent and its pods die at once, and nobody tells the API server.
+        """Cut the power of a node: its agent and its pods die at once, and the API server is not told.
 
-        The nodes that were added in the same call share an agent, and its fate.  Adding them again brings
-        them back.
+        Nodes that were added in the same call share an agent and are lost together.  Adding them again
+        brings them back.
 
         Raises:
             LocalClusterError: no agent serves a node of that name.
@@ -274,7 +274,7 @@ class LocalCluster:
             return look()
 
         try:
-            eventually(what, look_again, limit.seconds)
+            wait_until(look_again, what, limit)
         except TimeoutError as error:
             logs = "\n".join(f"  {log.name}:\n{tail(log)}" for log in sorted(layout.logs.glob("*.log")))
             raise StartError(f"{error}. The ends of the logs:\n{logs}") from error

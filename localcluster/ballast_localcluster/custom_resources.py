@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ballast_localcluster.rest import Rest
-from ballast_localcluster.waiting import Limit, eventually
+from ballast_localcluster.waiting import Limit, wait_until
 
 _PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -35,4 +35,4 @@ def install_custom_resources(rest: Rest, files: Sequence[Path]) -> None:
 
     for name in names:
         look = functools.partial(established, name)
-        eventually(f"{name} to be established", look, Limit.KINDS_ESTABLISHED.seconds)
+        wait_until(look, f"{name} to be established", Limit.KINDS_ESTABLISHED)

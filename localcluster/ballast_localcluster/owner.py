@@ -53,11 +53,11 @@ class WardenHandle:
         self._send({"kill": name})
 
     def release(self) -> None:
-        """Let the warden go on without its owner."""
+        """Keep the warden running without its owner."""
         self._send({"stay": True})
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.returncode = 0  # it is not ours to wait for any more
+        self._process.returncode = 0  # the warden is no longer waited for here
 
     def stop(self, *, keep_logs: bool) -> None:
         """End everything and wait until it has ended."""

@@ -7,9 +7,9 @@ from ballast_localcluster.components import HOST, Ports
 
 
 def free_ports() -> Ports:
-    """Three different ports that nobody listens on now.
+    """Three different ports that are free now.
 
-    Another process may take one before it is used; whoever starts a cluster tries again then.
+    Another process may take one before it is used; `LocalCluster.start` tries again then.
     """
     with contextlib.ExitStack() as stack:
         numbers = []

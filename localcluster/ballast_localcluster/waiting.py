@@ -34,21 +34,21 @@ def patience() -> float:
     return float(os.environ.get("BALLAST_PATIENCE", "1"))
 
 
-def eventually(what: str, look: Callable[[], Found], seconds: float) -> Found:
-    """Look again and again until the result is true, and return it.
+def wait_until(look: Callable[[], Found], what: str, limit: Limit) -> Found:
+    """Call ``look`` repeatedly until its result is true, and return it.
 
     Args:
+        look: looks once; its exceptions are raised.
         what: what is waited for, for the message.
-        look: looks once; what it raises goes through.
-        seconds: limit (a ``Limit``'s ``seconds``).
+        limit: how long to wait.
 
     Raises:
-        TimeoutError: still not true after ``seconds``.
+        TimeoutError: the limit has passed.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit.seconds
     while True:
         if result := look():
             return result
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s for {what}; the last look found {result!r}")
+            raise TimeoutError(f"waited {limit.seconds:g} s for {what}; the last look found {result!r}")
         time.sleep(_POLL_SECONDS)

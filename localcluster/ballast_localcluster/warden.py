@@ -1,4 +1,4 @@
-"""The warden: starts the cluster's processes, and sees to it that none is left when it ends.
+"""The warden: starts the cluster's processes, and ends all of them when it ends itself.
 
 It is a process of its own, in its own session, so that neither Ctrl-C nor a SIGKILL of the program that
 wanted the cluster can keep it from cleaning up.  Its owner writes one JSON object a line to its standard
@@ -7,7 +7,7 @@ input::
     {"start": {"name": ..., "command": [...], "environment": {...}, "log": path, "grace": seconds,
                "restart": whether to start it again when it ends}}
     {"kill": name}      SIGKILL, as a power cut
-    {"stay": true}      go on when the owner is gone (`ballast up`)
+    {"stay": true}      keep running when the owner is gone (`ballast up`)
     {"keep": true}      keep the logs when it ends
     {"stop": true}      end now
 

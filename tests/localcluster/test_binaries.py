@@ -67,7 +67,7 @@ def test_two_builders_at_once_build_once(fake_go):
 
 
 def test_a_failed_build_shows_the_compilers_words_and_leaves_nothing(fake_go, tmp_path, monkeypatch):
-    """So that the next try starts anew."""
+    """So that the next try starts from the beginning."""
     monkeypatch.setenv("FAKE_GO_FAILS", "1")
     with pytest.raises(BinariesError, match="made to fail"):
         find_binaries(lambda line: None)

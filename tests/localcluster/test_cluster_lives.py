@@ -84,7 +84,7 @@ def test_the_processes_end_even_with_the_warden(owner):
     _, folder = owner
     os.kill(warden_pid(folder), signal.SIGKILL)
     eventually(lambda: not processes_of(folder), "the processes to be gone")
-    shutil.rmtree(folder)  # nobody was left to do it
+    shutil.rmtree(folder)  # nothing was left to remove it
 
 
 def test_pods_end_with_their_agent(owner):
@@ -95,7 +95,7 @@ def test_pods_end_with_their_agent(owner):
     assert len(sleepers) >= 3
     os.kill(agent, signal.SIGKILL)
     eventually(lambda: not any(is_alive(pid) for pid in sleepers), "the pods to be gone")
-    assert processes_of(folder), "the control plane goes on"
+    assert processes_of(folder), "the control plane keeps running"
 
 
 def command_line(pid):
@@ -192,7 +192,7 @@ def test_a_lost_node_becomes_not_ready_and_its_pods_are_evicted():
     quick = Settings(node_monitor_grace_seconds=6, eviction_seconds=1)
     node = ProcessNode(name="n")
     with LocalCluster(nodes=[node], settings=quick) as cluster:
-        # Where every node is lost, Kubernetes thinks that it is itself cut off, and evicts nobody.
+        # Where every node is lost, Kubernetes thinks that it is itself cut off, and evicts no pod.
         cluster.add_node(ProcessNode(name="other"))
         pods = Pods(cluster, "default")
         pods.create("a", "exec sleep 1000", nodeName="n")
@@ -211,7 +211,7 @@ def test_a_lost_node_becomes_not_ready_and_its_pods_are_evicted():
 
 
 def test_a_node_that_comes_back_fails_the_pods_that_died_with_it():
-    """An agent that starts anew finds pods whose processes are gone, and says so, or starts them again."""
+    """A restarted agent fails pods whose processes are gone, or starts them again, by their policy."""
     node = ProcessNode(name="n")
     with LocalCluster(nodes=[node]) as cluster:
         pods = Pods(cluster, "default")

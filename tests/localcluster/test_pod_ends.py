@@ -30,7 +30,7 @@ def test_deletion_sends_sigterm_and_waits_for_the_process(pods, tmp_path):
 
 
 def test_the_status_before_the_end_shows_the_exit_code(pods):
-    """Whoever watches a deleted pod sees how its process ended before the object goes."""
+    """A watch of a deleted pod shows how its process ended before the object goes."""
     pods.create(
         "a",
         "trap 'exit 75' TERM; echo up; while :; do sleep 0.05; done",
@@ -92,7 +92,7 @@ def test_a_pod_that_cannot_start_is_deleted_without_waiting(pods):
 
 
 def test_a_new_pod_of_the_same_name_is_another_pod(pods):
-    """Deleting one and making the next at once confuses nobody: own process, own folder, own log."""
+    """A pod made right after a deletion has its own process, folder and log."""
     pods.run("a", "echo first")
     pods.kubectl("delete", "pod", "a")
     pods.run("a", "echo second")

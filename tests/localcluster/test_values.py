@@ -306,7 +306,7 @@ async def test_a_pod_waits_for_gpus_that_are_being_given_back():
     assert devices.held == {"third": {"c": (0, 1)}}
 
 
-async def test_a_pod_does_not_wait_for_gpus_that_nobody_gives_back():
+async def test_a_pod_does_not_wait_for_gpus_that_no_pod_is_giving_back():
     """Who runs is not waited for, nor is a pod that ended without holding any."""
     devices = Devices(1)
     devices.take(asking("runs", 1))

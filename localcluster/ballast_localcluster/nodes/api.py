@@ -113,7 +113,7 @@ class Api:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def follow(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Manifest] | Manifest]:
-        """The collection's whole content, then each change, for ever.
+        """The collection's whole content, then each change, without end.
 
         Yields:
             a list: everything there is now (at the start, and again after a gap);

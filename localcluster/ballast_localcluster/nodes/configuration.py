@@ -1,4 +1,4 @@
-"""What a node agent is told: one JSON file, written by whoever starts it."""
+"""The configuration of a node agent: one JSON file, written by the program that starts it."""
 
 import dataclasses
 import json

@@ -32,7 +32,7 @@ class Devices:
         kube-scheduler gives a GPU away as soon as the API server knows that its pod has ended.
 
         Raises:
-            NotEnoughDevicesError: nobody leaves, and it is not enough.
+            NotEnoughDevicesError: too few are free, and no pod that holds any is ending.
         """
         while True:
             try:

@@ -34,7 +34,7 @@ class Heartbeat:
         self._uid = ""
 
     async def register(self) -> None:
-        """Create the Node and its lease, or take over those of an agent before, and say that it is Ready."""
+        """Create the Node and its lease, or take over an earlier agent's; the node is Ready then."""
         manifest = self._node.manifest()
         try:
             made = await self._api.call_until_reached("POST", "/api/v1/nodes", manifest)

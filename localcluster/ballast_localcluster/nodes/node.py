@@ -1,4 +1,4 @@
-"""A process node: what it says of itself, and the Node object that says it to Kubernetes."""
+"""A process node and its Node object."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ EMULATED_SLOWDOWN_ANNOTATION = "ballast.dev/emulated-slowdown"
 which hands it to the pods that it starts as BALLAST_EMULATED_SLOWDOWN. Missing: nothing is emulated."""
 
 PROCESS_NODE_ANNOTATION = "ballast.dev/process-node"
-"""On process nodes: what is emulated, in words. Written here, for people."""
+"""On process nodes: what is emulated, as text for people. Written here."""
 
 GPU_RESOURCE = "nvidia.com/gpu"
 
@@ -37,7 +37,7 @@ class Taint:
 class ProcessNode:
     """A node whose pods are processes of this machine.
 
-    Its capacity is what it says, not what the machine has: nobody enforces it but kube-scheduler.
+    Its capacity is what is declared here, not what the machine has: only kube-scheduler enforces it.
 
     Attributes:
         name: of the Node object.
@@ -48,7 +48,7 @@ class ProcessNode:
         annotations: further annotations.
         taints: keep pods away that do not tolerate them.
         slowdown: emulated slow-down by model family ("default" for the others), each factor at least 1;
-            empty: pods run at the machine's speed and say nothing of emulation.
+            empty: pods run at the machine's speed, and nothing is emulated.
         cpu, memory, pods: the rest of the capacity, as Kubernetes quantities.
         environment: variables given to every pod of the node.
     """

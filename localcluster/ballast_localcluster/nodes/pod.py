@@ -105,7 +105,7 @@ class Pod:
         await self._ended()
 
     def power_cut(self) -> None:
-        """Kill its processes; tell nobody."""
+        """Kill its processes without any report."""
         self._gone = True
         for runner in self.runners:
             runner.kill()
@@ -129,7 +129,7 @@ class Pod:
         )
 
     def _resume(self) -> None:
-        """An agent before this one may have run the pod: go on from what it wrote."""
+        """Continue from the status that an earlier agent wrote, if one ran the pod."""
         status = self.manifest.get("status", {})
         before = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
         by_name = {entry["name"]: entry for entry in before}
@@ -211,7 +211,7 @@ class Pod:
         self._stop(self.manifest["spec"].get("terminationGracePeriodSeconds", 30))
 
     def _report_fault(self, life: asyncio.Task[None]) -> None:
-        """A fault of the agent itself: say so where somebody will look."""
+        """Report a fault of the agent itself as an Event of the pod."""
         if not life.cancelled() and (fault := life.exception()):
             log.error("pod %s", self._path, exc_info=fault)
             self._host.events.post(self.manifest, "Warning", "NodeAgentFault", repr(fault))

@@ -126,7 +126,7 @@ def _start_operator(cluster: "LocalCluster") -> None:
     """
     from ballast_localcluster.errors import StartError
     from ballast_localcluster.owner import tail
-    from ballast_localcluster.waiting import Limit, eventually
+    from ballast_localcluster.waiting import Limit, wait_until
     from kubernetes import client, config
     from kubernetes.dynamic import DynamicClient
 
@@ -152,6 +152,6 @@ def _start_operator(cluster: "LocalCluster") -> None:
             return any(lease.metadata.name == LEASE_NAME and lease.spec.holder_identity for lease in found)
 
         try:
-            eventually("the operator to lead", leads, Limit.CONTROLLERS_READY.seconds)
+            wait_until(leads, "the operator to lead", Limit.CONTROLLERS_READY)
         except TimeoutError as error:
             raise StartError(f"{error}. The end of its log:\n{tail(log)}") from error
