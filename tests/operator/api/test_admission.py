@@ -94,14 +94,14 @@ def check_refused(api: client.ApiClient, item: dict[str, Any], case: Case) -> No
 
 
 @pytest.mark.parametrize("case", JOBS, ids=lambda case: case[0])
-def test_a_malformed_training_job(api: client.ApiClient, case: Case) -> None:
-    """Is refused with a message that names field and reason."""
+def test_the_api_server_refuses_a_malformed_training_job(api: client.ApiClient, case: Case) -> None:
+    """The message names field and reason."""
     check_refused(api, changed(JOB, case[1], case[2]), case)
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=lambda case: case[0])
-def test_a_malformed_cluster_policy(api: client.ApiClient, case: Case) -> None:
-    """Is refused with a message that names field and reason."""
+def test_the_api_server_refuses_a_malformed_cluster_policy(api: client.ApiClient, case: Case) -> None:
+    """The message names field and reason."""
     check_refused(api, changed(POLICY, case[1], case[2]), case)
 
 
@@ -110,14 +110,14 @@ def test_a_malformed_cluster_policy(api: client.ApiClient, case: Case) -> None:
     [JOB, RESHAPED, POLICY],
     ids=["TrainingJob", "TrainingJob that says how it reshapes", "ClusterPolicy"],
 )
-def test_a_wellformed_object(api: client.ApiClient, item: dict[str, Any]) -> None:
-    """Is accepted, so that the refusals above have their one reason."""
+def test_the_api_server_accepts_a_wellformed_object(api: client.ApiClient, item: dict[str, Any]) -> None:
+    """So that the refusals above have one reason only."""
     send(api, "POST", item, **AS_KUBECTL)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example(api: client.ApiClient, path: Path) -> None:
-    """Is accepted as it is."""
+def test_the_api_server_accepts_an_example(api: client.ApiClient, path: Path) -> None:
+    """As it is in the repository."""
     for item in yaml.safe_load_all(path.read_text()):
         send(api, "POST", item, **AS_KUBECTL)
 

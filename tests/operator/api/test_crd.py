@@ -33,8 +33,8 @@ ALL = [
 ]
 
 
-def test_the_committed_files() -> None:
-    """Are what the models say today; to mend: make generate."""
+def test_the_committed_crds_are_up_to_date() -> None:
+    """What the models generate today. To fix: make generate."""
     committed = {path.name: path.read_text() for path in FOLDER.glob("*.yaml")}
     assert committed == crd_files()
 
@@ -46,8 +46,8 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (tmp_path / "made").iterdir()} == crd_files()
 
 
-def test_the_command_prints_them() -> None:
-    """As one stream of documents that kubectl takes."""
+def test_ballast_crds_prints_them_for_kubectl() -> None:
+    """One stream of documents."""
     result = CliRunner().invoke(crds, ["--output-dir", "-"])
     assert list(yaml.safe_load_all(result.stdout)) == custom_resource_definitions()
 
@@ -60,8 +60,8 @@ def test_short_names_and_category() -> None:
 
 
 @pytest.mark.parametrize(("path", "schema"), ALL, ids=[path for path, _ in ALL])
-def test_every_field(path: str, schema: dict[str, Any]) -> None:
-    """Has a type; a list says how it merges or is of scalars; text that rules read is bounded."""
+def test_every_field_has_a_type_and_a_merge_rule(path: str, schema: dict[str, Any]) -> None:
+    """A list says how it merges or holds scalars; text that rules read is bounded."""
     assert schema["type"] in ("object", "array", "string", "integer", "number", "boolean")
     if schema["type"] == "array" and "maxItems" in schema:
         assert "x-kubernetes-list-type" in schema
@@ -84,8 +84,8 @@ def test_no_defaults_in_a_status() -> None:
     assert [path for path, schema in ALL if ".status" in path and "default" in schema] == []
 
 
-def test_a_model_that_a_crd_cannot_express() -> None:
-    """Is refused with the path, instead of a CRD that means something else."""
+def test_a_model_that_a_crd_cannot_express_is_refused() -> None:
+    """With the path, instead of a CRD that means something else."""
 
     class Either(ApiModel):
         value: int | str
@@ -94,8 +94,8 @@ def test_a_model_that_a_crd_cannot_express() -> None:
         structural_schema(Either, defaults=True)
 
 
-def test_a_fractional_bound() -> None:
-    """Is refused: the API server would take 0 for at least 0.05."""
+def test_a_fractional_bound_is_refused() -> None:
+    """The API server would take 0 for at least 0.05."""
 
     class Fraction(ApiModel):
         value: float = Field(ge=0.05)
@@ -104,8 +104,8 @@ def test_a_fractional_bound() -> None:
         structural_schema(Fraction, defaults=True)
 
 
-def test_an_optional_field() -> None:
-    """Has the type of its value: absent is Kubernetes' word for None."""
+def test_an_optional_field_has_the_type_of_its_value() -> None:
+    """Kubernetes has no null: None is absent."""
 
     class Optional(ApiModel):
         value: int | None = None
@@ -118,8 +118,8 @@ def test_an_optional_field() -> None:
     }
 
 
-def test_bounds_that_exclude_their_value() -> None:
-    """Are a number and a yes, as OpenAPI 3.0 has them."""
+def test_exclusive_bounds_are_a_number_and_a_flag() -> None:
+    """As OpenAPI 3.0 has them."""
 
     class Positive(ApiModel):
         value: float = Field(gt=0)

@@ -16,7 +16,7 @@ OBJECTS = [
 
 
 @pytest.mark.parametrize("item", OBJECTS)
-def test_an_example_is_read(item: dict[str, Any]) -> None:
-    """By the rules that the API server checks, too."""
+def test_an_example_obeys_the_rules_of_the_api(item: dict[str, Any]) -> None:
+    """Those that the API server checks, too."""
     read = {"ClusterPolicy": read_cluster_policy, "TrainingJob": read_training_job}[item["kind"]]
     assert read(item).metadata.name == item["metadata"]["name"]

@@ -112,8 +112,10 @@ def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[
         ("create", RBAC, "rolebindings"),
     ],
 )
-def test_what_the_operator_does(api: client.ApiClient, verb: str, group: str, resource: str) -> None:
-    """Is permitted to it."""
+def test_the_operator_may_do_what_it_does(
+    api: client.ApiClient, verb: str, group: str, resource: str
+) -> None:
+    """Every verb on every kind that it uses."""
     assert may(api, OPERATOR, verb, group, resource)
 
 
@@ -139,8 +141,10 @@ def test_what_the_operator_has_no_business_with(
 
 
 @pytest.mark.api
-def test_the_operator_gives_a_job_its_role(as_operator: client.ApiClient, namespace: str) -> None:
-    """And can give away no more than it holds itself."""
+def test_the_operator_gives_a_job_its_role_and_no_further_right(
+    as_operator: client.ApiClient, namespace: str
+) -> None:
+    """It cannot grant more than it holds itself."""
     rbac = client.RbacAuthorizationV1Api(as_operator)
     rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
     greedy: Rule = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
@@ -149,8 +153,8 @@ def test_the_operator_gives_a_job_its_role(as_operator: client.ApiClient, namesp
 
 
 @pytest.mark.api
-def test_a_pod_of_a_job(api: client.ApiClient, namespace: str) -> None:
-    """May read its own plan and renew its own Lease; no other job's, and nothing else."""
+def test_a_pod_may_only_read_its_plan_and_renew_its_lease(api: client.ApiClient, namespace: str) -> None:
+    """No other job's, and nothing else."""
     rbac = client.RbacAuthorizationV1Api(api)
     rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
     rbac.create_namespaced_role_binding(
@@ -178,8 +182,8 @@ def test_a_pod_of_a_job(api: client.ApiClient, namespace: str) -> None:
     assert not allowed("list", "", "pods", None)
 
 
-def test_everything_that_is_installed() -> None:
-    """Comes in an order in which it can be applied, each object with a name."""
+def test_installed_objects_come_in_an_order_that_can_be_applied() -> None:
+    """Each with a name."""
     kinds = [item["kind"] for item in install_objects("somewhere")]
     assert kinds[:2] == ["CustomResourceDefinition"] * 2
     assert kinds.index("Namespace") < kinds.index("ServiceAccount") < kinds.index("ClusterRoleBinding")

@@ -12,16 +12,16 @@ LISTS_BY_KEY = "duplicate"
 
 
 @pytest.mark.parametrize("case", [c for c in JOBS if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
-def test_a_malformed_training_job(case: Case) -> None:
-    """Is refused here too, with the field named, should an old CRD have let it through."""
+def test_a_malformed_training_job_is_refused_on_reading(case: Case) -> None:
+    """Should an old CRD have let it through; the message names the field."""
     with pytest.raises(InvalidObject) as caught:
         read_training_job(changed(JOB, case[1], case[2]))
     assert any(problem.startswith(case[3]) for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize("case", [c for c in POLICIES if c[4] != LISTS_BY_KEY], ids=lambda case: case[0])
-def test_a_malformed_cluster_policy(case: Case) -> None:
-    """Is refused here too, with the field named."""
+def test_a_malformed_cluster_policy_is_refused_on_reading(case: Case) -> None:
+    """The message names the field."""
     with pytest.raises(InvalidObject) as caught:
         read_cluster_policy(changed(POLICY, case[1], case[2]))
     assert any(problem.startswith(case[3]) for problem in caught.value.problems)
@@ -35,8 +35,8 @@ def test_several_problems() -> None:
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["spec.totalSteps", "spec.weight"]
 
 
-def test_a_rule_over_two_fields() -> None:
-    """Names the field to change and says how."""
+def test_a_broken_rule_over_two_fields_names_the_field_to_change() -> None:
+    """And says how to change it."""
     with pytest.raises(InvalidObject, match=r"spec\.pipeline\.minStages: .* To fix: lower minStages"):
         read_training_job(changed(JOB, "spec.pipeline.minStages", 5))
 
@@ -87,8 +87,8 @@ def test_fields_of_the_pods_that_ballast_does_not_know() -> None:
     assert template["spec"] == {"volumes": [volume], "containers": [container]}
 
 
-def test_a_status_of_a_newer_operator() -> None:
-    """Is read as far as it is known: a rollback of the operator loses no job."""
+def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
+    """A rollback of the operator loses no job."""
     status = {"state": "Running", "launches": 2, "sparkles": True}
     read = read_training_job(changed(JOB, "status", status)).status
     assert (read.state, read.launches) == ("Running", 2)

@@ -66,8 +66,8 @@ def of_kind(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [item for item in items if item["kind"] == kind]
 
 
-def test_the_default_objects(chart: Any) -> None:
-    """Are what an operator needs, and nothing that a cluster may lack."""
+def test_the_default_objects_are_what_an_operator_needs(chart: Any) -> None:
+    """And nothing that a cluster may lack."""
     kinds = sorted(item["kind"] for item in render(chart))
     assert kinds == sorted(
         [
@@ -93,8 +93,8 @@ def test_the_chart_is_clean() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Pod"])
-def test_every_pod(chart: Any, kind: str) -> None:
-    """Runs without root, privileges, a writable root or an unbounded memory."""
+def test_every_pod_runs_without_privileges(chart: Any, kind: str) -> None:
+    """No root, no writable root file system, no unbounded memory."""
     (item,) = of_kind(render(chart), kind)
     spec = item["spec"]["template"]["spec"] if kind == "Deployment" else item["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -108,8 +108,8 @@ def test_every_pod(chart: Any, kind: str) -> None:
         assert "memory" in container["resources"]["limits"]
 
 
-def test_the_operators_arguments(chart: Any) -> None:
-    """Are options that the command has, and the pod knows its namespace for the leader's Lease."""
+def test_the_operators_arguments_are_options_of_the_command(chart: Any) -> None:
+    """The pod knows its namespace for the leader's Lease."""
     from ballast_operator.cli.operator import operator
 
     (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
@@ -122,8 +122,8 @@ def test_the_operators_arguments(chart: Any) -> None:
     assert environment["BALLAST_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
 
 
-def test_the_operators_settings(chart: Any) -> None:
-    """Arrive as the operator reads them."""
+def test_the_operators_settings_reach_the_operator(chart: Any) -> None:
+    """As environment variables that it reads."""
     from ballast_operator.settings import from_environment
 
     (deployment,) = of_kind(render(chart, EVERYTHING), "Deployment")
@@ -135,8 +135,8 @@ def test_the_operators_settings(chart: Any) -> None:
     assert (settings.job.bind_seconds, settings.solver.limit_seconds) == (30, 2.5)
 
 
-def test_the_crds(chart: Any) -> None:
-    """Are the generated ones, and stay when the release goes; unless that is not wanted."""
+def test_the_crds_are_the_generated_ones_and_stay_after_uninstall(chart: Any) -> None:
+    """Unless the values say otherwise."""
     rendered = of_kind(render(chart), "CustomResourceDefinition")
     for crd in rendered:
         assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
@@ -147,8 +147,8 @@ def test_the_crds(chart: Any) -> None:
     assert of_kind(render(chart, {"crds": {"install": False}}), "CustomResourceDefinition") == []
 
 
-def test_the_permissions(chart: Any) -> None:
-    """Are those of the one source, under the release's name."""
+def test_the_permissions_are_those_of_the_one_source(chart: Any) -> None:
+    """Under the release's name."""
     roles = {item["metadata"]["name"]: item for item in of_kind(render(chart, name="blue"), "ClusterRole")}
     assert roles["blue-ballast"]["rules"] == operator_rules()
     for role in people_roles():
@@ -160,8 +160,8 @@ def test_the_permissions(chart: Any) -> None:
     assert binding["subjects"][0]["name"] == "blue-ballast"
 
 
-def test_an_image_by_digest(chart: Any) -> None:
-    """Is that digest, whatever the tag says."""
+def test_an_image_digest_wins_over_the_tag(chart: Any) -> None:
+    """Whatever the tag is."""
     digest = "sha256:" + "0" * 64
     values = {"image": {"repository": "r/operator", "tag": "x", "digest": digest}}
     (deployment,) = of_kind(render(chart, values), "Deployment")
@@ -183,8 +183,8 @@ def test_an_image_by_digest(chart: Any) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_value(chart: Any, values: dict[str, Any], words: str) -> None:
-    """Is refused by its name before anything is installed."""
+def test_a_wrong_value_is_refused_by_name(chart: Any, values: dict[str, Any], words: str) -> None:
+    """Before anything is installed."""
     with pytest.raises(helm.HelmValuesError, match=words):
         render(chart, values)
 
@@ -204,8 +204,8 @@ def test_every_value_is_in_the_schema() -> None:
     check(schema, values, "values")
 
 
-def test_the_notes(chart: Any) -> None:
-    """Warn of a disruption budget that would block every drain, and of CRDs that go with the release."""
+def test_the_notes_warn_of_what_may_surprise(chart: Any) -> None:
+    """A disruption budget that would block every drain; CRDs that go with the release."""
     plain = chart.render({}, name="ballast", namespace="x")["ballast/templates/NOTES.txt"]
     risky = chart.render(
         {"podDisruptionBudget": {"enabled": True}, "crds": {"keep": False}}, name="ballast", namespace="x"

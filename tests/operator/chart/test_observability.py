@@ -41,8 +41,8 @@ def series() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression(expression: str) -> None:
-    """Names series that the operator exposes, by labels that they have."""
+def test_an_expression_names_series_and_labels_that_exist(expression: str) -> None:
+    """Those that the operator exposes."""
     known = series()
     names = set(re.findall(r"\bballast_[a-z_]+", expression))
     assert names
@@ -57,8 +57,8 @@ def test_an_expression(expression: str) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert(alert: dict[str, Any]) -> None:
-    """Has a severity, a summary, and a section in the runbooks."""
+def test_an_alert_has_severity_summary_and_runbook(alert: dict[str, Any]) -> None:
+    """A section in the runbooks."""
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert alert["annotations"].keys() == {"summary", "description"}
     runbooks = (ROOT / "docs" / "runbooks.md").read_text()
@@ -72,8 +72,8 @@ def test_every_runbook_has_its_alert() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), dashboard_files().items(), ids=dashboard_files().keys())
-def test_a_dashboard(name: str, text: str) -> None:
-    """Keeps its uid, hard-codes no data source, and every panel has title, text, unit and an expression."""
+def test_a_dashboard_is_complete(name: str, text: str) -> None:
+    """A fixed uid, no hard-coded data source; every panel has title, text, unit and an expression."""
     dashboard = json.loads(text)
     assert name == f"{dashboard['uid']}.json"
     assert len(text) < 256 * 1024
@@ -95,8 +95,8 @@ def test_every_metric_is_shown_or_alerted() -> None:
     assert unseen == []
 
 
-def test_the_generated_files() -> None:
-    """Are committed as the code makes them today; to mend: make generate."""
+def test_the_committed_dashboards_and_alerts_are_up_to_date() -> None:
+    """What the code generates today. To fix: make generate."""
     stale = [
         name
         for name, text in generated_files().items()

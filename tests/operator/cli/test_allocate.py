@@ -150,7 +150,7 @@ def test_a_deadline_that_cannot_be_kept_is_named_and_the_others_are_kept():
 
 
 def test_the_text_shows_shares_and_gap():
-    """For people."""
+    """The output for people has both."""
     result = run(PROBLEM)
     assert result.exit_code == 0
     assert "gap" in result.output

@@ -97,8 +97,8 @@ async def test_a_gang_has_a_size_that_its_schedule_exists_for():
 
 
 @pytest.mark.parametrize("schedule", trained_schedules())
-def test_the_sizes_that_a_schedule_exists_for(schedule):
-    """Are those that it can be built for."""
+def test_a_schedule_can_be_built_for_every_size_that_it_suits(schedule):
+    """And for no other."""
     for ranks, microbatches in itertools.product(range(1, 8), range(7, 25)):
         spec = a_spec(schedule=schedule, microbatches=microbatches)
         each = SCHEDULES[schedule].stages_on_a_rank()

@@ -96,7 +96,7 @@ async def test_a_gang_that_has_repacked_does_not_grow_again():
     assert len(simulation.pods("one")) == 1
 
 
-async def test_a_newcomer_that_fails_ends_the_growth_and_not_the_gang():
+async def test_a_new_pod_that_fails_aborts_the_growth_and_not_the_gang():
     """Its pod goes, the others train on, the condition says why; after a pause it is tried again."""
     simulation = await running_pair()
     before = uids(simulation)
@@ -115,7 +115,7 @@ async def test_a_newcomer_that_fails_ends_the_growth_and_not_the_gang():
     assert before.items() < uids(simulation).items()
 
 
-async def test_newcomers_that_never_run_are_taken_back():
+async def test_new_pods_that_never_run_are_deleted():
     """All or none within the time that a launch has, too."""
     simulation = await running_pair()
     simulation.world.put(NODE, node("b", "fast", 1))

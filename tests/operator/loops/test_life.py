@@ -55,7 +55,7 @@ async def test_a_repack_releases_the_named_pods_and_the_waiting_job_starts_on_th
     assert status.launches == 1 and not status.restarts
 
 
-async def test_a_rank_that_fails_by_its_own_doing_restarts_the_gang_and_counts():
+async def test_a_user_error_restarts_the_gang_and_counts_toward_the_limit():
     """The whole gang goes, the next launch resumes from the checkpoint, the message names the culprit."""
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
@@ -96,7 +96,7 @@ async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit
     assert simulation.status("one").restarts == {Cause.POD_LOST: 1}
 
 
-async def test_a_follower_that_ends_first_does_not_hide_the_culprit():
+async def test_a_rank_that_lost_its_peer_does_not_hide_the_one_that_failed():
     """The rank that lost its peer is seen first; the blame goes to the one that failed a moment later."""
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
@@ -137,7 +137,7 @@ async def test_a_lost_node_sends_the_job_elsewhere():
     await simulation.until(lambda: simulation.state("one") == "Succeeded", seconds=5.0)
 
 
-async def test_suspending_saves_and_stops_and_resuming_goes_on():
+async def test_suspending_saves_and_stops_and_resuming_continues():
     """The trainer is asked to save first; nothing is held while suspended; no step is lost."""
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
@@ -195,7 +195,7 @@ async def test_a_shrink_without_acknowledgement_restarts_from_the_checkpoint():
     await simulation.until(lambda: simulation.state("one") == "Running")
 
 
-async def test_a_shrink_and_an_end_while_no_operator_lives_are_both_told():
+async def test_a_shrink_and_a_completion_without_an_operator_are_both_recorded():
     """The successor finds the job done: it releases and records the repack, then the success."""
     simulation = Simulation(nodes={"a": ("fast", 2)})
     simulation.add_job("one", trainer={"shrink_at": 30})
@@ -209,7 +209,7 @@ async def test_a_shrink_and_an_end_while_no_operator_lives_are_both_told():
     assert not simulation.status("one").restarts
 
 
-async def test_a_trainer_that_talks_nonsense_harms_nobody():
+async def test_unreadable_messages_of_a_trainer_do_no_harm():
     """Unreadable and impossible messages are left out or brought into range; the job goes on to its end."""
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})

@@ -66,7 +66,7 @@ async def test_a_policy_sees_its_jobs_through(policy):
     )
 
 
-async def test_what_a_policy_lacks_is_said_and_the_others_go_on():
+async def test_a_missing_input_is_named_and_the_other_jobs_run():
     """A condition names job and field; with the field or another policy it is taken back."""
     simulation = cluster(
         roundSeconds=3600,
