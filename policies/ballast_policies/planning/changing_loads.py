@@ -72,7 +72,8 @@ def mixture_of_experts(layers: int, progress: float, generator: np.random.Genera
     """Half of a layer waits for its fullest of 8 experts, up to three times the mean."""
     shares = generator.dirichlet(np.full(8, 4.0), layers)
     fullest = np.minimum(3.0, 8 * shares.max(axis=1))
-    return 0.5 + 0.5 * (1 + progress * (fullest - 1))
+    costs: np.ndarray = 0.5 + 0.5 * (1 + progress * (fullest - 1))
+    return costs
 
 
 def mixture_of_depths(layers: int, progress: float, generator: np.random.Generator) -> np.ndarray:

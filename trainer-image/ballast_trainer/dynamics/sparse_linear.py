@@ -53,7 +53,7 @@ class _SparseProduct(torch.autograd.Function):
     """``x @ W.T`` through the kept values of W; their gradient is sampled, never the dense one made."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: torch.Tensor, values: torch.Tensor, matrices: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
@@ -61,7 +61,7 @@ class _SparseProduct(torch.autograd.Function):
         return torch.mm(matrices[0], x.t().contiguous()).t()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (x,) = ctx.saved_tensors
         row_major, column_major = ctx.matrices
         transposed = gradient.t().contiguous()

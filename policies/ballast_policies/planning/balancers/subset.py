@@ -107,7 +107,7 @@ class RankSubsets:
 
     def _load(self, rank: int, held: np.ndarray) -> np.ndarray:
         """[k, j]: load of layers k..j-1 on ``rank``; infinite where they do not fit its memory."""
-        load = (self.S[None, :] - self.S[:, None]) / self.speeds[rank]
+        load: np.ndarray = (self.S[None, :] - self.S[:, None]) / self.speeds[rank]
         if self.memory is not None:
             load = np.where(held[None, :] - held[:, None] <= self.memory[rank], load, np.inf)
         return load
@@ -117,7 +117,8 @@ class RankSubsets:
         away = self.weight.copy()
         away[self.partition.bounds[rank] : self.partition.bounds[rank + 1]] = 0.0
         M = _sums(away)
-        return M[None, :] - M[:, None]
+        between: np.ndarray = M[None, :] - M[:, None]
+        return between
 
 
 class _Table:
