@@ -22,7 +22,8 @@ from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
 from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules
 
-_WHOLE_LAYERS = [name for name, case in DYNAMICS.builtin.items() if not case.inside_layers]
+_WHOLE_LAYERS = DYNAMICS.own(lambda case: not case.inside_layers)
+_COMPARE_RANKS = ", ".join(DYNAMICS.own(lambda case: case.compares_ranks))
 _ONE_EACH = each_is("pipeline.replicas", 1)
 _FLUSHES = row("pipeline.schedule", SCHEDULES, lambda kind: not kind.asynchronous)
 _REPLICABLE = row("pipeline.schedule", SCHEDULES, lambda kind: kind.build_replicated is not None)
@@ -175,9 +176,9 @@ _RULES = (
     Rule(
         condition=_ONE_EACH | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.compares_ranks),
         field="dynamics",
-        reason="pruning compares weights rank by rank, and would count those of pipeline.replicas several "
-        "times",
-        fix="leave pruning or replicas out",
+        reason=f"a change that compares weights rank by rank ({_COMPARE_RANKS}) would count those of "
+        "pipeline.replicas several times",
+        fix=f"leave {_COMPARE_RANKS} or replicas out",
     ),
     Rule(
         condition=(at("parallelism.tensor") == 1)
