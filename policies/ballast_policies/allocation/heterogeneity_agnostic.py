@@ -1,9 +1,9 @@
-"""What a scheduler sees and does for which every GPU that a job may use is the same: the agnostic baselines.
+"""The heterogeneity-agnostic baselines: what a scheduler sees and does that knows no GPU types.
 
 It takes each type for as fast as the job's fastest one (so no type need have a special name). Then
 only a job's total time matters to it, and which types make it up is a tie in all of its objectives.
-The rule for that tie is what "blind" means: time is spread over the types as the cluster is made up,
-as far as capacities and the types a job cannot use allow.
+The tie is resolved without knowledge of the types, too: time is spread over them as the cluster is made
+up, as far as capacities and the types a job cannot use allow.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from ballast_policies.allocation.instance import Instance
 FITTING_ROUNDS = 200
 
 
-def type_blind(real: Instance) -> Instance:
-    """The instance as the blind scheduler sees it; columns stay in place.
+def agnostic_view(real: Instance) -> Instance:
+    """The instance as the heterogeneity-agnostic scheduler sees it; columns stay in place.
 
     Pairs keep what sharing does to each of the two on that type, relative to running alone.
     """
@@ -24,7 +24,7 @@ def type_blind(real: Instance) -> Instance:
     T = np.where(real.T > 0, fastest[:, None], 0.0)
     total = real.capacity.sum()
 
-    def blind(rate: np.ndarray, job: np.ndarray) -> np.ndarray:
+    def agnostic(rate: np.ndarray, job: np.ndarray) -> np.ndarray:
         alone = real.T[job, columns.kind]
         return np.divide(rate, alone, out=np.zeros_like(rate), where=alone > 0) * fastest[job]
 
@@ -34,17 +34,17 @@ def type_blind(real: Instance) -> Instance:
         equal=T @ (real.capacity / total) if total > 0 else np.zeros(len(T)),
         columns=dataclasses.replace(
             columns,
-            rate_first=blind(columns.rate_first, columns.first),
-            rate_second=blind(columns.rate_second, columns.second),
+            rate_first=agnostic(columns.rate_first, columns.first),
+            rate_second=agnostic(columns.rate_second, columns.second),
         ),
     )
 
 
-def spread(problem: Instance, x: np.ndarray) -> np.ndarray:
+def spread_over_types(problem: Instance, x: np.ndarray) -> np.ndarray:
     """``x`` with each job's time alone spread over its types in proportion to their GPUs, where that fits.
 
     Iterative proportional fitting to each job's time and each type's limit; what the last round leaves
-    unfitted is mended by mixing with ``x``, which fits. Time alone per job and all pairs stay as they are.
+    unfitted is resolved by mixing with ``x``, which does. Time alone per job and all pairs stay as they are.
     """
     columns, capacity = problem.columns, problem.capacity
     alone = columns.second < 0
@@ -67,7 +67,7 @@ def spread(problem: Instance, x: np.ndarray) -> np.ndarray:
 
 
 def mix(problem: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndarray:
-    """As much of ``wanted`` as the capacities bear, the rest from ``feasible``."""
+    """As much of ``wanted`` as the capacities allow, the rest from ``feasible``."""
     over, held = problem.gpus_used(wanted), problem.gpus_used(feasible)
     excess = over - problem.capacity
     tight = excess > 0

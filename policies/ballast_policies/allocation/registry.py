@@ -5,7 +5,7 @@ import time
 
 from ballast_policies.allocation.answer import Answer, as_allocation, relative_gap
 from ballast_policies.allocation.custom.function import named_policy
-from ballast_policies.allocation.heterogeneity_agnostic import spread, type_blind
+from ballast_policies.allocation.heterogeneity_agnostic import agnostic_view, spread_over_types
 from ballast_policies.allocation.instance import Instance, instance
 from ballast_policies.allocation.policies import (
     allox,
@@ -194,9 +194,9 @@ def allocate(
     Args:
         policy: one of :data:`POLICIES`, or ``module:function``.
         problem: jobs over GPU types.
-        agnostic: the type-blind baseline: the policy takes every GPU that a job may use for as fast as
+        agnostic: the heterogeneity-agnostic baseline: the policy takes every GPU that a job may use for as fast as
             the job's fastest one. The answer's throughput, levels and objective are the real ones,
-            its gap is that of the blind optimum.
+            its gap is that of the agnostic optimum.
         space_sharing: let the pairs of the problem share GPUs, where the policy defines it.
         warm: the same policy's allocation of a similar problem, e.g. from before the last arrival. With
             thousands of jobs the answer is there many times sooner, and as exact; else it is not used.
@@ -233,13 +233,13 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start |
         SolverError: the solver failed.
     """
     chosen = find_policy(policy)
-    seen = type_blind(real) if agnostic else real
+    seen = agnostic_view(real) if agnostic else real
     if start is not None and chosen.solve_from is not None and len(start.prices) == len(real.capacity):
         answer = chosen.solve_from(seen, start)
     else:
         answer = chosen.solve(seen)
     if agnostic and chosen.spreads_when_agnostic:
-        answer = dataclasses.replace(answer, x=spread(seen, answer.x))
+        answer = dataclasses.replace(answer, x=spread_over_types(seen, answer.x))
     gap = answer.gap
     if gap is None and answer.bound is not None:
         gap = relative_gap(chosen.objective(seen, answer.x), answer.bound)

@@ -3,7 +3,7 @@
 Where all gangs fit, every job gets equal time on every type (as in ``isolated``). Where they do not,
 jobs of equal gangs are paired at random; a pair that does less together than alone (sum over its two
 jobs of shared / own throughput below 1, over the types as the cluster is made up) is dropped again; and
-all units, pairs and jobs left alone, get equal time on every type, blind to how fast each is there:
+all units, pairs and jobs left alone, get equal time on every type, however fast each is there:
 
     X_uj = capacity_j / (U gpus_u), scaled down to sum_j X_uj <= 1,   u = 1 .. U.
 

@@ -1,4 +1,4 @@
-"""Isolated shares (dissertation section 5.4.1): everybody gets 1/n of every type, and keeps it.
+"""Isolated shares (dissertation section 5.4.1): every job gets 1/n of every type, and keeps it.
 
     X_mj = capacity_j / (n gpus_m), scaled down to sum_j X_mj <= 1; 0 where job m cannot run on type j.
 

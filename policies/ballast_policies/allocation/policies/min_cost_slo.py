@@ -6,12 +6,12 @@ For the jobs S that have a deadline, an LP:
     subject to  throughput(m, X) >= num_steps_m / deadline_m      for m in S
                 time and capacity (5.1)-(5.3)
 
-that is, the USD to finish them just in time (slower is never dearer per step, so nobody is faster than
+that is, the USD to finish them just in time (slower is never dearer per step, so no job is faster than
 it must be). Then the other jobs share, as in ``min_cost``, the GPUs that are left.
 
 Deadlines that cannot be met are named, and only they are given up: those that are past, or out of
 reach on the fastest type, at once; of those that the cluster cannot keep together, taken in order of
-deadline, each that does not fit with the ones kept before. Their jobs go on without a deadline.
+deadline, each that does not fit with the ones kept before. Their jobs are served as if they had none.
 Objective: USD to finish all remaining steps, as in ``min_cost``.
 """
 

@@ -1,4 +1,4 @@
-"""Strategy-proof shares: proportional fairness, of which everybody gives up a little.
+"""Strategy-proof shares: proportional fairness, of which every job gives up a part.
 
 The partial allocation mechanism (Cole, Gkatzelis, Goel: Mechanism design for fair division, EC 2013), the
 form of the variant that the dissertation leaves to future work (section 5.4.4). First
@@ -13,10 +13,17 @@ X*_{-m} being the optimum when m is not there: m pays for the speed it takes fro
 up with is then prod_i throughput(i, X)^(w_i/w_m) over a constant that its own report does not enter, and X*
 is what maximises that if it reports its throughputs truly. (The proof needs that throughput scales
 with a row, and that the limits do not depend on what is reported; so pairs are left out, and
-gpus_m and w_m are taken as known.) Without weights everybody keeps at least 1/e of X*.
+gpus_m and w_m are taken as known.) Without weights every job keeps at least 1/e of X*.
 
-n + 1 convex programs for n jobs, by Clarabel. The gap is that of X*, proven by the prices of its
-capacities (``nash``): the part by which the weighted geometric mean of the speeds could still grow.
+Up to ``EXACT`` jobs that is n + 1 convex programs, by Clarabel, and the gap is that of X*, proven by the
+prices of its capacities (``nash``): the part by which the weighted geometric mean of the speeds could still
+grow. With more jobs X* comes from prices (``nash_prices``), which also stand in for the programs without
+m: with p the prices of X*, the others cannot gain more from m's GPUs than these are worth, so
+
+    f_m >= exp( - sum_j gpus_m p_j X*_mj / w_m )  >= 1/e,
+
+and m keeps this lower bound. The gap is then the largest part by which a job might keep more under the
+mechanism (up to 1 - 1/e), or that of X* if it is larger.
 Objective: the weighted geometric mean of the levels (gpus x throughput / throughput of the equal share).
 """
 
@@ -26,7 +33,11 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares
+from ballast_policies.allocation.solvers.nash import NashShares, gap_per_weight, nash_shares
+from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
+
+EXACT = 200
+"""Jobs up to which every program without one of them is solved."""
 
 
 def solve(problem: Instance) -> Answer:
@@ -38,6 +49,8 @@ def solve(problem: Instance) -> Answer:
     runs = np.flatnonzero(problem.runnable)
     if not len(runs):
         return nothing(problem)
+    if len(runs) > EXACT:
+        return _by_prices(problem, nash_shares_by_prices(problem))
     columns, weights = problem.columns, problem.weights
     found = nash_shares(problem)
     x = found.x
@@ -53,6 +66,19 @@ def solve(problem: Instance) -> Answer:
         x=x * kept[columns.first],
         solver="Clarabel",
         gap=gap_per_weight(problem, found),
+    )
+
+
+def _by_prices(problem: Instance, found: NashShares) -> Answer:
+    """Each row scaled by the least that the mechanism lets its job keep."""
+    columns, n = problem.columns, len(problem.gpus)
+    worth = columns.gpus * found.prices[columns.kind] * found.x
+    spent = np.bincount(columns.first, weights=worth, minlength=n) / problem.weights
+    kept = np.exp(-np.minimum(spent, 1.0))
+    return Answer(
+        x=found.x * kept[columns.first],
+        solver="prices",
+        gap=max(gap_per_weight(problem, found), float(1.0 - kept.min())),
     )
 
 

@@ -1,0 +1,44 @@
+"""The partial allocation mechanism beyond the number of jobs for which each program without one is solved."""
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.policies import strategy_proof
+from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers.nash import gap_per_weight, nash_shares
+from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
+
+from tests.policies.allocation.problems import random_problem
+
+
+@pytest.mark.parametrize("contention", [0.5, 1.0, 3.0, 10.0])
+def test_fair_shares_by_prices_are_those_of_the_cone_program(contention):
+    """The proven gap is small, and so is the distance to Clarabel's geometric mean."""
+    p = instance(random_problem(4, 150, 4, contention=contention))
+    found, exact = nash_shares_by_prices(p), nash_shares(p)
+    assert gap_per_weight(p, found) <= 5e-3
+    runs = p.runnable
+    lost = p.weights[runs] @ np.log(p.throughput(exact.x)[runs] / p.throughput(found.x)[runs])
+    assert lost / p.weights[runs].sum() <= gap_per_weight(p, found) + 1e-8
+
+
+@pytest.mark.parametrize("contention", [0.5, 3.0])
+def test_no_job_keeps_more_than_with_every_program_solved(monkeypatch, contention):
+    """What a job pays by prices is at least what it pays by the programs without it, and not far from it."""
+    p = instance(random_problem(6, 40, 3, gangs=(1,), contention=contention))
+    exact = p.throughput(solve("strategy-proof", p).x)
+    monkeypatch.setattr(strategy_proof, "EXACT", 10)
+    bounded = p.throughput(solve("strategy-proof", p).x)
+    runs = p.runnable
+    ratio = bounded[runs] / exact[runs]
+    assert (ratio <= 1 + 1e-2).all()
+    assert ratio.min() >= np.exp(-1) and np.median(ratio) >= 0.8
+
+
+def test_thousands_of_jobs_are_answered_with_a_stated_gap():
+    """Within the limits, and never less than 1/e of the fair share."""
+    p = instance(random_problem(1, 2000, 5))
+    fair, answer = nash_shares_by_prices(p), solve("strategy-proof", p)
+    assert (p.gpus_used(answer.x) <= p.capacity * (1 + 1e-9)).all()
+    assert (p.throughput(answer.x) >= np.exp(-1) * p.throughput(fair.x) * (1 - 1e-9)).all()
+    assert 0 < answer.gap <= 1 - np.exp(-1)
