@@ -194,7 +194,7 @@ def allocate(
     Args:
         policy: one of :data:`POLICIES`, or ``module:function``.
         problem: jobs over GPU types.
-        agnostic: the heterogeneity-agnostic baseline: the policy takes every GPU that a job may use for as fast as
+        agnostic: the heterogeneity-agnostic baseline: every GPU that a job may use counts as fast as
             the job's fastest one. The answer's throughput, levels and objective are the real ones,
             its gap is that of the agnostic optimum.
         space_sharing: let the pairs of the problem share GPUs, where the policy defines it.
