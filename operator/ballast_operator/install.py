@@ -1,6 +1,6 @@
 """What has to be on a cluster before the operator runs, for runs without the Helm chart.
 
-Who calls it: ``ballast demo``, tests, and whoever runs the operator outside the cluster.
+Who calls it: ``ballast demo``, tests, and users who run the operator outside the cluster.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """What the operator waits for: one record, read by the log, the metric, ``/healthz`` and ``/readyz``.
 
-Whoever has to wait calls :meth:`Waits.begin` with what it waits for and how to end the wait, as often as it
-likes, and :meth:`Waits.end` when the wait is over. A wait that lasts is logged after ten seconds, again each
-time it has lasted twice as long, at least every five minutes, and once when it ends.
+A caller that has to wait calls :meth:`Waits.begin` with what it waits for and how to end the wait, any
+number of times, and :meth:`Waits.end` when the wait is over. A wait that lasts is logged after ten seconds,
+again each time it has lasted twice as long, at least every five minutes, and once when it ends.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ LOGGED_EVERY_SECONDS = 300.0
 """Longest pause between two log lines about one wait."""
 
 FORGOTTEN_AFTER_SECONDS = 600.0
-"""A right that was lacking and has not been needed again for so long is no longer waited for."""
+"""A right that was lacking and has not been needed again for this long is no longer waited for."""
 
 
 class WaitReason(enum.StrEnum):

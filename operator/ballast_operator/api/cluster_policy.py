@@ -40,7 +40,7 @@ class CapacityType(enum.StrEnum):
     ON_DEMAND = "onDemand"
     """They stay."""
     SPOT = "spot"
-    """They may be taken away at any time; jobs then go on from their checkpoint."""
+    """They may be taken away at any time; jobs then resume from their checkpoint."""
 
 
 class EntityShare(ApiModel):
@@ -176,7 +176,7 @@ class Moves(ApiModel):
     """How restless the allocation may be."""
 
     min_run_seconds: _Seconds = 0.0
-    """A gang keeps its GPUs at least so long, once it trains."""
+    """A gang keeps its GPUs at least this long, once it trains."""
     max_moves_per_hour: Annotated[int, Field(ge=0, le=3600)] = 12
     """How often an hour a job may be stopped for another placement."""
 
@@ -185,7 +185,7 @@ class Solver(ApiModel):
     """Limits of the solver."""
 
     time_limit_seconds: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """After so long the solver is ended and the greedy fallback decides."""
+    """After this long the solver is ended and the greedy fallback decides."""
 
 
 class ClusterPolicySpec(ApiModel):

@@ -36,7 +36,7 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
             "To fix: see `kubectl get trainingjobs --all-namespaces`"
         ) from error
     except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or mend the connection") from error
+        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
 
 
 def as_text(found: "Explanation") -> str:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus-per-node",
     metavar="TYPE=N,...",
-    help="Nodes of so many GPUs: gangs that do not fit one, or are spread, run at the table's unconsolidated "
+    help="GPUs of a node: gangs that do not fit one, or are spread, run at the table's unconsolidated "
     "speed. Default: placement has no influence, as in Gavel's simulator.",
 )
 @click.option("--agnostic", is_flag=True, help="The policy takes all GPU types for equally fast.")
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     type=float,
     default=0.0,
     show_default=True,
-    help="With --rules ballast: for so long a gang that a round stops trains on.",
+    help="With --rules ballast: how long a gang that a round stops still trains.",
 )
 @click.option(
     "--min-run-seconds",

@@ -15,10 +15,10 @@ from kubernetes import client, watch
 from ballast_operator.demo.story import Story
 
 WATCH_SECONDS = 300
-"""The API server ends a watch after so long; it is opened again at once."""
+"""After this long the API server ends a watch; it is opened again at once."""
 
 POOL_LABEL = "ballast.dev/pool"
-"""On nodes: the name of their pool. Written by whoever makes the nodes; read for display only."""
+"""On nodes: the name of their pool. Written with the nodes; read for display only."""
 
 
 class Recorder:

@@ -32,7 +32,7 @@ ENDED = (JobState.SUCCEEDED, JobState.FAILED)
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the text says what happened and where the logs are."""
+    """The demo cannot continue; the text says what happened and where the logs are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What happened on the cluster, in the order in which the API server said it.
 
 The recorder feeds it watch events; the live view and the summary read it.  It knows nothing of
-how the operator works: whoever wrote another operator for the same API would be told the same way.
+how the operator works: another operator for the same API would give the same story.
 """
 
 import dataclasses

@@ -40,7 +40,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One dashboard; ``uid`` stays the same for ever, so that links and stars survive."""
+    """One dashboard; ``uid`` never changes, so that links and stars survive."""
 
     uid: str
     title: str
@@ -106,7 +106,7 @@ GPUS = Dashboard(
         ),
         Panel(
             title="GPUs free, by pool",
-            description="GPUs usable for training that nobody holds.",
+            description="GPUs usable for training that no job holds.",
             unit="short",
             stacked=True,
             queries=_one(
