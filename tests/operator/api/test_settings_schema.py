@@ -1,0 +1,70 @@
+"""The schema that is made from the contract's configuration: complete, and evaluated as Python does."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ballast_operator.api.cel import cel_rule
+from ballast_operator.api.settings_schema import required_fields, settings_schema
+from ballast_policies.contract.conditions import absent, at, each_is, given
+from ballast_policies.contract.job import JobConfig, PipelineConfig
+from ballast_policies.contract.rules import Rule
+
+
+def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, part in schema.get("properties", {}).items():
+        yield f"{path}{name}", part
+        yield from fields(part, f"{path}{name}.")
+        yield from fields(part.get("items", {}), f"{path}{name}[].")
+
+
+FIELDS = list(fields(settings_schema(JobConfig)))
+
+
+@pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
+def test_every_field_is_described_and_bounded(path: str, schema: dict[str, Any]) -> None:
+    """`kubectl explain` has a text for it, and no number, text or list has any size."""
+    assert schema["description"]
+    if schema["type"] in ("integer", "number"):
+        assert {"minimum", "exclusiveMinimum"} & set(schema)
+        assert "maximum" in schema
+    if schema["type"] == "string":
+        assert {"maxLength", "enum"} & set(schema)
+    if schema["type"] == "array":
+        assert "maxItems" in schema
+
+
+def test_every_field_of_the_configuration_is_in_the_schema() -> None:
+    """A TrainingJob can ask for whatever the trainer can do."""
+    assert len(settings_schema(JobConfig)["properties"]) == len(dataclasses.fields(JobConfig))
+    assert required_fields(JobConfig) == ["total_steps", "model", "pipeline", "checkpoint"]
+    assert required_fields(PipelineConfig) == ["max_stages", "global_batch_size"]
+
+
+OPTIONAL = {"a", "b.c"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "cel"),
+    [
+        (at("x") <= at("y"), "self.x <= self.y"),
+        (at("a") < 3, "!has(self.a) || self.a < 3"),
+        (at("b.c") != "it's", "!has(self.b.c) || self.b.c != 'it\\'s'"),
+        ((at("x") % 2 == 0) & (at("y") == True), "(self.x % 2 == 0 && self.y == true)"),  # noqa: E712
+        (given("a") | (at("x") == 0.0), "has(self.a) || self.x == 0.0"),
+        (absent("b.c") | (at("x") == 1), "!has(self.b.c) || self.x == 1"),
+        (at("x").is_not_in(["m", "n"]), "!(self.x in ['m', 'n'])"),
+        (each_is("a", 1) & at("x").is_in([2]), "((!has(self.a) || self.a.all(x, x == 1)) && self.x in [2])"),
+    ],
+)
+def test_a_condition_as_cel(condition: Any, cel: str) -> None:
+    """Fields that may be missing are asked for first."""
+    rule = Rule(condition=condition, field="x", reason="wrong", fix="change it")
+    assert cel_rule(rule, lambda path: path in OPTIONAL) == cel
+
+
+def test_a_condition_that_cel_cannot_express() -> None:
+    """Is left to the operator's condition."""
+    rule = Rule(condition=lambda config: True, field="x", reason="wrong", fix="change it")
+    assert cel_rule(rule, lambda path: False) is None
