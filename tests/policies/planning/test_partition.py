@@ -42,7 +42,7 @@ def test_the_exact_partition_equals_brute_force(seconds, data):
 
 
 @given(seconds=loads, data=st.data())
-def test_the_exact_partition_respects_memory_or_says_that_none_fits(seconds, data):
+def test_the_exact_partition_respects_memory_or_reports_that_none_fits(seconds, data):
     """It is refused exactly where brute force finds no partition that fits."""
     ranks = data.draw(st.integers(1, len(seconds)))
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(seconds), max_size=len(seconds)))
@@ -204,7 +204,7 @@ def test_a_rebalance_that_pays_is_decided_with_its_moves(method):
         ({"horizon_steps": 0}, "moving costs"),
     ],
 )
-def test_a_rebalance_that_does_not_pay_stays_put_and_says_why(changes, want):
+def test_a_rebalance_that_does_not_pay_is_not_made_and_has_a_reason(changes, want):
     """Hysteresis and the cost of moving are both in the decision's words."""
     decision = decide([0.1, 0.1, 1.0, 1.0], **changes)
     assert not decision.rebalance

@@ -159,7 +159,7 @@ def test_the_first_stage_of_a_split_backward_has_weights_only():
     assert 8 * 3 < step < (8 + 4 - 1) * 3
 
 
-def test_interleaved_stages_are_simulated_as_so_many_a_rank():
+def test_interleaved_stages_are_simulated_with_several_stages_a_rank():
     """Two stages a rank halve the bubble: (p - 1) / (v m)."""
     whole = simulated_step_seconds(np.full(4, 8.0), np.full(4, 16.0), 8)
     halves = simulated_step_seconds(np.full(8, 4.0), np.full(8, 8.0), 8, schedule="Interleaved1F1B", chunks=2)

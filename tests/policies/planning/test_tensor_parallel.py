@@ -50,7 +50,7 @@ def test_resizing_ratio_needs_product_seconds():
         resize_ratios([1.0, 2.0], [1.0, 0.0])
 
 
-def test_resizing_the_mean_is_exchanged_anew_after_a_ten_percent_change():
+def test_resizing_exchanges_the_mean_again_after_a_ten_percent_change():
     """Both ways, not below."""
     assert not mean_is_stale(1.0, 1.09)
     assert mean_is_stale(1.0, 1.11)
@@ -109,7 +109,7 @@ def test_resizing_preserved_statistics_end_the_loop_of_repruning():
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75, 0.9])
-def test_resizing_patience_bounds_the_absence_even_where_kept_columns_go_on_changing(ratio):
+def test_resizing_patience_bounds_the_absence_of_a_column_while_others_keep_changing(ratio):
     """No column is left out longer than patience + ceil(1 / (1 - gamma)); the published rule has no bound."""
 
     def stationary(variation, base, refined, kept):
@@ -121,7 +121,7 @@ def test_resizing_patience_bounds_the_absence_even_where_kept_columns_go_on_chan
 
 @given(migrated=st.integers(0, 50), ranks=st.integers(2, 9), data=st.data())
 def test_migration_helpers_compute_each_migrated_column_once(migrated, ranks, data):
-    """Their ranges are a partition; the straggler has none; nobody more than its share."""
+    """Their ranges are a partition; the straggler has none, no rank more than its share."""
     straggler = data.draw(st.integers(0, ranks - 1))
     shares = [helper_columns(migrated, ranks=ranks, straggler=straggler, rank=rank) for rank in range(ranks)]
     assert sorted(column for share in shares for column in share) == list(range(migrated))
@@ -216,7 +216,7 @@ def test_semi_four_stragglers_of_eight_split_at_three():
 
 
 def test_stragglers_need_more_than_noise():
-    """A tolerance of 5 % makes nobody late over 2 % of noise; slowest first beyond."""
+    """A tolerance of 5 % makes no rank late over 2 % of noise; slowest first beyond."""
     random = np.random.default_rng(0)
     for _ in range(100):
         assert stragglers(random.uniform(1.0, 1.02, 8)) == ()

@@ -20,7 +20,7 @@ def decided(policy, seconds=LATE, **options):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_is_late(policy):
+def test_no_rank_is_a_straggler(policy):
     """Noise within the tolerance changes nothing under any policy."""
     decision = decided(policy, (1.0, 1.01, 1.02, 0.99))
     assert decision.stragglers == decision.migrated[4:] == ()
@@ -28,7 +28,7 @@ def test_nobody_is_late(policy):
 
 
 def test_resize_brings_the_late_rank_to_the_mean():
-    """Equation 1: T = [8, 1, 1, 1] leaves out (8 - 2.75) / 8 of the columns, and nobody helps."""
+    """Equation 1: T = [8, 1, 1, 1] leaves out (8 - 2.75) / 8 of the columns, and no rank helps."""
     decision = decided("resize")
     assert decision.pruned == (84, 0, 0, 0)
     assert decision.migrated == (0, 0, 0, 0)

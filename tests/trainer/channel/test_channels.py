@@ -168,7 +168,7 @@ def test_a_broken_plan_names_its_field(api, kubernetes_channel):
         kubernetes_channel.read_plan()
 
 
-def test_outside_of_a_cluster_says_what_to_do():
+def test_the_kubernetes_channel_outside_of_a_cluster_is_refused_with_a_fix():
     """No service account, no kubeconfig."""
     with pytest.raises(ConfigurationError, match="ballast-train run"):
         ApiServer.from_environment({})

@@ -105,7 +105,7 @@ def test_a_configuration_that_is_not_there_is_a_usage_error(command, tmp_path):
 
 
 @pytest.mark.processes
-def test_a_run_whose_output_nobody_reads_ends_in_words(tmp_path):
+def test_a_run_whose_output_is_closed_ends_with_a_message(tmp_path):
     """As behind ``| head -1``: not as if another rank were gone, and without a traceback."""
     import subprocess
     import sys

@@ -22,7 +22,7 @@ def example(request, monkeypatch):
     return request.param
 
 
-def test_an_example_says_how_it_is_run_and_suits_its_ranks(example):
+def test_an_example_states_its_command_and_suits_its_ranks(example):
     """Among its first lines is the command, with its own path and ranks that its layers suffice for."""
     path = re.escape(str(example.relative_to(ROOT)))
     command = rf"^# (?:.*: )?ballast-train run --config {path} --ranks (\d+)"

@@ -48,7 +48,7 @@ def simulated(call, *arguments, **fields):
     return json.loads(result.stdout)["forecasts"]
 
 
-def test_an_even_1f1b_step_takes_what_the_formula_says(call):
+def test_an_even_1f1b_step_equals_the_formula(call):
     """(m + p - 1) t, idle (p - 1) / (m + p - 1), and p - r microbatches in flight on rank r."""
     (only,) = simulated(call)
     assert only["partition"] == "start"
@@ -157,7 +157,9 @@ def test_a_trace_is_a_picture_or_what_torch_reads(call, tmp_path):
         ("trace", ["--set", "pipeline.stagesPerRank=2"], {}, "another number of stages per rank"),
     ],
 )
-def test_what_cannot_be_forecast_is_refused_in_words(call, command, arguments, fields, words):
+def test_a_configuration_that_cannot_be_forecast_is_refused_with_the_reason(
+    call, command, arguments, fields, words
+):
     """Exit code 2, the field, the reason and what to change."""
     result = call(command, *arguments, **fields)
     assert result.exit_code == 2

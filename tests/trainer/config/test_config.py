@@ -62,7 +62,7 @@ def test_an_assignment_reaches_into_a_list(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"- 1", b"", b"a: [1"])
-def test_a_file_that_is_no_configuration_is_refused_in_words(tmp_path, content):
+def test_a_file_that_is_no_configuration_is_refused_with_the_reason(tmp_path, content):
     """Not text, not a mapping, not YAML."""
     path = tmp_path / "config.yaml"
     path.write_bytes(content)

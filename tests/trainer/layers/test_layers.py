@@ -147,7 +147,7 @@ def test_padding_takes_factor_times_the_work(monkeypatch):
 
 
 def test_the_profile_is_the_median_of_the_last_steps():
-    """One disturbed step does not move it; forgetting starts anew."""
+    """One disturbed step does not move it; forgetting drops all that was measured."""
     profile = Profile(1)
     for forward in (1.0, 1.0, 50.0, 1.0, 1.0):
         profile.add([forward, 2.0, 0.5])

@@ -6,25 +6,20 @@ import json
 import signal
 
 import pytest
-import torch
 from ballast_policies.contract import Stage
 from ballast_policies.planning import even_partition
 from ballast_policies.planning.schedules import pipedream, weight_versions
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.distributed.process_group import World
-from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.layers.layer_stack import LayerSet, LayerStack
-from ballast_trainer.loop.checkpoint import Checkpoints
-from ballast_trainer.profiling.profile import Meter
 
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
+from tests.trainer.loop.recurrence import (
+    LAYERS,
+    Recurrence,
+    assert_equal_to,
+)
 
 pytestmark = pytest.mark.processes
-
-CPU = torch.device("cpu")
-ALONE = World(epoch=1, rank=0, size=1, pods=("rank-0",), device=CPU)
-LAYERS = 8
 
 
 @pytest.fixture
@@ -41,123 +36,8 @@ def flowing(small_config):
     return make
 
 
-def layers_of(config):
-    job = ValidatedJob.from_mapping(config)
-    return LayerSet(job.model, job.config.training, CPU, lambda index, module: module), job
-
-
-def saved_weights(config, step):
-    """All parameters, from the job's checkpoint after ``step`` steps."""
-    layers, _ = layers_of(config)
-    layers.hold(layers.make(index) for index in range(LAYERS))
-    checkpoints = Checkpoints(config["checkpoint"]["path"], keep=2, layer_count=LAYERS, seed=0)
-    manifest = checkpoints.newest(ALONE)
-    assert manifest.step == step
-    checkpoints.load(ALONE, layers, manifest)
-    return weights_of(layers)
-
-
-def weights_of(layers):
-    return {
-        (layer.index, name): parameter.detach().clone()
-        for layer in layers
-        for name, parameter in layer.module.named_parameters()
-    }
-
-
-class Recurrence:
-    """The explicit recurrence in one process: every stage keeps all its versions.
-
-    ``version(stage, k)`` is what microbatch k (from 0) meets; stage s learns after every
-    ``update_every[s]`` microbatches from the mean of their gradients.
-    """
-
-    def __init__(self, config, bounds, *, version, update_every):
-        stages = len(bounds) - 1
-        self.latest, self.job = layers_of(config)
-        self.latest.hold(self.latest.make(index) for index in range(LAYERS))
-        computing, _ = layers_of(config)
-        computing.hold(computing.make(index) for index in range(LAYERS))
-        self.ranges = [range(bounds[s], bounds[s + 1]) for s in range(stages)]
-        self.history = [[self.snapshot(stage)] for stage in range(stages)]
-        self.version, self.update_every = version, update_every
-        self.meter = Meter(LAYERS, CPU, None)
-        self.computing = computing
-        self.stack = LayerStack([computing[i] for i in range(LAYERS)], self.meter, 0, CPU)
-        self.stack.train()
-
-    def snapshot(self, stage):
-        return {
-            index: [p.detach().clone() for p in self.latest[index].module.parameters()]
-            for index in self.ranges[stage]
-        }
-
-    def train(self):
-        """All steps; returns the mean loss of each."""
-        config, losses, k = self.job.config, [], 0
-        pipeline = config.pipeline
-        for step in range(config.total_steps):
-            inputs, targets = self.job.model.batch(0, step, pipeline.global_batch_size)
-            parts = zip(
-                inputs.chunk(pipeline.microbatches), targets.chunk(pipeline.microbatches), strict=True
-            )
-            total = 0.0
-            for within, (source, target) in enumerate(parts):
-                total += self.microbatch(k, step, within, source, target)
-                k += 1
-            losses.append(total / pipeline.microbatches)
-        return losses
-
-    def microbatch(self, k, step, within, source, target):
-        for stage, layers in enumerate(self.ranges):
-            used = self.history[stage][self.version(stage, k)]
-            for index in layers:
-                for parameter, value in zip(
-                    self.computing[index].module.parameters(), used[index], strict=True
-                ):
-                    parameter.data.copy_(value)
-        self.meter.start_step(step, by_layer=False)
-        self.meter.begin(within, self.meter.forward, None)
-        loss = self.job.model.loss(self.stack(source), target)
-        loss.backward()
-        for stage, layers in enumerate(self.ranges):
-            if (k + 1) % self.update_every[stage] == 0:
-                for index in layers:
-                    self.learn(index, self.update_every[stage])
-                self.history[stage].append(self.snapshot(stage))
-        return float(loss.detach())
-
-    def learn(self, index, microbatches):
-        latest, computing = self.latest[index], self.computing[index]
-        pairs = zip(latest.module.parameters(), computing.module.parameters(), strict=True)
-        for parameter, computed in pairs:
-            parameter.grad = computed.grad / microbatches
-            computed.grad = None
-        latest.optimizer.step()
-
-
 def even(stages):
     return even_partition(LAYERS, stages).bounds
-
-
-def assert_equal_to(recurrence, gang, config, ranks):
-    losses = recurrence.train()
-    running = gang(config, ranks=ranks)
-    assert set(running.exit_codes().values()) == {0}, running.errors()
-    got = running.losses()
-    steps = config["totalSteps"]
-    assert [got[step + 1] for step in range(steps)] == pytest.approx(losses, abs=1e-6)
-    weights, wanted = saved_weights(config, steps), weights_of(recurrence.latest)
-    assert max(float((weights[key] - wanted[key]).abs().max()) for key in wanted) < 1e-6
-    moved = max(float((wanted[key] - weights_of(layers_at_start(config))[key]).abs().max()) for key in wanted)
-    assert moved > 1e-3
-    return running
-
-
-def layers_at_start(config):
-    layers, _ = layers_of(config)
-    layers.hold(layers.make(index) for index in range(LAYERS))
-    return layers
 
 
 @pytest.mark.parametrize(("n", "optimizer", "rate"), [(2, "torch.optim:SGD", 0.1), (4, "adamw", 1e-3)])
@@ -249,7 +129,7 @@ def stages_at(bounds):
 
 
 def test_a_new_plan_drains_the_pipeline_and_moves_layers(gang, flowing, tmp_path):
-    """A partition that comes while steps flow is in force some steps later, and training goes on."""
+    """A partition that comes while steps overlap is in force some steps later, and training continues."""
     config = flowing("PipeDream", totalSteps=100_000)
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
@@ -266,7 +146,7 @@ def test_a_new_plan_drains_the_pipeline_and_moves_layers(gang, flowing, tmp_path
     assert sorted(running.losses()) == list(range(1, max(running.losses()) + 1))
 
 
-def test_a_job_told_to_stop_drains_saves_and_goes_on_from_there(gang, flowing, tmp_path):
+def test_a_stopped_job_drains_saves_and_resumes_from_there(gang, flowing, tmp_path):
     """SIGTERM while steps flow: both ranks save after the same step; the next run starts there."""
     config = flowing(
         "PipeDream2BW", totalSteps=100_000, checkpoint={"path": str(tmp_path / "c"), "everySteps": 100_000}

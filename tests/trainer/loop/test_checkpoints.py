@@ -24,7 +24,7 @@ def assert_resumes(losses, reference, *, after, total):
 def test_four_ranks_save_and_two_three_or_one_resume(
     gang, small_config, single_process_losses, tmp_path, dynamics
 ):
-    """The same curve goes on with another number of ranks, optimizer state, masks and data position kept."""
+    """The curve continues with another number of ranks, optimizer state, masks and data position kept."""
     config = small_config(totalSteps=20, dynamics=dynamics)
     reference = single_process_losses(config)
     first = with_checkpoints(config, tmp_path / "saved")
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(gang, small_config, tmp_pa
     assert "Traceback" not in running.errors()
 
 
-def test_a_checkpoint_of_other_shapes_is_refused_in_words(gang, small_config, tmp_path):
+def test_a_checkpoint_of_other_shapes_is_refused_with_the_reason(gang, small_config, tmp_path):
     """As many layers, but wider ones: the layer, the tensor and what to change, without a traceback."""
     config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
     assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}

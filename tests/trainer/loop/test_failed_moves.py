@@ -113,7 +113,7 @@ def went_on(pods):
 
 
 @pytest.mark.parametrize("directive", [Directive.RUN, Directive.SHRINK])
-def test_training_goes_on_under_the_old_plan_until_a_move_succeeds(
+def test_training_continues_under_the_old_plan_until_a_move_succeeds(
     pods, picky, single_process_losses, tmp_path, directive
 ):
     """A plan whose layers do not arrive is not followed; the next one, with the cause gone, is."""
@@ -137,7 +137,7 @@ def test_training_goes_on_under_the_old_plan_until_a_move_succeeds(
     assert {codes[pod] for pod in PODS if pod not in names} <= {ExitCode.OK}
 
 
-def test_ranks_go_on_among_themselves_where_a_new_one_cannot_take_its_layers(
+def test_old_ranks_continue_without_a_new_rank_that_cannot_take_its_layers(
     pods, picky, single_process_losses, tmp_path
 ):
     """The pod that joined in vain ends; two others have left their group for it, and meet again."""

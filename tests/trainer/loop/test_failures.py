@@ -93,7 +93,7 @@ def test_sigterm_to_one_rank_saves_and_stops_all(pods, launch, small_config, tol
     assert (tmp_path / f"saved/step-{step:08d}/manifest.json").exists()
 
 
-def test_the_plan_says_checkpoint_and_stop(pods, launch, small_config, tmp_path):
+def test_a_plan_with_checkpoint_and_stop_ends_the_job(pods, launch, small_config, tmp_path):
     """The acknowledgement names the step that was saved."""
     channel = launch(saving(small_config(totalSteps=100_000), tmp_path), network=25)
     pods.wait_for_step(3, "job-1-0")

@@ -135,7 +135,7 @@ def test_a_layers_bytes_are_those_of_the_schedule(schedule, by_rank, expected):
     assert rows == [[size] * LAYERS for size in expected]
 
 
-def test_memory_that_is_too_small_for_any_partition_is_said(caplog):
+def test_memory_that_is_too_small_for_any_partition_is_logged(caplog):
     """Nothing moves, and a warning has the numbers."""
     with caplog.at_level(logging.WARNING):
         assert rebalance_decision(job((0, 4, 8), memoryBytes=300), SIZES, move_seconds=0.01) is None

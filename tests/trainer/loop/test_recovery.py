@@ -53,7 +53,7 @@ def test_a_spot_notice_is_answered_by_a_checkpoint_within_its_grace_period(
 
 @pytest.mark.processes
 def test_a_state_that_cannot_be_saved_in_time_is_told_before_the_kill(pods, launch, small_config):
-    """One rank hangs while another is told to stop, waiting inside torch: it leaves in words, by itself."""
+    """One rank hangs, another waits inside torch when told to stop: it exits by itself with a message."""
     launch(
         small_config(totalSteps=100_000),
         network=32,
@@ -69,7 +69,7 @@ def test_a_state_that_cannot_be_saved_in_time_is_told_before_the_kill(pods, laun
 
 @pytest.mark.processes
 def test_a_job_resumes_with_more_ranks_than_it_had(gang, small_config, single_process_losses, tmp_path):
-    """Two ranks save, four go on: the same curve, the learning rate's decay included."""
+    """Two ranks save, four continue: the same curve, the learning rate's decay included."""
     decay = {"warmupSteps": 3, "decay": "cosine", "decaySteps": 16, "learningRate": 0.005}
     config = small_config(totalSteps=16, training=decay)
     saved = {"path": str(tmp_path / "saved"), "everySteps": 8}
@@ -115,7 +115,7 @@ def names(folder):
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
 
 
-def test_a_corrupt_checkpoint_is_written_anew_when_its_step_comes_again(store, caplog):
+def test_a_corrupt_checkpoint_is_written_again_when_its_step_comes_again(store, caplog):
     """Resumed from the one before, the job reaches the damaged step once more."""
     make, layers, folder = store
     first = make()

@@ -149,7 +149,7 @@ SIX = {
 def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     gang, small_config, single_process_losses, kind, tmp_path
 ):
-    """All six dynamic cases: layers move at random while the change goes on."""
+    """All six dynamic cases: layers move at random during the change."""
     change = {"kind": kind, "startStep": 3, "endStep": 24, "everySteps": 3, **SIX[kind]}
     config = small_config(totalSteps=40, dynamics=[change])
     config["model"]["args"]["context"] = 64
@@ -163,7 +163,7 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
 
 @pytest.mark.parametrize("left_out", ["mixtureOfDepths", "earlyExit"])
 @pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
-def test_every_schedule_keeps_the_curve_while_all_kinds_of_change_go_on_under_random_replans(
+def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replans(
     gang, small_config, single_process_losses, schedule, left_out, tmp_path
 ):
     """Five of the six kinds at once (two exclude each other), on every placement, while layers move."""

@@ -215,7 +215,7 @@ def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run
 
 
 @pytest.mark.processes
-def test_state_that_cannot_travel_is_refused_in_words(run, users_module, tmp_path):
+def test_optimizer_state_that_cannot_travel_is_refused_with_the_reason(run, users_module, tmp_path):
     """An optimizer that counts in its parameter groups would lose the count with the layer."""
     config = users_module(checkpoint={"path": str(tmp_path / "saved"), "everySteps": 2})
     config["training"]["optimizer"] = "users_module:CountingInGroups"

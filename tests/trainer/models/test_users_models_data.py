@@ -82,7 +82,7 @@ class Endless(torch.utils.data.IterableDataset):
         (lambda seed, step, size: torch.zeros(3), "not a pair"),
     ],
 )
-def test_data_that_cannot_work_is_refused_in_words(source, words):
+def test_unusable_data_is_refused_with_the_reason(source, words):
     """With the field, what it gave and what to do."""
     with pytest.raises(ConfigurationError, match=words) as caught:
         batches_from(source)(0, 0, 4)

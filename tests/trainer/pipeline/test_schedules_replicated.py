@@ -53,7 +53,7 @@ def test_replicas_of_a_stage_learn_as_one_process_does(
 def test_a_checkpoint_of_replicated_stages_is_loaded_by_one_process(
     gang, replicated, single_process_losses, tmp_path
 ):
-    """A layer that several ranks hold is saved once; the curve goes on without replicas."""
+    """A layer that several ranks hold is saved once; the curve continues without replicas."""
     config = replicated([2, 1], checkpoint={"path": str(tmp_path / "c")})
     first = gang({**config, "totalSteps": 5}, ranks=3)
     assert set(first.exit_codes().values()) == {0}, first.errors()

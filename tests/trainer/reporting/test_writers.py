@@ -74,8 +74,8 @@ def test_writers_get_what_is_printed():
     assert writer.seen == [(1, scalars_of(fields(1))), ("rebalance", 1, {"pause_ms": 12.0}), "closed"]
 
 
-def test_a_writer_that_fails_is_dropped_and_training_goes_on(caplog):
-    """A full disk is a warning, once; the other writers go on."""
+def test_a_writer_that_fails_is_dropped_and_training_continues(caplog):
+    """A full disk is a warning, once; the other writers continue."""
 
     class Full(Recording):
         def scalars(self, step, values):
@@ -90,7 +90,7 @@ def test_a_writer_that_fails_is_dropped_and_training_goes_on(caplog):
 
 
 def test_json_lines_are_appended(tmp_path):
-    """A restart goes on in the same file; each line has its time."""
+    """A restart continues the same file; each line has its time."""
     path = tmp_path / "new/metrics.jsonl"
     for step in (1, 2):
         writer = JsonLinesWriter(path)
@@ -125,7 +125,7 @@ def test_prometheus_serves_steps_events_and_pauses():
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
 
 
-def test_a_port_that_is_taken_is_refused_in_words():
+def test_a_metrics_port_in_use_is_refused_with_the_reason():
     """Two jobs on one machine need two ports."""
     port = free_port()
     first = PrometheusWriter(port, "127.0.0.1")
@@ -137,7 +137,7 @@ def test_a_port_that_is_taken_is_refused_in_words():
     assert caught.value.field == "metrics.port"
 
 
-def test_tensorboard_is_refused_in_words_where_it_is_not_installed(tmp_path, monkeypatch):
+def test_tensorboard_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
     """With the field and what to install."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)

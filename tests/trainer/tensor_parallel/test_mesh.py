@@ -161,7 +161,7 @@ def test_ranks_that_do_not_fill_the_mesh_are_refused(small_config):
         ),
     ],
 )
-def test_what_a_mesh_cannot_do_is_refused_in_words(small_config, change, words):
+def test_settings_that_a_mesh_cannot_have_are_refused_with_the_reason(small_config, change, words):
     """Before any rank starts, with the field and what to change."""
     with pytest.raises(ConfigurationError, match=words):
         ValidatedJob.from_mapping({**with_heads(small_config()), **change})

@@ -160,7 +160,7 @@ exchanges = []
 
 
 def test_times_are_exchanged_only_where_a_ranks_own_have_changed_by_a_tenth():
-    """After the first decision: not for 5 % more, but for 20 %; and nobody is late within the tolerance."""
+    """After the first decision: not for 5 % more, but for 20 %; and no rank is late within the tolerance."""
     exchanges.clear()
     torch.manual_seed(0)
     axis = TwoRanks(ranks=(0, 1))
@@ -208,7 +208,7 @@ def test_an_emulated_straggler_is_slow_in_its_products_alone():
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_words(small_config, change, words):
+def test_settings_that_exclude_straggler_mitigation_are_refused_with_the_reason(small_config, change, words):
     """Before any rank starts."""
     with pytest.raises(ConfigurationError, match=words):
         ValidatedJob.from_mapping({**small_config(), **change})

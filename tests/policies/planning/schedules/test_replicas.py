@@ -38,7 +38,7 @@ def test_microbatch_k_is_on_replica_k_mod_r_both_ways(name, replicas, rounds):
         ("1F1B", [2, 1], 5, "5 microbatches do not divide over 2 replicas"),
     ],
 )
-def test_what_replicas_cannot_do_is_refused_in_words(name, replicas, microbatches, reason):
+def test_unsuitable_replicas_are_refused_with_the_reason(name, replicas, microbatches, reason):
     """Unfit schedules, ranks and microbatches."""
     with pytest.raises(ScheduleError, match=reason):
         build_schedule(name, ranks=3, microbatches=microbatches, replicas=replicas)

@@ -1,0 +1,98 @@
+"""The optimizer step: clipping over all ranks, and the learning rate of each step."""
+
+import math
+
+import pytest
+import torch
+from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.optimize import (
+    learning_rate,
+    optimizer_step,
+    rate_factor,
+    squared_gradient_norm,
+)
+from ballast_trainer.layers.precision import LossScale
+from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.profiling.profile import Meter
+from hypothesis import given
+from hypothesis import strategies as st
+
+CPU = torch.device("cpu")
+
+
+def trained_layers(config, *, seed=3):
+    """Layers of a small model with the gradients of one batch, not yet learnt from."""
+    model = build_gpt(layers=4, dim=16, heads=2, context=8, dropout=0.0)
+    layers = LayerSet(model, config, CPU, lambda index, module: module)
+    layers.hold(layers.make(index) for index in range(4))
+    inputs, targets = model.batch(seed, 0, 4)
+    value = inputs
+    for layer in layers:
+        value = layer.module(value)
+    return layers, lambda scale: (scale.scaled(model.loss)(value, targets)).backward()
+
+
+def weights(layers):
+    return [parameter.detach().clone() for parameter in layers.parameters()]
+
+
+def test_clipping_is_torch_clipping_over_all_layers():
+    """The same weights as ``clip_grad_norm_`` over all parameters at once."""
+    config = TrainingConfig(optimizer="sgd", clip_norm=0.05, weight_decay=0.0, learning_rate=0.1)
+    layers, backward = trained_layers(config)
+    backward(LossScale("fp32"))
+    reference, backward = trained_layers(config)
+    backward(LossScale("fp32"))
+    norm = squared_gradient_norm(layers)
+    assert norm > 0.05**2
+    optimizer_step(layers, config, Meter(4, CPU, None), step=0, total_steps=1, squared_norm=norm)
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
+    torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9).step()
+    for mine, theirs in zip(weights(layers), weights(reference), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+def test_the_rate_warms_up_and_decays_as_named(decay):
+    """Values at the ends and in the middle, by hand."""
+    config = TrainingConfig(learning_rate=2.0, warmup_steps=4, decay=decay, decay_to=0.1)
+    rates = [learning_rate(config, step, 24) for step in range(30)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    middle, end = {"constant": (2.0, 2.0), "linear": (1.1, 0.2), "cosine": (1.1, 0.2)}[decay]
+    assert rates[14] == pytest.approx(middle)
+    assert rates[24:] == pytest.approx([end] * 6)
+    quarter = {"constant": 1.0, "linear": 0.775, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2}
+    assert rates[9] / 2.0 == pytest.approx(quarter[decay])
+
+
+@given(
+    decay=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 50),
+    length=st.integers(1, 200),
+    left=st.floats(0, 1),
+)
+def test_the_rate_rises_then_never_rises_again(decay, warmup, length, left):
+    """Between 0 and 1, 1 at the end of the warm-up, never below what is to be left."""
+    config = TrainingConfig(warmup_steps=warmup, decay=decay, decay_steps=warmup + length, decay_to=left)
+    factors = [rate_factor(config, step, 10) for step in range(warmup + length + 5)]
+    assert factors[warmup] == 1.0
+    assert factors[: warmup + 1] == sorted(factors[: warmup + 1])
+    assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+    assert all(0 < factor <= 1 for factor in factors[:warmup])
+    assert min(factors[warmup:]) >= left - 1e-12
+
+
+def test_groups_of_a_users_optimizer_keep_their_rates_to_one_another():
+    """Warm-up multiplies each group's own rate."""
+    config = TrainingConfig(warmup_steps=2, learning_rate=0.5, clip_norm=0)
+    layers, backward = trained_layers(TrainingConfig())
+    backward(LossScale("fp32"))
+    (layer, *_) = layers
+    first, *others = layer.module.parameters()
+    layer.optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others}], lr=0.5)
+    for step, factor in ((0, 0.5), (1, 1.0), (2, 1.0)):
+        for parameter in layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer_step(layers, config, Meter(4, CPU, None), step=step, total_steps=9, squared_norm=1.0)
+        assert [group["lr"] for group in layer.optimizer.param_groups] == [0.1 * factor, 0.5 * factor]
