@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ballast-setup
 # Four workers also on two cores: many tests wait for processes. `make test WORKERS=0` runs one at a time.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(if $(CI),--durations=25)
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
