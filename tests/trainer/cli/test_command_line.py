@@ -122,7 +122,7 @@ def test_a_run_whose_output_is_closed_ends_with_a_message(tmp_path):
     assert process.returncode == 1
     assert said == (
         "ballast-train: TrainingFailed: the reader has closed standard output. "
-        "To fix: write to a file, or let the reader read on\n"
+        "To fix: write to a file, or keep the reader open\n"
     )
 
 
