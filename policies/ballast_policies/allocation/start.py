@@ -1,4 +1,4 @@
-"""Where a solution lets the next one start."""
+"""What a solution hands to the next one of a similar program: a warm start."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import dataclasses
 class Start:
     """Prices of the GPU types, in ratio to each other, and how far demands could be raised.
 
-    The k + 1 numbers that a large program comes down to (``by_prices``): after an arrival or departure
-    they are still nearly right, whoever the jobs are. A wrong start costs time, never exactness.
+    The k + 1 numbers that a large program comes down to (``boxstep``): after an arrival or departure they
+    are still nearly right. A wrong start costs time, never exactness.
     """
 
     prices: tuple[float, ...]

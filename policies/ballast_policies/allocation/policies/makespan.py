@@ -4,7 +4,7 @@
 
 as one exact LP: maximise t with throughput(m, X) >= num_steps_m t; the makespan is 1 / t, in seconds.
 (No bisection, so no slack and no smallest makespan.)  Weights do not enter.  Jobs that can run
-nowhere, and jobs with no steps left, do not count.  Ties as in ``leftovers``.
+nowhere, and jobs with no steps left, do not count.  Ties as in ``idle_capacity``.
 """
 
 import numpy as np

@@ -6,8 +6,8 @@ over the shares X within time and capacity (5.1)-(5.3), as one LP: the level t t
 w_m is the job's weight; X_equal gives every job capacity_j / sum(capacity) of its time on type j.
 Jobs that can run nowhere get nothing and do not count in the minimum.  Unit: 1.
 
-Ties: a job gets its level and no more, at the least cost in scarce GPUs; what is left over then goes to
-where it adds most speed (``leftovers``).
+Ties: GPUs that are idle at these levels go where they add most to the sum of the levels, without weights
+(``idle_capacity``).
 """
 
 import numpy as np
