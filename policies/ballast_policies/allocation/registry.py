@@ -125,7 +125,7 @@ POLICIES = Registry(
             "exact for gangs of 1",
             solve=allox.solve,
             objective=allox.objective,
-            reads=frozenset({Reads.STEPS, Reads.ARRIVAL_ORDER, Reads.ELAPSED}),
+            reads=frozenset({Reads.STEPS, Reads.ELAPSED}),
             compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
             proves_gap=False,
