@@ -125,7 +125,7 @@ POLICIES = Registry(
             "exact for gangs of 1",
             solve=allox.solve,
             objective=allox.objective,
-            reads=frozenset({Reads.STEPS, Reads.ELAPSED}),
+            reads=frozenset({Reads.STEPS}),
             compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
             proves_gap=False,

@@ -115,7 +115,7 @@ def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
         ("fifo", "deadline", False),
         ("finish-time-fairness", "elapsed", True),
         ("finish-time-fairness", "isolated_elapsed", True),
-        ("allox", "elapsed", True),
+        ("allox", "elapsed", False),
         ("min-cost-slo", "deadline", True),
         ("max-min-fairness", "steps_remaining", False),
         ("makespan", "steps_remaining", True),
