@@ -26,17 +26,19 @@ from ballast_policies.allocation.solvers.crossover import (
     slopes,
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest, least
-from ballast_policies.allocation.solvers.sampling import stratified
+from ballast_policies.allocation.solvers.undecided import Undecided, lp_of, undecided_in
 from ballast_policies.allocation.start import Start
 
-MAX_ROUNDS = 60
+MAX_ROUNDS = 150
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
 SLOWEST_SHRINK, FASTEST_SHRINK = 0.3, 1e-3
 GROW = 3.0
-"""What a price's width grows by where the LP ended at its wall."""
+FAR = 0.25
+"""Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of their
+width or more: prices that move in proportion to each other are then followed in steps of growing length."""
 CLOSED = 6.0
 """A job this many boxes away from a change leaves the rows."""
 WORTH_CLOSING = 0.6
@@ -77,26 +79,6 @@ class Priced:
     start: Start
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Undecided:
-    """The undecided jobs of a round.
-
-    Attributes:
-        box: the box; wider than asked for where the LP has room for more jobs.
-        inside: (rows,) whether a job is undecided.
-        chosen: rows of those in the LP.
-        weight: how many each stands for; None: they are all there.
-        near, corner: of the chosen, in boxes.
-    """
-
-    box: Box
-    inside: np.ndarray
-    chosen: np.ndarray
-    weight: np.ndarray | None
-    near: np.ndarray
-    corner: np.ndarray
-
-
 class BoxSearch:
     """The search on one program. ``rows`` are those of the jobs that have not left."""
 
@@ -133,7 +115,7 @@ class BoxSearch:
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
-        bound, failed, worse = at.bound(self.rows), 0, 0
+        failed = worse = 0
         for _ in range(MAX_ROUNDS):
             if coarse and box.prices.max() <= COARSE_END * self.usual:
                 return self._response(at)
@@ -144,12 +126,14 @@ class BoxSearch:
             if not self.jittered and self._tied(nearest, box, bool(worse)) > lp_jobs:
                 self.rows, self.jittered = _jittered(self.rows, self.usual), True
                 at = self._at(at.prices, at.t)
-                bound = at.bound(self.rows)
                 continue
             bound = at.bound(self.rows)
-            undecided = self._undecided(at, box, near, corner, lp_jobs)
+            widest = CLOSED if len(self.rows) < len(self.whole) else np.inf
+            undecided = undecided_in(
+                self.rows, at, box, near=near, corner=corner, lp_jobs=lp_jobs, widest=widest
+            )
             box, exact = undecided.box, undecided.weight is None
-            found = self._lp(at, undecided)
+            found = lp_of(self.rows, at, undecided)
             if found is None:
                 break
             if exact:
@@ -175,12 +159,12 @@ class BoxSearch:
                 worse += 1
                 shrink *= 0.1**worse
             elif not exact and not at_wall.any():
-                worse = 0
                 shrink = np.clip(
                     SAFETY * np.maximum(moved, 0.1 * moved.max()), FASTEST_SHRINK, SLOWEST_SHRINK
                 )
             better = after < bound
-            shrink = np.where(at_wall & better, GROW, shrink)
+            worse = 0 if better else worse
+            shrink = np.where((moved >= FAR) & at_wall.any() & better, GROW, shrink)
             step = abs(found.t - at.t)
             box = Box(
                 prices=np.maximum(box.prices * shrink, NARROWEST * self.usual),
@@ -231,61 +215,6 @@ class BoxSearch:
             self.rows = _jittered(self.rows, self.usual)
         return self._at(prices, t)
 
-    def _undecided(
-        self, at: Response, box: Box, near: np.ndarray, corner: np.ndarray, lp_jobs: int
-    ) -> _Undecided:
-        nearest = np.minimum(least(near), corner)
-        inside = nearest <= 1.0
-        if inside.sum() > lp_jobs:
-            free = np.flatnonzero(inside)
-            stratum = at.high[free] * near.shape[1] + near[free].argmin(axis=1)
-            some, weight = stratified(self.rows.gpus[free], stratum, nearest[free], lp_jobs)
-            chosen = free[some]
-            return _Undecided(
-                box=box, inside=inside, chosen=chosen, weight=weight, near=near[chosen], corner=corner[chosen]
-            )
-        wider = 1.0
-        if len(nearest) > lp_jobs:
-            # As wide as the LP has room for.
-            most = CLOSED if len(self.rows) < len(self.whole) else np.inf
-            wider = min(max(1.0, float(np.partition(nearest, lp_jobs)[lp_jobs])), most)
-        inside = nearest <= wider
-        chosen = np.flatnonzero(inside)
-        return _Undecided(
-            box=Box(prices=box.prices * wider, t=box.t * wider),
-            inside=inside,
-            chosen=chosen,
-            weight=None,
-            near=near[chosen] / wider,
-            corner=corner[chosen] / wider,
-        )
-
-    def _lp(self, at: Response, undecided: _Undecided) -> CrossoverSolution | None:
-        rows, chosen, box = self.rows, undecided.chosen, undecided.box
-        active = undecided.near <= 1.0
-        # Beyond a corner of its hull, any column may come in.
-        active |= rows.usable[chosen] & (undecided.corner <= 1.0)[:, None]
-        here = np.arange(len(chosen))
-        active[here, at.low[chosen]] = True
-        active[here, at.high[chosen]] = True
-        active[:, -1] = False
-        others = decided(rows, at, np.flatnonzero(~undecided.inside))
-        used, growth = others.used, others.growth
-        if undecided.weight is not None:
-            # What the undecided use at these prices is known; the sample tells only how it changes.
-            every = decided(rows, at, np.flatnonzero(undecided.inside))
-            sampled = decided(rows, at, chosen, undecided.weight)
-            used, growth = used + every.used - sampled.used, growth + every.growth - sampled.growth
-        return crossover(
-            rows,
-            chosen,
-            active,
-            weight=undecided.weight,
-            used=used,
-            growth=growth,
-            walls=(np.maximum(at.prices - box.prices, 0.0), at.prices + box.prices),
-        )
-
     def _remember(self, jobs: np.ndarray, mixes: Decided) -> None:
         self.low[jobs], self.high[jobs] = mixes.low, mixes.high
         self.at_zero[jobs], self.per_t[jobs] = mixes.at_zero, mixes.per_t
@@ -311,7 +240,7 @@ class BoxSearch:
             start=Start(prices=tuple(at.prices.tolist()), t=at.t),
         )
 
-    def _solution(self, at: Response, found: CrossoverSolution, undecided: _Undecided) -> Priced | None:
+    def _solution(self, at: Response, found: CrossoverSolution, undecided: Undecided) -> Priced | None:
         """The LP's solution for all jobs, if it is proven to be one."""
         if found.exceeded > MARGIN:
             return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import box_search, boxstep, linear
+from ballast_policies.allocation.solvers import box_search, boxstep, linear, undecided
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +108,23 @@ def test_small_lps_are_enough_for_thousands_of_jobs(name, policy, monkeypatch):
 
     monkeypatch.setattr(box_search, "_by_one_lp", one_lp)
     assert solve(policy, FAMILIES[name].instance(3000)).gap <= 1e-6
+
+
+@pytest.mark.parametrize("policy", ["max-min-fairness", "finish-time-fairness"])
+def test_prices_far_away_in_a_flat_direction_are_reached(policy, monkeypatch):
+    """At demand 1 the bound hardly changes where prices move in proportion; no LP of all jobs is needed."""
+    solved = []
+
+    def counted(*args):
+        solved.append(args)
+        return undecided.lp_of(*args)
+
+    def one_lp(rows):
+        raise AssertionError(f"the search gave up on {len(rows)} jobs after {len(solved)} LPs")
+
+    monkeypatch.setattr(boxstep, "LP_JOBS", 80)
+    monkeypatch.setattr(boxstep, "COARSE_JOBS", 800)
+    monkeypatch.setattr(box_search, "lp_of", counted)
+    monkeypatch.setattr(box_search, "_by_one_lp", one_lp)
+    assert solve(policy, FAMILIES["demand 1"].instance(10_000)).gap <= 1e-6
+    assert 0 < len(solved) <= box_search.MAX_ROUNDS

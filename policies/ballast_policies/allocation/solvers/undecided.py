@@ -1,0 +1,98 @@
+"""The jobs whose answer can change inside a box of prices, and the LP of them."""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.solvers.best_response import Response
+from ballast_policies.allocation.solvers.crossover import Box, CrossoverSolution, crossover, decided
+from ballast_policies.allocation.solvers.dense_program import Rows, least
+from ballast_policies.allocation.solvers.sampling import stratified
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Undecided:
+    """The undecided jobs of a round.
+
+    Attributes:
+        box: the box; wider than asked for where the LP has room for more jobs.
+        inside: (rows,) whether a job is undecided.
+        chosen: rows of those in the LP.
+        weight: how many each stands for; None: they are all there.
+        near, corner: of the chosen, in boxes.
+    """
+
+    box: Box
+    inside: np.ndarray
+    chosen: np.ndarray
+    weight: np.ndarray | None
+    near: np.ndarray
+    corner: np.ndarray
+
+
+def undecided_in(
+    rows: Rows, at: Response, box: Box, *, near: np.ndarray, corner: np.ndarray, lp_jobs: int, widest: float
+) -> Undecided:
+    """The undecided jobs in the box, a sample of them where they are more than ``lp_jobs``.
+
+    Args:
+        rows: the program.
+        at: the response in the middle of the box.
+        box: the box.
+        near: (n, k + 1) of ``closeness``.
+        corner: (n,) likewise.
+        lp_jobs: jobs in an LP.
+        widest: what the box may be widened by where the LP has room for more jobs.
+    """
+    nearest = np.minimum(least(near), corner)
+    inside = nearest <= 1.0
+    if inside.sum() > lp_jobs:
+        free = np.flatnonzero(inside)
+        stratum = at.high[free] * near.shape[1] + near[free].argmin(axis=1)
+        some, weight = stratified(rows.gpus[free], stratum, nearest[free], lp_jobs)
+        chosen = free[some]
+        return Undecided(
+            box=box, inside=inside, chosen=chosen, weight=weight, near=near[chosen], corner=corner[chosen]
+        )
+    wider = 1.0
+    if len(nearest) > lp_jobs:
+        # As wide as the LP has room for.
+        wider = min(max(1.0, float(np.partition(nearest, lp_jobs)[lp_jobs])), widest)
+    inside = nearest <= wider
+    chosen = np.flatnonzero(inside)
+    return Undecided(
+        box=Box(prices=box.prices * wider, t=box.t * wider),
+        inside=inside,
+        chosen=chosen,
+        weight=None,
+        near=near[chosen] / wider,
+        corner=corner[chosen] / wider,
+    )
+
+
+def lp_of(rows: Rows, at: Response, undecided: Undecided) -> CrossoverSolution | None:
+    """Solve the LP of the undecided jobs, with prices held to the box."""
+    chosen, box = undecided.chosen, undecided.box
+    active = undecided.near <= 1.0
+    # Beyond a corner of its hull, any column may come in.
+    active |= rows.usable[chosen] & (undecided.corner <= 1.0)[:, None]
+    here = np.arange(len(chosen))
+    active[here, at.low[chosen]] = True
+    active[here, at.high[chosen]] = True
+    active[:, -1] = False
+    others = decided(rows, at, np.flatnonzero(~undecided.inside))
+    used, growth = others.used, others.growth
+    if undecided.weight is not None:
+        # What the undecided use at these prices is known; the sample tells only how it changes.
+        every = decided(rows, at, np.flatnonzero(undecided.inside))
+        sampled = decided(rows, at, chosen, undecided.weight)
+        used, growth = used + every.used - sampled.used, growth + every.growth - sampled.growth
+    return crossover(
+        rows,
+        chosen,
+        active,
+        weight=undecided.weight,
+        used=used,
+        growth=growth,
+        walls=(np.maximum(at.prices - box.prices, 0.0), at.prices + box.prices),
+    )
