@@ -37,8 +37,8 @@ SAFETY = 2.0
 SLOWEST_SHRINK, FASTEST_SHRINK = 0.3, 1e-3
 GROW = 3.0
 FAR = 0.25
-"""Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of their
-width or more: prices that move in proportion to each other are then followed in steps of growing length."""
+"""Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
+their width or more: prices that move in proportion are then followed in steps of growing length."""
 CLOSED = 6.0
 """A job this many boxes away from a change leaves the rows."""
 WORTH_CLOSING = 0.6
