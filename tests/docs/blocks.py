@@ -33,6 +33,12 @@ class Block:
         lines = [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
         return [re.sub(r"\s+#.*", "", line).strip() for line in lines]
 
+    @property
+    def folder(self) -> str:
+        """The folder that its first line changes to, below the checkout."""
+        first = self.commands[:1]
+        return first[0].removeprefix("cd ") if first and first[0].startswith("cd ") else "."
+
 
 def blocks(*languages: str) -> list[Block]:
     """Every block in one of ``languages``."""

@@ -16,7 +16,11 @@ import yaml
 from tests.docs.blocks import ROOT, blocks
 
 BIN = Path(sys.executable).parent
-COMMANDS = sorted({(block.where, command) for block in blocks("console", "sh") for command in block.commands})
+TYPED = blocks("console", "sh")
+FOLDER = {block.where: block.folder for block in TYPED}
+COMMANDS = sorted(
+    {(block.where, command) for block in TYPED for command in block.commands if not command.startswith("cd ")}
+)
 OFFLINE = re.compile(
     r"ballast (allocate|plan|simulate|crds|\S+ --help)|ballast-train (profile|simulate|trace)"
 )
@@ -38,7 +42,9 @@ PROBLEM = {
 
 def of_kind(kind):
     return [
-        pytest.param(command, id=f"{where} {command}") for where, command in COMMANDS if kind.match(command)
+        pytest.param(FOLDER[where], command, id=f"{where} {command}")
+        for where, command in COMMANDS
+        if kind.match(command)
     ]
 
 
@@ -53,8 +59,17 @@ def checkout(tmp_path):
         for name, key in (("profile", "layers"), ("cluster", "gpus")):
             if key in value and "kind" not in value:
                 (tmp_path / f"{name}.yaml").write_text(block.text)
-                (tmp_path / f"{name}.json").write_text(json.dumps(value))
+                (tmp_path / f"{name}.json").write_text(json.dumps(with_numbers(value)))
     return tmp_path
+
+
+def with_numbers(value):
+    """``value`` with the numbers that YAML 1.1 reads as text, as 6.0e8."""
+    if isinstance(value, dict):
+        return {key: with_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(each) for each in value]
+    return float(value) if isinstance(value, str) and re.fullmatch(r"\d[\d.]*e\d+", value) else value
 
 
 def run(command, folder, **environment):
@@ -78,30 +93,30 @@ def test_every_command_is_of_a_kind_that_is_tested():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", of_kind(OFFLINE))
-def test_commands_that_need_no_cluster_succeed(command, checkout):
+@pytest.mark.parametrize(("folder", "command"), of_kind(OFFLINE))
+def test_commands_that_need_no_cluster_succeed(folder, command, checkout):
     """Run as they stand, beside the files that their page shows."""
-    done = run(command, checkout)
+    done = run(command, checkout / folder)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", of_kind(TRAINS))
-def test_commands_that_train_succeed(command, checkout):
+@pytest.mark.parametrize(("folder", "command"), of_kind(TRAINS))
+def test_commands_that_train_succeed(folder, command, checkout):
     """The first steps of what they train."""
-    done = run(f"{command} --set totalSteps=3 --set checkpoint=null", checkout)
+    done = run(f"{command} --set totalSteps=3 --set checkpoint=null", checkout / folder)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", of_kind(MAKE))
-def test_make_targets_exist(command):
+@pytest.mark.parametrize(("folder", "command"), of_kind(MAKE))
+def test_make_targets_exist(folder, command):
     """``make help`` lists them all."""
     target = MAKE.match(command)[1]
     assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", of_kind(DOCKER))
-def test_images_are_built_from_files_that_exist(command):
+@pytest.mark.parametrize(("folder", "command"), of_kind(DOCKER))
+def test_images_are_built_from_files_that_exist(folder, command):
     """The Dockerfile that the command names, or the root's."""
     words = shlex.split(command)
     file = words[words.index("-f") + 1] if "-f" in words else "Dockerfile"
@@ -109,8 +124,8 @@ def test_images_are_built_from_files_that_exist(command):
     assert words[-1] == "."
 
 
-@pytest.mark.parametrize("command", of_kind(CHART))
-def test_chart_commands_name_the_chart_and_values_that_it_has(command):
+@pytest.mark.parametrize(("folder", "command"), of_kind(CHART))
+def test_chart_commands_name_the_chart_and_values_that_it_has(folder, command):
     """tests/operator/chart installs, upgrades and uninstalls the chart on a real API server."""
     words = shlex.split(command.split("|")[0])
     if words[1] in {"install", "upgrade", "template"}:
@@ -123,8 +138,8 @@ def test_chart_commands_name_the_chart_and_values_that_it_has(command):
                 at = at["properties"][part]
 
 
-@pytest.mark.parametrize("command", of_kind(PIP))
-def test_packages_that_are_installed_exist_with_their_extras(command):
+@pytest.mark.parametrize(("folder", "command"), of_kind(PIP))
+def test_packages_that_are_installed_exist_with_their_extras(folder, command):
     """tests/packaging installs the wheels that are built from this checkout."""
     name, extra = re.fullmatch(r"ballast-([a-z]+)(?:\[([a-z]+)\])?", shlex.split(command)[-1]).groups()
     folder = {"trainer": "trainer-image", "policies": "policies"}.get(name, name)
