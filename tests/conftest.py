@@ -26,9 +26,6 @@ settings.load_profile("ballast")
 CLUSTERS = ("control_plane", "cluster", "live_cluster")
 """Fixtures that start a cluster once a session."""
 
-CLUSTERS_OF_MODULES = ("ballast",)
-"""Fixtures that start a cluster once a module."""
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in CLUSTERS:
             if name in fixtures:
                 item.add_marker(pytest.mark.xdist_group(name))
-        for name in CLUSTERS_OF_MODULES:
-            if name in fixtures:
-                item.add_marker(pytest.mark.xdist_group(f"{name} of {item.path.stem}"))
+        # Each has a whole cluster with trainers: one at a time, or they take each other's processors.
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("e2e"))

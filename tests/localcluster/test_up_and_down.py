@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.api
 
 COMMAND_SECONDS = 120
-SCENARIO = "test_a_pod_of_a_job"
+SCENARIO = "test_a_pod_may_only_read_its_plan_and_renew_its_lease"
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
         ({"model": {"name": "gpt", "layers": 2}}, "model.args"),
         ({"pipeline": {"microbatches": 3, "globalBatchSize": 8}}, "pipeline.globalBatchSize"),
         ({"pipeline": {"schedule": "2F2B"}}, "pipeline.schedule"),
-        ({"dynamics": [{"kind": "melting", "endStep": 3, "target": 0.5}]}, "dynamics.kind"),
+        ({"dynamics": [{"kind": "melting", "endStep": 3, "target": 0.5}]}, "dynamics[0].kind"),
         ({"totalSteps": "many"}, "totalSteps"),
         ({"model": {"name": "gpt", "layers": 3}, "pipeline": {"maxStages": 2}}, None),
     ],
