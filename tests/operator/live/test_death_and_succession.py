@@ -12,12 +12,14 @@ LAST_POINT = 13
 shrink's plan and status, one release, the repack, the end; what comes after is progress."""
 
 
-def test_an_operator_that_lives_sees_a_job_through(stage):
+def test_an_operator_that_lives_sees_a_job_through(stage, tmp_path):
     """The story that the deaths below interrupt."""
     with stage.operator():
-        stage.add_job("one", script=SHRINKING)
-        stage.wait_for("one", "Running")
+        stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
+        eventually(lambda: len(stage.pods("one")) == 2, "both pods")
         uids = {name: pod.metadata.uid for name, pod in stage.pods("one").items()}
+        eventually(lambda: stage.status("one").get("repacks"), "the job to repack")
+        (tmp_path / "finish").touch()
         status = stage.wait_for("one", "Succeeded")
     (repack,) = status["repacks"]
     assert repack["releasedPods"] == ["one-1-1"]
@@ -28,7 +30,7 @@ def test_an_operator_that_lives_sees_a_job_through(stage):
 
 
 @pytest.mark.parametrize("point", range(1, LAST_POINT + 1))
-def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point):
+def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point, tmp_path):
     """One launch, one repack, no restart, no second pod of a name, whatever write was the last."""
     seen: dict[str, set[str]] = {}
     most_alive = 0
@@ -43,11 +45,13 @@ def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point)
         return until()
 
     with stage.operator(die_after=point) as first:
-        stage.add_job("one", script=SHRINKING)
+        stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
         eventually(lambda: look(lambda: first.code is not None), "the operator's death")
         assert first.code == -9, first.log.read_text()
     stage.forget_leader()
     with stage.operator():
+        eventually(lambda: look(lambda: stage.status("one").get("repacks")), "the job to repack")
+        (tmp_path / "finish").touch()
         eventually(lambda: look(lambda: stage.state("one") == "Succeeded"), "the job to succeed")
     status = stage.status("one")
     assert status["launches"] == 1, status
