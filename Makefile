@@ -31,8 +31,16 @@ $(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-pyth
 demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 	@$(BIN)/ballast demo $(ARGS)
 
+# The tests of the whole product have clusters with trainers: they run by themselves, after the others.
 test: setup ## run every test
+ifeq ($(findstring tests/,$(ARGS)),)
+	@failed=0; \
+	$(PYTEST) --ignore=tests/e2e $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest $(ARGS) tests/e2e || { [ $$? -eq 5 ] || failed=1; }; \
+	exit $$failed
+else
 	@$(PYTEST) $(ARGS)
+endif
 
 test-unit: $(STAMP) ## run the tests that need no cluster and no trainer processes
 	@$(PYTEST) -m "not api and not processes and not e2e" $(ARGS)
@@ -41,7 +49,7 @@ test-api: setup ## run the tests on a real API server
 	@$(PYTEST) -m api $(ARGS)
 
 test-e2e: setup ## run the product's promises on a local cluster with process nodes
-	@$(PYTEST) -m e2e $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS) tests/e2e
 
 bench: $(STAMP) ## run the quick benchmarks, each within a minute, and print their tables (others: benchmarks/)
 	@while read -r command; do \

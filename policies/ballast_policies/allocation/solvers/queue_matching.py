@@ -26,14 +26,22 @@ import dataclasses
 import highspy
 import numpy as np
 
+from ballast_policies.allocation.solvers.queue_places import (
+    Places,
+    best_places,
+    greedy_matching,
+    in_blocks,
+    in_order,
+    matching_bound,
+    one_by_one,
+    places_of,
+    prices_between,
+    prices_of_matching,
+)
+from ballast_policies.allocation.solvers.queue_prices import smoothed_queue_prices
+
 SMALL = 1000
 JOBS_PER_PLACE = 12
-TEMPERATURES = (0.1, 0.03, 0.01, 0.003, 0.001)
-NEAREST = 12
-REACH = 0.25
-MOST_SELECTIONS = 6
-BARRIER = 0.1
-MAX_STEPS = 20
 TIES = 8
 WALL = 0.1
 MAX_ROUNDS = 30
@@ -57,20 +65,6 @@ class Matching:
     bound: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Places:
-    """All places that come into question: type, number from last and how many there are of each."""
-
-    kind: np.ndarray
-    number: np.ndarray
-    count: np.ndarray
-
-    def costs(self, work: np.ndarray) -> np.ndarray:
-        """(n, places) of jobs with ``work`` (n, k)."""
-        costs: np.ndarray = work[:, self.kind] * self.number
-        return costs
-
-
 def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
     """A matching of all jobs and a bound on the least total.
 
@@ -79,46 +73,48 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
         capacity: (k,) whole GPUs of each type.
     """
     n = len(work)
-    kind, place = _greedy(work, capacity)
-    places = _places(kind, place, capacity)
+    kind, place = greedy_matching(work, capacity)
+    places = places_of(kind, place, capacity)
     if n <= SMALL:
         kind, prices = _by_assignment(work, places)
         return _finished(work, capacity, kind, places, prices)
     rows, of, size = np.unique(work, axis=0, return_inverse=True, return_counts=True)
     size = size.astype(float)
-    first = _prices_of(work, kind, place, places)
+    first = prices_of_matching(work, kind, place, places)
     few = n // JOBS_PER_PLACE
     if len(places.kind) > few:
-        some, at = _in_blocks(places, few)
-        priced = _between(places, some, _prices(rows, size, some, first[at]))
-        _, chosen = _best(work, places, priced)
-        tried, _ = _in_order(work, chosen, capacity)
-        _, place = _in_order(work, tried, capacity)
-        longer = _places(tried, place, capacity)
+        some, at = in_blocks(places, few)
+        priced = prices_between(places, some, smoothed_queue_prices(rows, size, some, first[at]))
+        _, chosen = best_places(work, places, priced)
+        tried, _ = in_order(work, chosen, capacity)
+        _, place = in_order(work, tried, capacity)
+        longer = places_of(tried, place, capacity)
         found = [
             _finished(work, capacity, kind, places, first),
             _finished(work, capacity, kind, places, priced),
-            _finished(work, capacity, tried, longer, _prices_of(work, tried, place, longer)),
+            _finished(work, capacity, tried, longer, prices_of_matching(work, tried, place, longer)),
         ]
         best = min(found, key=lambda matching: matching.total)
         return dataclasses.replace(best, bound=max(matching.bound for matching in found))
-    prices = _prices(rows, size, places, first)
+    prices = smoothed_queue_prices(rows, size, places, first)
     exact = _exact(rows, size, places, prices)
     if exact is None:
         return _finished(work, capacity, kind, places, prices)
     amounts, prices = exact
-    return _finished(work, capacity, _one_by_one(amounts, of.ravel(), places), places, prices)
+    return _finished(work, capacity, one_by_one(amounts, of.ravel(), places), places, prices)
 
 
 def _finished(
-    work: np.ndarray, capacity: np.ndarray, kind: np.ndarray, places: _Places, prices: np.ndarray
+    work: np.ndarray, capacity: np.ndarray, kind: np.ndarray, places: Places, prices: np.ndarray
 ) -> Matching:
-    kind, place = _in_order(work, kind, capacity)
+    kind, place = in_order(work, kind, capacity)
     total = float((work[np.arange(len(work)), kind] * place).sum())
-    return Matching(kind=kind, place=place, total=total, bound=min(_bound(work, places, prices), total))
+    return Matching(
+        kind=kind, place=place, total=total, bound=min(matching_bound(work, places, prices), total)
+    )
 
 
-def _by_assignment(work: np.ndarray, places: _Places) -> tuple[np.ndarray, np.ndarray]:
+def _by_assignment(work: np.ndarray, places: Places) -> tuple[np.ndarray, np.ndarray]:
     """(type of each job, prices of the places) of a small instance, by the Hungarian method."""
     from scipy.optimize import linear_sum_assignment
 
@@ -146,206 +142,8 @@ def _by_assignment(work: np.ndarray, places: _Places) -> tuple[np.ndarray, np.nd
     return places.kind[held], np.where(np.isfinite(prices), prices, 0.0)
 
 
-def _in_blocks(places: _Places, few: int) -> tuple[_Places, np.ndarray]:
-    """About ``few`` places, further from last several together as one; and one of the original for each."""
-    ratio = 1.05
-    while True:
-        kinds, numbers, counts, ats = [], [], [], []
-        for j in np.unique(places.kind):
-            here = np.flatnonzero(places.kind == j)
-            start = 0
-            while start < len(here):
-                end = min(len(here), max(start + 1, int((start + 1) * ratio)))
-                kinds.append(j)
-                numbers.append(places.number[here[start:end]].mean())
-                counts.append(places.count[here[start:end]].sum())
-                ats.append(here[(start + end - 1) // 2])
-                start = end
-        if len(kinds) <= few or ratio > 4.0:
-            break
-        ratio *= 1.1
-    blocks = _Places(kind=np.array(kinds), number=np.array(numbers), count=np.array(counts))
-    return blocks, np.array(ats)
-
-
-def _greedy(work: np.ndarray, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(type, place from last) of each job: the longest first, each where it adds least."""
-    order = np.argsort(-work.min(axis=1), kind="stable")
-    gpus = [int(c) for c in capacity]
-    usable = [j for j, c in enumerate(gpus) if c]
-    taken = [0] * len(gpus)
-    kind, place = np.zeros(len(work), dtype=np.int64), np.zeros(len(work), dtype=np.int64)
-    for m, row in zip(order.tolist(), work[order].tolist(), strict=True):
-        best, at = np.inf, usable[0]
-        for j in usable:
-            cost = (taken[j] // gpus[j] + 1) * row[j]
-            if cost < best:
-                best, at = cost, j
-        kind[m], place[m] = at, taken[at] // gpus[at] + 1
-        taken[at] += 1
-    return kind, place
-
-
-def _places(kind: np.ndarray, place: np.ndarray, capacity: np.ndarray) -> _Places:
-    """Places up to half as many again in each queue as the greedy matching uses."""
-    kinds, numbers = [], []
-    for j in np.flatnonzero(capacity > 0):
-        longest = int(place[kind == j].max(initial=0))
-        most = longest + max(2, longest // 2)
-        kinds.append(np.full(most, j))
-        numbers.append(np.arange(1, most + 1))
-    every = np.concatenate(kinds)
-    return _Places(kind=every, number=np.concatenate(numbers).astype(float), count=capacity[every])
-
-
-def _in_order(work: np.ndarray, kind: np.ndarray, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best places for these types: in each queue the longest job last."""
-    place = np.zeros(len(work), dtype=np.int64)
-    for j in np.unique(kind):
-        mine = np.flatnonzero(kind == j)
-        mine = mine[np.argsort(-work[mine, j], kind="stable")]
-        place[mine] = np.arange(len(mine)) // int(capacity[j]) + 1
-    return kind, place
-
-
-def _between(places: _Places, blocks: _Places, prices: np.ndarray) -> np.ndarray:
-    """Prices of single places from those of blocks of them."""
-    every = np.zeros(len(places.kind))
-    for j in np.unique(places.kind):
-        here, of_block = places.kind == j, blocks.kind == j
-        every[here] = np.interp(places.number[here], blocks.number[of_block], prices[of_block])
-    return every
-
-
-def _best(work: np.ndarray, places: _Places, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(least cost with the price, its type) of each job; places beyond those listed are free."""
-    least, kind = np.full(len(work), np.inf), np.zeros(len(work), dtype=np.int64)
-    some = max(1, 2_000_000 // len(places.kind))
-    for start in range(0, len(work), some):
-        rows = slice(start, start + some)
-        total = places.costs(work[rows]) + prices
-        at = total.argmin(axis=1)
-        kind[rows], least[rows] = places.kind[at], total[np.arange(len(at)), at]
-    for j in np.unique(places.kind):
-        beyond = (places.number[places.kind == j].max() + 1) * work[:, j]
-        kind[beyond < least] = j
-        np.minimum(least, beyond, out=least)
-    return least, kind
-
-
-def _bound(work: np.ndarray, places: _Places, prices: np.ndarray) -> float:
-    """The dual value of any prices >= 0."""
-    return float(_best(work, places, prices)[0].sum() - places.count @ prices)
-
-
-def _prices_of(work: np.ndarray, kind: np.ndarray, place: np.ndarray, places: _Places) -> np.ndarray:
-    """Prices that suit a matching: going one place up saves a job what its neighbour's work is."""
-    prices = np.zeros(len(places.kind))
-    for j in np.unique(places.kind):
-        here = np.flatnonzero(places.kind == j)
-        mine = kind == j
-        shortest = np.zeros(len(here) + 1)
-        if mine.any():
-            longest_place = int(place[mine].max())
-            least = np.full(longest_place + 2, np.inf)
-            np.minimum.at(least, place[mine], work[mine, j])
-            shortest[: longest_place - 1] = least[1:longest_place]
-        prices[here] = np.cumsum(shortest[: len(here)][::-1])[::-1]
-    return prices
-
-
-def _prices(work: np.ndarray, size: np.ndarray, places: _Places, first: np.ndarray) -> np.ndarray:
-    """(places,) nearly optimal prices, from ``first``."""
-    shortest = work.min(axis=1)
-    prices = np.maximum(first, 1e-3 * float(np.median(shortest)))
-    usual = float(np.median(shortest))
-    for temperature in TEMPERATURES:
-        for _ in range(MOST_SELECTIONS):
-            columns, costs = _nearest(work, places, prices)
-            before = prices
-            # Beyond this, other places than those selected come into question.
-            most = REACH * (prices + usual)
-            prices = _minimise(columns, costs, size, places, prices, temperature * shortest, most)
-            if (np.abs(prices - before) < 0.5 * most).all():
-                break
-    return prices
-
-
-def _nearest(work: np.ndarray, places: _Places, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """((n, NEAREST) each): the places that suit each job best at these prices, and their costs."""
-    costs = places.costs(work)
-    if costs.shape[1] <= NEAREST:
-        columns = np.broadcast_to(np.arange(costs.shape[1]), costs.shape)
-    else:
-        columns = np.argpartition(costs + prices, NEAREST, axis=1)[:, :NEAREST]
-    return columns, np.take_along_axis(costs, columns, axis=1)
-
-
-def _minimise(
-    columns: np.ndarray,
-    costs: np.ndarray,
-    size: np.ndarray,
-    places: _Places,
-    prices: np.ndarray,
-    tau: np.ndarray,
-    most: np.ndarray,
-) -> np.ndarray:
-    """Newton's steps with halving at one temperature, each job on ``columns`` (n, some) only.
-
-    Prices change by no more than ``most`` (places,).
-    """
-    from scipy import sparse
-
-    n, p, some = len(costs), len(prices), columns.shape[1]
-    scaled, flat = costs / tau[:, None], columns.ravel()
-    kappa = BARRIER * float(size @ tau) / p
-    starts = np.arange(n + 1) * some
-
-    def at(prices: np.ndarray) -> tuple[float, np.ndarray]:
-        shares = -scaled - prices[columns] / tau[:, None]
-        top = shares.max(axis=1)
-        shares -= top[:, None]
-        np.exp(shares, out=shares)
-        together = shares.sum(axis=1)
-        shares /= together[:, None]
-        value = prices @ places.count + (size * tau) @ (top + np.log(together))
-        return float(value - kappa * np.log(prices).sum()), shares
-
-    def sums(weight: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        total: np.ndarray = np.bincount(flat, weights=(weight[:, None] * shares).ravel(), minlength=p)
-        return total
-
-    first = prices
-    value, shares = at(prices)
-    for _ in range(MAX_STEPS):
-        gradient = places.count - sums(size, shares) - kappa / prices
-        weight = size / tau
-        table = sparse.csr_matrix((shares.ravel(), flat, starts), shape=(n, p))
-        weighted = sparse.csr_matrix(((shares * weight[:, None]).ravel(), flat, starts), shape=(n, p))
-        hessian = -np.asarray((table.T @ weighted).todense())
-        hessian[np.diag_indices(p)] += sums(weight, shares) + kappa / prices**2
-        unit = 1.0 / np.sqrt(np.diag(hessian))
-        system = hessian * unit[:, None] * unit + 1e-12 * np.eye(p)
-        change = -np.linalg.solve(system, gradient * unit) * unit
-        falls = float(-gradient @ change)
-        if not falls > 1e-2 * kappa * p:
-            break
-        step = min(1.0, 0.9 / max(float((-change / prices).max()), 1e-300))
-        while True:
-            following = np.clip(prices + step * change, first - most, first + most)
-            tried, theirs = at(following)
-            if tried < value or step < 1e-3:
-                break
-            step *= 0.4
-        stuck = not tried < value - 1e-3 * kappa * p
-        prices, value, shares = following, tried, theirs
-        if stuck:
-            break
-    return prices
-
-
 def _exact(
-    work: np.ndarray, size: np.ndarray, places: _Places, prices: np.ndarray
+    work: np.ndarray, size: np.ndarray, places: Places, prices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """((rows, places) how many of each row where, optimal prices); None where it does not close."""
     shortest = work.min(axis=1)
@@ -384,7 +182,7 @@ def _exact(
 def _small(
     costs: np.ndarray,
     size: np.ndarray,
-    places: _Places,
+    places: Places,
     near: np.ndarray,
     free: np.ndarray,
     amounts: np.ndarray,
@@ -430,13 +228,3 @@ def _small(
     prices = np.maximum(-np.array(solution.row_dual)[f:], 0.0) * unit
     held_back = np.where(walls[0] > 0, x[c + p :], 0.0)
     return amounts, prices, float(max(x[c : c + p].max(initial=0.0), held_back.max(initial=0.0)))
-
-
-def _one_by_one(amounts: np.ndarray, of: np.ndarray, places: _Places) -> np.ndarray:
-    """Type of each job, the jobs of a row in order from the heads of the queues on."""
-    row, place = np.nonzero(amounts)
-    order = np.lexsort((-places.number[place], row))
-    kinds = np.repeat(places.kind[place[order]], amounts[row, place][order].astype(np.int64))
-    kind = np.zeros(len(of), dtype=np.int64)
-    kind[np.argsort(of, kind="stable")] = kinds
-    return kind

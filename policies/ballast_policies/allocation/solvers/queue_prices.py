@@ -1,0 +1,104 @@
+"""Prices of places in queues, by Newton's steps on the dual smoothed by entropy (``queue_matching``)."""
+
+import numpy as np
+
+from ballast_policies.allocation.solvers.queue_places import Places
+
+TEMPERATURES = (0.1, 0.03, 0.01, 0.003, 0.001)
+NEAREST = 12
+REACH = 0.25
+MOST_SELECTIONS = 6
+BARRIER = 0.1
+MAX_STEPS = 20
+
+
+def smoothed_queue_prices(
+    work: np.ndarray, size: np.ndarray, places: Places, first: np.ndarray
+) -> np.ndarray:
+    """(places,) nearly optimal prices, from ``first``."""
+    shortest = work.min(axis=1)
+    prices = np.maximum(first, 1e-3 * float(np.median(shortest)))
+    usual = float(np.median(shortest))
+    for temperature in TEMPERATURES:
+        for _ in range(MOST_SELECTIONS):
+            columns, costs = nearest_places(work, places, prices)
+            before = prices
+            # Beyond this, other places than those selected come into question.
+            most = REACH * (prices + usual)
+            prices = minimise_dual(columns, costs, size, places, prices, temperature * shortest, most)
+            if (np.abs(prices - before) < 0.5 * most).all():
+                break
+    return prices
+
+
+def nearest_places(work: np.ndarray, places: Places, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """((n, NEAREST) each): the places that suit each job best at these prices, and their costs."""
+    costs = places.costs(work)
+    if costs.shape[1] <= NEAREST:
+        columns = np.broadcast_to(np.arange(costs.shape[1]), costs.shape)
+    else:
+        columns = np.argpartition(costs + prices, NEAREST, axis=1)[:, :NEAREST]
+    return columns, np.take_along_axis(costs, columns, axis=1)
+
+
+def minimise_dual(
+    columns: np.ndarray,
+    costs: np.ndarray,
+    size: np.ndarray,
+    places: Places,
+    prices: np.ndarray,
+    tau: np.ndarray,
+    most: np.ndarray,
+) -> np.ndarray:
+    """Newton's steps with halving at one temperature, each job on ``columns`` (n, some) only.
+
+    Prices change by no more than ``most`` (places,).
+    """
+    from scipy import sparse
+
+    n, p, some = len(costs), len(prices), columns.shape[1]
+    scaled, flat = costs / tau[:, None], columns.ravel()
+    kappa = BARRIER * float(size @ tau) / p
+    starts = np.arange(n + 1) * some
+
+    def at(prices: np.ndarray) -> tuple[float, np.ndarray]:
+        shares = -scaled - prices[columns] / tau[:, None]
+        top = shares.max(axis=1)
+        shares -= top[:, None]
+        np.exp(shares, out=shares)
+        together = shares.sum(axis=1)
+        shares /= together[:, None]
+        value = prices @ places.count + (size * tau) @ (top + np.log(together))
+        return float(value - kappa * np.log(prices).sum()), shares
+
+    def sums(weight: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        total: np.ndarray = np.bincount(flat, weights=(weight[:, None] * shares).ravel(), minlength=p)
+        return total
+
+    first = prices
+    value, shares = at(prices)
+    for _ in range(MAX_STEPS):
+        gradient = places.count - sums(size, shares) - kappa / prices
+        weight = size / tau
+        table = sparse.csr_matrix((shares.ravel(), flat, starts), shape=(n, p))
+        weighted = sparse.csr_matrix(((shares * weight[:, None]).ravel(), flat, starts), shape=(n, p))
+        hessian = -np.asarray((table.T @ weighted).todense())
+        hessian[np.diag_indices(p)] += sums(weight, shares) + kappa / prices**2
+        unit = 1.0 / np.sqrt(np.diag(hessian))
+        system = hessian * unit[:, None] * unit + 1e-12 * np.eye(p)
+        change = -np.linalg.solve(system, gradient * unit) * unit
+        falls = float(-gradient @ change)
+        if not falls > 1e-2 * kappa * p:
+            break
+        step = min(1.0, 0.9 / max(float((-change / prices).max()), 1e-300))
+        while True:
+            following = np.clip(prices + step * change, first - most, first + most)
+            tried, theirs = at(following)
+            if tried < value or step < 1e-3:
+                break
+            step *= 0.4
+        stuck = not tried < value - 1e-3 * kappa * p
+        prices, value, shares = following, tried, theirs
+        if stuck:
+            break
+    return prices
