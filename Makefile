@@ -31,12 +31,13 @@ $(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-pyth
 demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 	@$(BIN)/ballast demo $(ARGS)
 
-# The tests of the whole product have clusters with trainers: they run by themselves, after the others.
+# Clusters with trainers, and operators that are killed: by themselves, after the others.
+SERIAL := tests/e2e tests/operator/live
 test: setup ## run every test
 ifeq ($(findstring tests/,$(ARGS)),)
 	@failed=0; \
-	$(PYTEST) --ignore=tests/e2e $(ARGS) || failed=1; \
-	$(BIN)/python -m pytest $(ARGS) tests/e2e || { [ $$? -eq 5 ] || failed=1; }; \
+	$(PYTEST) $(addprefix --ignore=,$(SERIAL)) $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest $(ARGS) $(SERIAL) || { [ $$? -eq 5 ] || failed=1; }; \
 	exit $$failed
 else
 	@$(PYTEST) $(ARGS)
