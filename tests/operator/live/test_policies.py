@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ballast_operator.cli.whatif import whatif
+from ballast_operator.cli.live.whatif import whatif
 from click.testing import CliRunner
 
 from tests.operator.live.conftest import Stage, cluster_policy

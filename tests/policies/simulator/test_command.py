@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from ballast_operator.cli.simulate import simulate
+from ballast_operator.cli.simulate.command import simulate
 from click.testing import CliRunner
 
 SMALL = ("--policy", "max-min-fairness", "--trace", "small_test", "--cluster", "v100=2,p100=2")

@@ -25,7 +25,7 @@ from ballast_policies.planning.schedules import (
 )
 
 from ballast_operator.cli.option_names import with_option
-from ballast_operator.cli.plan_input import ClusterInput, layer_costs, read_cluster, read_profile
+from ballast_operator.cli.plan.input import ClusterInput, layer_costs, read_cluster, read_profile
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.cli.whatif import as_text, pose, read_snapshot, whatif
+from ballast_operator.cli.live.whatif import as_text, pose, read_snapshot, whatif
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare

@@ -13,7 +13,7 @@ from ballast_policies.allocation.solvers.linear import SolverError
 from rich.console import Console
 from rich.table import Table
 
-from ballast_operator.cli.allocate_input import read_problem
+from ballast_operator.cli.allocate.input import read_problem
 from ballast_operator.cli.own_modules import import_from_here
 
 INTERNAL = ("start",)

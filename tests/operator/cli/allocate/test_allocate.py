@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ballast_operator.cli.allocate import allocate
+from ballast_operator.cli.allocate.command import allocate
 from ballast_policies.allocation.registry import POLICIES
 from click.testing import CliRunner
 

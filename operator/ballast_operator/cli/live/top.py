@@ -37,7 +37,7 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
     from rich.console import Console
     from rich.live import Live
 
-    from ballast_operator.cli.overview_tables import Tables
+    from ballast_operator.cli.live.overview_tables import Tables
     from ballast_operator.kube.client import connect
     from ballast_operator.report.overview import read_overview
 

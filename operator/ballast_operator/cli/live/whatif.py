@@ -10,7 +10,7 @@ import click
 
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
-from ballast_operator.cli.simulate_input import read_amounts
+from ballast_operator.cli.simulate.input import read_amounts
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem

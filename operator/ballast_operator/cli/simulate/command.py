@@ -8,8 +8,8 @@ import click
 
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
-from ballast_operator.cli.progress import progress_bar
-from ballast_operator.cli.simulate_input import (
+from ballast_operator.cli.simulate.progress import progress_bar
+from ballast_operator.cli.simulate.input import (
     OPTIONS,
     WorkloadOptions,
     overload_warning,
@@ -198,7 +198,7 @@ def simulate(
 def _print(result: "Result", *, per_job: bool) -> None:
     from rich.console import Console
 
-    from ballast_operator.cli.simulation_text import per_job_table, summary_table
+    from ballast_operator.cli.simulate.text import per_job_table, summary_table
 
     console = Console()
     console.print(summary_table(result))

@@ -1,0 +1,1 @@
+"""Commands that read a live cluster: ``top``, ``explain``, ``whatif``."""

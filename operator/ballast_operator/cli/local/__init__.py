@@ -1,0 +1,1 @@
+"""Commands that start and stop a local cluster: ``up``, ``down``, ``demo``."""
