@@ -5,7 +5,7 @@ Who calls it: ``ballast demo``, tests, and users who run the operator outside th
 
 from typing import Any
 
-from ballast_operator.api.crd import custom_resource_definitions
+from ballast_operator.api.schema.crd import custom_resource_definitions
 from ballast_operator.api.rbac import operator_rules, people_roles
 
 OPERATOR_NAME = "ballast-operator"

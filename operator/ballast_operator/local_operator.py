@@ -15,7 +15,7 @@ from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import NotFoundError
 
-from ballast_operator.api.crd import custom_resource_definitions
+from ballast_operator.api.schema.crd import custom_resource_definitions
 from ballast_operator.install import OPERATOR_NAME
 
 OPERATOR_NAMESPACE = "ballast-system"

@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, Time, schema
-from ballast_operator.api.settings_schema import settings_schema
+from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
 

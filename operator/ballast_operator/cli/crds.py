@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ballast_operator.api.crd import crd_files
+from ballast_operator.api.schema.crd import crd_files
 
 
 @click.command()

@@ -10,8 +10,8 @@ from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState, PolicyCondition, PolicyReason
-from ballast_operator.api.crd import RESOURCES, Resource, custom_resource_definitions
-from ballast_operator.api.docstrings import member_docs
+from ballast_operator.api.schema.crd import RESOURCES, Resource, custom_resource_definitions
+from ballast_operator.api.schema.docstrings import member_docs
 
 _HEAD = """<!-- Generated from the models in ballast_operator.api by `make generate`. Edit those. -->
 # API reference: `ballast.dev/v1alpha1`

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ballast_operator.api.cel import cel_rule
-from ballast_operator.api.settings_schema import required_fields, settings_schema
+from ballast_operator.api.schema.cel import cel_rule
+from ballast_operator.api.schema.settings_schema import required_fields, settings_schema
 from ballast_policies.contract.conditions import absent, at, each_is, given
 from ballast_policies.contract.job import JobConfig, PipelineConfig
 from ballast_policies.contract.rules import Rule

@@ -18,8 +18,8 @@ from ballast_policies.contract.wire import encode
 
 from ballast_operator.api.base import immutable, registered
 from ballast_operator.api.base import schema as extensions
-from ballast_operator.api.cel import cel_rule
-from ballast_operator.api.docstrings import field_docs, one_line
+from ballast_operator.api.schema.cel import cel_rule
+from ballast_operator.api.schema.docstrings import field_docs, one_line
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}

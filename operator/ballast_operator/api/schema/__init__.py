@@ -1,0 +1,1 @@
+"""From the models to the schemas of the CustomResourceDefinitions."""
