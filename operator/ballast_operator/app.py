@@ -22,7 +22,7 @@ from ballast_policies.contract import JOB_LABEL
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.saved_state import StateStore
-from ballast_operator.allocator.solver import Solver
+from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import Forbidden, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
 from ballast_operator.kube.caches import Caches

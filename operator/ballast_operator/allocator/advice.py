@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ballast_policies.allocation.problem import Allocation
 
 from ballast_operator.allocator.deadlines import deadline_advice
-from ballast_operator.allocator.inputs import CompletedProblem
-from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.allocator.problem.inputs import CompletedProblem
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice

@@ -8,7 +8,7 @@ from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.problem import Allocation, Job, Problem
 from ballast_policies.rounds import Placement, Round, grow
 
-from ballast_operator.allocator.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice, Assignment, AssignmentAction

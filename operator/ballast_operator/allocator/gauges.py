@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.metrics import Metrics
 from ballast_operator.views.job import JobView
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ballast_policies.rounds import Node, Placement, Round
 
-from ballast_operator.allocator.snapshot import Snapshot, SnapshotJob
+from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ballast_policies.rounds import Round
 
-from ballast_operator.allocator.capacity import Capacity, held_by_pool
-from ballast_operator.allocator.inputs import CompletedProblem
-from ballast_operator.allocator.snapshot import Snapshot
-from ballast_operator.allocator.solver import Solve
+from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
+from ballast_operator.allocator.problem.inputs import CompletedProblem
+from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy as api
 from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason

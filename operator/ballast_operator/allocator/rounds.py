@@ -8,7 +8,7 @@ from ballast_policies.allocation.problem import Allocation
 from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_round
 
 from ballast_operator.allocator.pending_grants import EffectivePlacements, PendingGrants
-from ballast_operator.allocator.snapshot import Snapshot
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
 logger = logging.getLogger(__name__)

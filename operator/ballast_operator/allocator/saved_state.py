@@ -18,7 +18,7 @@ from typing import Any
 from ballast_policies.rounds import Account, RoundMemory
 from ballast_policies.throughput.track import Estimate
 
-from ballast_operator.allocator.throughput import Measured
+from ballast_operator.allocator.problem.throughput import Measured
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, Key

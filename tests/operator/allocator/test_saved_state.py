@@ -15,7 +15,7 @@ from ballast_operator.allocator.saved_state import (
     decode,
     encode,
 )
-from ballast_operator.allocator.throughput import Measured
+from ballast_operator.allocator.problem.throughput import Measured
 from ballast_operator.errors import Forbidden, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.rounds import Account, RoundMemory

@@ -6,7 +6,7 @@ from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.saved_state import StateStore
-from ballast_operator.allocator.solver import Solve
+from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus

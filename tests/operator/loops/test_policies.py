@@ -3,7 +3,7 @@
 import datetime
 
 import pytest
-from ballast_operator.allocator.snapshot import as_job
+from ballast_operator.allocator.problem.snapshot import as_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import JOB, POLICY

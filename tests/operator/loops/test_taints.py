@@ -1,8 +1,8 @@
 """Gangs and tainted nodes: what is started where, and what a job that waits says of it."""
 
 import pytest
-from ballast_operator.allocator.snapshot import take_snapshot
-from ballast_operator.allocator.throughput import Measurements
+from ballast_operator.allocator.problem.snapshot import take_snapshot
+from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.kube.kinds import NODE
 from ballast_operator.views import taints

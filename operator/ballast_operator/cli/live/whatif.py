@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
     from ballast_policies.simulator.whatif import Comparison
 
-    from ballast_operator.allocator.snapshot import Snapshot
+    from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import Objective
     from ballast_operator.kube.client import Cluster
 
@@ -79,8 +79,8 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
     """
     from ballast_policies.allocation.problem import ProblemError
 
-    from ballast_operator.allocator.snapshot import take_snapshot
-    from ballast_operator.allocator.throughput import Measurements
+    from ballast_operator.allocator.problem.snapshot import take_snapshot
+    from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
     from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
     from ballast_operator.kube.kinds import POD, POLICY
@@ -133,7 +133,7 @@ def pose(
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.allocation.registry import find_policy
 
-    from ballast_operator.allocator.inputs import complete
+    from ballast_operator.allocator.problem.inputs import complete
 
     try:
         find_policy(other)

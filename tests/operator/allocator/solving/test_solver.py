@@ -7,8 +7,8 @@ import signal
 import sys
 
 import pytest
-from ballast_operator.allocator.solver import Solver
-from ballast_operator.allocator.solver_process import HEADER, encode, serve
+from ballast_operator.allocator.solving.solver import Solver
+from ballast_operator.allocator.solving.solver_process import HEADER, encode, serve
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_policies.allocation import registry
@@ -116,7 +116,7 @@ async def test_a_solver_that_never_becomes_ready_is_replaced_by_the_fallback():
 FIRST_ONLY = """import pathlib, runpy
 met = pathlib.Path({met!r})
 if met.exists():
-    runpy.run_module("ballast_operator.allocator.solver_process", run_name="__main__")
+    runpy.run_module("ballast_operator.allocator.solving.solver_process", run_name="__main__")
     raise SystemExit
 met.touch()
 """

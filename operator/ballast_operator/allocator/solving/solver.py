@@ -19,13 +19,13 @@ from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import POLICIES
 
-from ballast_operator.allocator.solver_process import HEADER, encode, preparation
+from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solver_process")
+COMMAND = (sys.executable, "-m", "ballast_operator.allocator.solving.solver_process")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What a policy needs and the cluster does not say is replaced by a default that is named."""
 
 import pytest
-from ballast_operator.allocator.capacity import price_by_type
-from ballast_operator.allocator.inputs import CompletedProblem, complete, structure, values
+from ballast_operator.allocator.problem.capacity import price_by_type
+from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, structure, values
 from ballast_operator.api.cluster_policy import CHOOSABLE, NodePool, Objective
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate

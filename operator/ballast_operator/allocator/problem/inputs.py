@@ -19,7 +19,7 @@ from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
 
-from ballast_operator.allocator.capacity import Capacity
+from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.api.cluster_policy import EntityShare, Objective
 
 

@@ -8,10 +8,10 @@ from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.rounds import Placement
 from ballast_policies.throughput.track import Estimate
 
-from ballast_operator.allocator.capacity import Capacity, read_capacity
-from ballast_operator.allocator.gang_size import Refusal, admission_error, gang_size, growth_sizes, may_grow
-from ballast_operator.allocator.throughput import GangRequest, Measurements
-from ballast_operator.allocator.tolerance import usable_by_pool, with_barred_nodes
+from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
+from ballast_operator.allocator.problem.gang_size import Refusal, admission_error, gang_size, growth_sizes, may_grow
+from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
+from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.kube.kinds import Key, Object, job_id

@@ -12,7 +12,7 @@ from typing import Self
 from ballast_policies.rounds import Node
 from ballast_policies.rounds.explanations import barred_nodes
 
-from ballast_operator.allocator.gang_size import Refusal
+from ballast_operator.allocator.problem.gang_size import Refusal
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.views.job import JobView

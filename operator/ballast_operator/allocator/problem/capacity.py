@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Node
 
-from ballast_operator.allocator.tolerance import Tolerance
+from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView

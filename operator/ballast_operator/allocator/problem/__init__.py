@@ -1,0 +1,1 @@
+"""From the state of the cluster to the problem that a policy solves."""
