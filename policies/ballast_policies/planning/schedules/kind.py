@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ballast_policies.planning.schedules.interleaved import rounds_of
+from ballast_policies.planning.schedules.builders.interleaved import rounds_of
 from ballast_policies.planning.schedules.schedule import Schedule, loop_ranks
 
 DEFAULT_STAGES_PER_RANK = 2

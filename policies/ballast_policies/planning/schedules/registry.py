@@ -3,22 +3,22 @@
 from collections.abc import Sequence
 
 from ballast_policies.planning.schedules.action import ScheduleError
-from ballast_policies.planning.schedules.asynchronous import double_buffered, pipedream
-from ballast_policies.planning.schedules.dual_pipe import dual_pipe_v
-from ballast_policies.planning.schedules.interleaved import (
+from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
+from ballast_policies.planning.schedules.builders.dual_pipe import dual_pipe_v
+from ballast_policies.planning.schedules.builders.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
 )
 from ballast_policies.planning.schedules.kind import ScheduleKind
 from ballast_policies.planning.schedules.schedule import Schedule, v_ranks
-from ballast_policies.planning.schedules.synchronous import (
+from ballast_policies.planning.schedules.builders.synchronous import (
     gpipe,
     gpipe_replicated,
     looped_breadth_first,
     one_forward_one_backward,
     one_forward_one_backward_replicated,
 )
-from ballast_policies.planning.schedules.v_shaped import zero_bubble_v
+from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
 from ballast_policies.registry import Registry, RegistryError
 
 SCHEDULES = Registry(

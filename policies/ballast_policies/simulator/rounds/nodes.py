@@ -11,7 +11,7 @@ import numpy as np
 from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.values import Node, Placement
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import EMPTY_GRANT, Grant
+from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant
 
 
 class Nodes:

@@ -19,7 +19,7 @@ from ballast_policies.rounds import (
 )
 from ballast_policies.rounds.hysteresis import recent_moves
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import Grant, SimulatedRounds
+from ballast_policies.simulator.rounds.by_shares import Grant, SimulatedRounds
 from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.simulator.solving import name_of, row_of
 

@@ -7,7 +7,7 @@ gets (save, exit). Gavel's simulator has neither; they matter where they are not
 import numpy as np
 
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import Grant
+from ballast_policies.simulator.rounds.by_shares import Grant
 
 
 class LaunchDelays:

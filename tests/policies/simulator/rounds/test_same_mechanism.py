@@ -12,7 +12,7 @@ from ballast_policies.rounds import (
     decide_round,
 )
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds import EMPTY_GRANT, SimulatedRounds
+from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, SimulatedRounds
 from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.solving import ShareSolver, name_of
 from ballast_policies.simulator.workloads.workload import TraceJob

@@ -1,0 +1,1 @@
+"""One file for each family of schedules: functions that build the order of actions."""

@@ -1,0 +1,1 @@
+"""Schedules and simulated traces as text, pictures and files for other tools."""
