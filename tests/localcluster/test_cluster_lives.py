@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
 from ballast_localcluster.errors import StartError
-from ballast_localcluster.processes import MARK_VARIABLE, marked_processes
-from ballast_localcluster.warden import warden_pid
+from ballast_localcluster.supervision.processes import MARK_VARIABLE, marked_processes
+from ballast_localcluster.supervision.warden import warden_pid
 
 from tests.support.control_plane import ControlPlane, fresh_namespace
 from tests.support.waiting import WAIT_SECONDS, eventually

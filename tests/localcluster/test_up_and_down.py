@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ballast_localcluster.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
+from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
 
 from tests.support.waiting import eventually
 

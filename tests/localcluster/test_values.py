@@ -7,14 +7,14 @@ import pytest
 from ballast_localcluster import ProcessNode
 from ballast_localcluster.default_nodes import default_nodes, read_nodes
 from ballast_localcluster.errors import LocalClusterError, NodesFileError
-from ballast_localcluster.nodes.addresses import PodAddresses
+from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_localcluster.nodes.configuration import AgentConfiguration
-from ballast_localcluster.nodes.devices import Devices, NotEnoughDevicesError
-from ballast_localcluster.nodes.environment import expand
+from ballast_localcluster.nodes.pod_resources.devices import Devices, NotEnoughDevicesError
+from ballast_localcluster.nodes.pod_resources.environment import expand
 from ballast_localcluster.nodes.node import Taint
-from ballast_localcluster.nodes.paths import mount_variable, translate
-from ballast_localcluster.nodes.restart import CALM_SECONDS, LAST_BACKOFF_SECONDS, Backoff, restarts
-from ballast_localcluster.nodes.states import (
+from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
+from ballast_localcluster.nodes.containers.restart import CALM_SECONDS, LAST_BACKOFF_SECONDS, Backoff, restarts
+from ballast_localcluster.nodes.containers.states import (
     ContainerView,
     Running,
     Terminated,

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ballast_localcluster.nodes.warm_start import WARM_START_VARIABLE, WarmStart
+from ballast_localcluster.nodes.containers.warm_start import WARM_START_VARIABLE, WarmStart
 from ballast_policies.contract import ExitCode
 
 from tests.support.waiting import eventually

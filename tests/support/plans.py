@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-from ballast_localcluster.nodes.addresses import PodAddresses
+from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_policies.contract import Directive, Plan, Rank
 
 

@@ -8,7 +8,7 @@ import time
 import aiohttp
 
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
-from ballast_localcluster.nodes.states import now
+from ballast_localcluster.nodes.containers.states import now
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.nodes.states import now
+from ballast_localcluster.nodes.containers.states import now
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from ballast_localcluster.nodes.pod import Pod
-from ballast_localcluster.nodes.runner import ContainerRunner
+from ballast_localcluster.nodes.containers.runner import ContainerRunner
 
 log = logging.getLogger(__name__)
 

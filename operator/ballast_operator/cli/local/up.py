@@ -125,7 +125,7 @@ def _start_operator(cluster: "LocalCluster") -> None:
         StartError: it does not.
     """
     from ballast_localcluster.errors import StartError
-    from ballast_localcluster.owner import tail
+    from ballast_localcluster.supervision.owner import tail
     from ballast_localcluster.waiting import Limit, wait_until
     from kubernetes import client, config
     from kubernetes.dynamic import DynamicClient

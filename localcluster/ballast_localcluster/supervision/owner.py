@@ -10,7 +10,7 @@ from typing import Any
 
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.waiting import Limit
-from ballast_localcluster.warden import EXITS_NAME
+from ballast_localcluster.supervision.warden import EXITS_NAME
 
 _LOG_TAIL_LINES = 15
 
@@ -23,7 +23,7 @@ class WardenHandle:
         # Its own session: Ctrl-C in the owner's terminal is for the owner.
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ballast_localcluster.warden", str(folder)],
+                [sys.executable, "-m", "ballast_localcluster.supervision.warden", str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ballast_localcluster.processes import (
+from ballast_localcluster.supervision.processes import (
     MARK_VARIABLE,
     PART_VARIABLE,
     die_with_parent,
@@ -201,7 +201,7 @@ def warden_pid(folder: Path) -> int | None:
 
 
 def main() -> int:
-    """``python -m ballast_localcluster.warden FOLDER``."""
+    """``python -m ballast_localcluster.supervision.warden FOLDER``."""
     folder = Path(sys.argv[1])
     with (folder / LOCK_NAME).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

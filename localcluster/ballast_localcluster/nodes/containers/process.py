@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from ballast_localcluster.processes import die_with_parent, signal_group
+from ballast_localcluster.supervision.processes import die_with_parent, signal_group
 
 TERMINATION_MESSAGE_BYTES = 4096
 FALLBACK_BYTES = 2048

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
-from ballast_localcluster.nodes.references import ConfigurationError, References, field_value
-from ballast_localcluster.nodes.service_account import write_token
+from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References, field_value
+from ballast_localcluster.nodes.pod_resources.service_account import write_token
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ballast_localcluster.nodes.api import Manifest
-from ballast_localcluster.nodes.references import ConfigurationError, References, field_value
-from ballast_localcluster.processes import MARK_VARIABLE, PART_VARIABLE
+from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References, field_value
+from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE
 
 POD_MARK_VARIABLE = "BALLAST_POD_UID"
 """In the environment of every process of a pod: the pod's UID. By it, strays are found when the pod ends."""

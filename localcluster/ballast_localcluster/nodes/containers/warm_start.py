@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ballast_localcluster.nodes.environment import inherited_environment, search_path
-from ballast_localcluster.processes import die_with_parent
+from ballast_localcluster.nodes.pod_resources.environment import inherited_environment, search_path
+from ballast_localcluster.supervision.processes import die_with_parent
 from ballast_localcluster.waiting import patience
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ballast_localcluster.nodes.api import Manifest
-from ballast_localcluster.nodes.process import (
+from ballast_localcluster.nodes.containers.process import (
     Command,
     ContainerProcess,
     ProcessStartError,
     termination_message,
 )
-from ballast_localcluster.nodes.references import ConfigurationError
-from ballast_localcluster.nodes.restart import Backoff, restarts
-from ballast_localcluster.nodes.states import ContainerView, Running, State, Terminated, Waiting, now
+from ballast_localcluster.nodes.pod_resources.references import ConfigurationError
+from ballast_localcluster.nodes.containers.restart import Backoff, restarts
+from ballast_localcluster.nodes.containers.states import ContainerView, Running, State, Terminated, Waiting, now
 
 START_ERROR_EXIT_CODE = 128
 _CONFIGURATION_RETRY_SECONDS = 1.0

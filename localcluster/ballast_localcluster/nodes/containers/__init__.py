@@ -1,0 +1,1 @@
+"""Containers as processes: their commands, runs, restarts and states."""

@@ -1,0 +1,1 @@
+"""What a pod is given: an address, GPUs, environment variables, volumes, credentials."""
