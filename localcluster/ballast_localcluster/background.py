@@ -13,8 +13,8 @@ from ballast_localcluster.cluster import LocalCluster
 from ballast_localcluster.components import Layout
 from ballast_localcluster.errors import LocalClusterError
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.waiting import Limit, wait_until
 from ballast_localcluster.supervision.warden import warden_pid
+from ballast_localcluster.waiting import Limit, wait_until
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 

@@ -19,9 +19,9 @@ from ballast_localcluster.custom_resources import install_custom_resources
 from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.node import ProcessNode
-from ballast_localcluster.supervision.owner import WardenHandle, tail
 from ballast_localcluster.ports import free_ports
 from ballast_localcluster.rest import CallError, Rest
+from ballast_localcluster.supervision.owner import WardenHandle, tail
 from ballast_localcluster.waiting import Limit, wait_until
 
 _PORT_ATTEMPTS = 3

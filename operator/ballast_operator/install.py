@@ -5,8 +5,8 @@ Who calls it: ``ballast demo``, tests, and users who run the operator outside th
 
 from typing import Any
 
-from ballast_operator.api.schema.crd import custom_resource_definitions
 from ballast_operator.api.rbac import operator_rules, people_roles
+from ballast_operator.api.schema.crd import custom_resource_definitions
 
 OPERATOR_NAME = "ballast-operator"
 """Name of the operator's service account, ClusterRole and ClusterRoleBinding."""

@@ -13,9 +13,9 @@ from ballast_policies.allocation.policy import Policy
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase
+from ballast_policies.planning.schedules.builders.synchronous import gpipe
 from ballast_policies.planning.schedules.kind import ScheduleKind
 from ballast_policies.planning.schedules.registry import SCHEDULES, find_schedule
-from ballast_policies.planning.schedules.builders.synchronous import gpipe
 from ballast_policies.planning.schedules.validate import validate
 from prometheus_client import Counter, generate_latest
 

@@ -7,13 +7,13 @@ import pytest
 from ballast_localcluster import ProcessNode
 from ballast_localcluster.default_nodes import default_nodes, read_nodes
 from ballast_localcluster.errors import LocalClusterError, NodesFileError
-from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_localcluster.nodes.configuration import AgentConfiguration
-from ballast_localcluster.nodes.pod_resources.devices import Devices, NotEnoughDevicesError
-from ballast_localcluster.nodes.pod_resources.environment import expand
-from ballast_localcluster.nodes.node import Taint
-from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
-from ballast_localcluster.nodes.containers.restart import CALM_SECONDS, LAST_BACKOFF_SECONDS, Backoff, restarts
+from ballast_localcluster.nodes.containers.restart import (
+    CALM_SECONDS,
+    LAST_BACKOFF_SECONDS,
+    Backoff,
+    restarts,
+)
 from ballast_localcluster.nodes.containers.states import (
     ContainerView,
     Running,
@@ -22,6 +22,11 @@ from ballast_localcluster.nodes.containers.states import (
     pod_phase,
     pod_status,
 )
+from ballast_localcluster.nodes.node import Taint
+from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
+from ballast_localcluster.nodes.pod_resources.devices import Devices, NotEnoughDevicesError
+from ballast_localcluster.nodes.pod_resources.environment import expand
+from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 from ballast_localcluster.components import HOST
-from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_localcluster.nodes.api import Api, Manifest
 from ballast_localcluster.nodes.configuration import AgentConfiguration
-from ballast_localcluster.nodes.pod_resources.devices import Devices
+from ballast_localcluster.nodes.containers.warm_start import WarmStart
 from ballast_localcluster.nodes.events import Events
 from ballast_localcluster.nodes.heartbeat import Heartbeat
 from ballast_localcluster.nodes.log_server import LogServer
 from ballast_localcluster.nodes.pod import Host, Pod
-from ballast_localcluster.nodes.containers.warm_start import WarmStart
+from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
+from ballast_localcluster.nodes.pod_resources.devices import Devices
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import datetime
 import logging
 
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
-from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.nodes.containers.states import now
+from ballast_localcluster.nodes.node import ProcessNode
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from ballast_localcluster.nodes.pod import Pod
 from ballast_localcluster.nodes.containers.runner import ContainerRunner
+from ballast_localcluster.nodes.pod import Pod
 
 log = logging.getLogger(__name__)
 

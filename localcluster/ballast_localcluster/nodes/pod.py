@@ -7,19 +7,19 @@ import logging
 import shutil
 from pathlib import Path
 
-from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
 from ballast_localcluster.nodes.containers.commands import CommandBuilder
-from ballast_localcluster.nodes.pod_resources.devices import Devices, NotEnoughDevicesError
-from ballast_localcluster.nodes.pod_resources.environment import POD_MARK_VARIABLE
-from ballast_localcluster.nodes.events import Events
-from ballast_localcluster.nodes.node import GPU_RESOURCE, ProcessNode
 from ballast_localcluster.nodes.containers.process import Command
-from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References
 from ballast_localcluster.nodes.containers.runner import ContainerRunner
 from ballast_localcluster.nodes.containers.states import now, pod_status
-from ballast_localcluster.nodes.pod_resources.volumes import Volumes
 from ballast_localcluster.nodes.containers.warm_start import WarmStart
+from ballast_localcluster.nodes.events import Events
+from ballast_localcluster.nodes.node import GPU_RESOURCE, ProcessNode
+from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
+from ballast_localcluster.nodes.pod_resources.devices import Devices, NotEnoughDevicesError
+from ballast_localcluster.nodes.pod_resources.environment import POD_MARK_VARIABLE
+from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References
+from ballast_localcluster.nodes.pod_resources.volumes import Volumes
 from ballast_localcluster.supervision.processes import kill_marked
 
 log = logging.getLogger(__name__)

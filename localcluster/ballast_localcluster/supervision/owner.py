@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ballast_localcluster.errors import StartError
-from ballast_localcluster.waiting import Limit
 from ballast_localcluster.supervision.warden import EXITS_NAME
+from ballast_localcluster.waiting import Limit
 
 _LOG_TAIL_LINES = 15
 

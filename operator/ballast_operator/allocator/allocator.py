@@ -8,13 +8,19 @@ from collections.abc import Callable
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of, waiting_for_policy
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, price_classes, structure, values
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
+from ballast_operator.allocator.problem.inputs import (
+    CompletedProblem,
+    complete,
+    price_classes,
+    structure,
+    values,
+)
+from ballast_operator.allocator.problem.snapshot import take_snapshot
+from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.saved_state import SavedState, StateStore
-from ballast_operator.allocator.problem.snapshot import take_snapshot
 from ballast_operator.allocator.solving.solver import Solve, Solver
-from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy

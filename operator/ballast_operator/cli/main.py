@@ -7,14 +7,20 @@ from typing import Any
 import click
 
 COMMANDS = {
-    "allocate": ("ballast_operator.cli.allocate.command:allocate", "Solve one allocation from a file of jobs."),
+    "allocate": (
+        "ballast_operator.cli.allocate.command:allocate",
+        "Solve one allocation from a file of jobs.",
+    ),
     "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
     "demo": ("ballast_operator.cli.local.demo:demo", "Run the whole story on a local cluster."),
     "down": ("ballast_operator.cli.local.down:down", "Stop a local cluster."),
     "explain": ("ballast_operator.cli.live.explain:explain", "Say why a job runs where it runs, or waits."),
     "operator": ("ballast_operator.cli.operator:operator", "Run the operator (what the image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
-    "simulate": ("ballast_operator.cli.simulate.command:simulate", "Replay a trace of jobs on a cluster of values."),
+    "simulate": (
+        "ballast_operator.cli.simulate.command:simulate",
+        "Replay a trace of jobs on a cluster of values.",
+    ),
     "top": ("ballast_operator.cli.live.top:top", "Watch pools and jobs of a live cluster."),
     "up": ("ballast_operator.cli.local.up:up", "Start a local cluster with an operator."),
     "whatif": ("ballast_operator.cli.live.whatif:whatif", "Try another policy on a live cluster's snapshot."),

@@ -6,8 +6,8 @@ Not part of the installed product; a test compares what is committed with what i
 from collections.abc import Mapping
 from pathlib import Path
 
-from ballast_operator.api.schema.crd import crd_files, to_yaml
 from ballast_operator.api.rbac import operator_rules, people_roles
+from ballast_operator.api.schema.crd import crd_files, to_yaml
 from ballast_operator.generated.api_reference import api_reference
 from ballast_operator.generated.dashboards import dashboard_files
 from ballast_operator.generated.tables import (

@@ -10,8 +10,8 @@ from ballast_policies.contract.plan import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.planning.schedules.registry import find_schedule
 from ballast_policies.planning.schedules.builders.synchronous import replica_ranks
+from ballast_policies.planning.schedules.registry import find_schedule
 
 
 def stage_placement(

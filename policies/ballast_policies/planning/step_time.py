@@ -7,7 +7,7 @@ seconds of communication at boundary i per microbatch (AMP, equation 10; with eq
     T = (m - 1) max_r t_r + sum_r t_r + sum_i e_i
 
 It takes a rank's forward and backward for one task, and so overestimates uneven stages by up to
-6 % (``benchmarks/planning_schedules.py``); :func:`simulated_step_seconds` plays the schedule instead.
+6 % (``benchmarks/planning/schedules.py``); :func:`simulated_step_seconds` plays the schedule instead.
 """
 
 from collections.abc import Callable, Sequence

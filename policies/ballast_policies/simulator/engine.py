@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from ballast_policies.accounting import isolated_seconds
-from ballast_policies.simulator.rounds.fluid import run_fluid
-from ballast_policies.simulator.rounds.hysteresis import HysteresisRounds
-from ballast_policies.simulator.rounds.launch_delays import LaunchDelays
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.nodes import Nodes
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import Counters, Result, summarise
 from ballast_policies.simulator.rounds.by_shares import EMPTY_GRANT, Grant, SimulatedRounds
+from ballast_policies.simulator.rounds.fluid import run_fluid
+from ballast_policies.simulator.rounds.hysteresis import HysteresisRounds
+from ballast_policies.simulator.rounds.launch_delays import LaunchDelays
+from ballast_policies.simulator.rounds.nodes import Nodes
 from ballast_policies.simulator.rounds.running_jobs import running_jobs
-from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.rounds.share_accounts import positions
+from ballast_policies.simulator.settings import SettingsError, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.solving import Shares, ShareSolver
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import ThroughputTable

@@ -6,6 +6,7 @@ import random
 import zlib
 
 import pytest
+from ballast_operator.allocator.problem.throughput import Measured
 from ballast_operator.allocator.saved_state import (
     MOST_BYTES,
     STATE_KEY,
@@ -15,7 +16,6 @@ from ballast_operator.allocator.saved_state import (
     decode,
     encode,
 )
-from ballast_operator.allocator.problem.throughput import Measured
 from ballast_operator.errors import Forbidden, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_policies.rounds import Account, RoundMemory

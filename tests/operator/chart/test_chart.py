@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ballast_operator.api.schema.crd import custom_resource_definitions
 from ballast_operator.api.rbac import operator_rules, people_roles
+from ballast_operator.api.schema.crd import custom_resource_definitions
 
 from tests.support.control_plane import ControlPlane
 

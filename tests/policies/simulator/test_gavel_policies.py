@@ -7,8 +7,8 @@ from ballast_policies.simulator.gavel.allox import AlloX
 from ballast_policies.simulator.gavel.fifo import Fifo
 from ballast_policies.simulator.gavel.gandiva import Gandiva
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.rounds.share_accounts import ShareAccounts
+from ballast_policies.simulator.settings import SimulatedCluster
 from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
 

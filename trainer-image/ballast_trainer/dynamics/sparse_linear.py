@@ -15,7 +15,7 @@ from torch.nn import functional
 
 SPARSE_FROM = 0.85
 """Sparsity from which the three CSR products together beat the dense ones; measured on one core by
-benchmarks/trainer_sparse.py."""
+benchmarks/trainer/sparse.py."""
 
 
 class _Structure:

@@ -6,14 +6,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
-from ballast_localcluster.nodes.pod_resources.environment import base_environment, declared_environment, expand
-from ballast_localcluster.nodes.node import EMULATED_SLOWDOWN_ANNOTATION, ProcessNode
-from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
 from ballast_localcluster.nodes.containers.process import Command
+from ballast_localcluster.nodes.containers.warm_start import WarmStart
+from ballast_localcluster.nodes.node import EMULATED_SLOWDOWN_ANNOTATION, ProcessNode
+from ballast_localcluster.nodes.pod_resources.environment import (
+    base_environment,
+    declared_environment,
+    expand,
+)
+from ballast_localcluster.nodes.pod_resources.paths import mount_variable, translate
 from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References
 from ballast_localcluster.nodes.pod_resources.service_account import MOUNT_PATH, write_kubeconfig
 from ballast_localcluster.nodes.pod_resources.volumes import Volumes, mounts_of
-from ballast_localcluster.nodes.containers.warm_start import WarmStart
 
 SLOWDOWN_VARIABLE = "BALLAST_EMULATED_SLOWDOWN"
 """JSON {model family or "default": factor}, from the node's annotation; see the trainer's contract."""

@@ -13,9 +13,16 @@ from ballast_localcluster.nodes.containers.process import (
     ProcessStartError,
     termination_message,
 )
-from ballast_localcluster.nodes.pod_resources.references import ConfigurationError
 from ballast_localcluster.nodes.containers.restart import Backoff, restarts
-from ballast_localcluster.nodes.containers.states import ContainerView, Running, State, Terminated, Waiting, now
+from ballast_localcluster.nodes.containers.states import (
+    ContainerView,
+    Running,
+    State,
+    Terminated,
+    Waiting,
+    now,
+)
+from ballast_localcluster.nodes.pod_resources.references import ConfigurationError
 
 START_ERROR_EXIT_CODE = 128
 _CONFIGURATION_RETRY_SECONDS = 1.0

@@ -9,7 +9,13 @@ from ballast_policies.rounds import Placement
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
-from ballast_operator.allocator.problem.gang_size import Refusal, admission_error, gang_size, growth_sizes, may_grow
+from ballast_operator.allocator.problem.gang_size import (
+    Refusal,
+    admission_error,
+    gang_size,
+    growth_sizes,
+    may_grow,
+)
 from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cause import Cause

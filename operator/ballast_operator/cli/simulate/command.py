@@ -8,7 +8,6 @@ import click
 
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
-from ballast_operator.cli.simulate.progress import progress_bar
 from ballast_operator.cli.simulate.input import (
     OPTIONS,
     WorkloadOptions,
@@ -17,6 +16,7 @@ from ballast_operator.cli.simulate.input import (
     table_of,
     window_of,
 )
+from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.result import Result

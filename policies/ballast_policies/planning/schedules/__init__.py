@@ -4,7 +4,6 @@ A schedule is, for every rank, the order of its actions (``2F0``: stage 2, forwa
 """
 
 from ballast_policies.planning.schedules.action import Action, Kind, ScheduleError
-from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
 from ballast_policies.planning.schedules.bubbles import (
     BubbleSplit,
     bubble_of_data_parallel,
@@ -14,16 +13,32 @@ from ballast_policies.planning.schedules.bubbles import (
     split_bubble,
     split_measured_bubble,
 )
-from ballast_policies.planning.schedules.exports.chrome_trace import chrome_trace
-from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
+from ballast_policies.planning.schedules.builders.asynchronous import double_buffered, pipedream
 from ballast_policies.planning.schedules.builders.dual_pipe import dual_pipe_v
 from ballast_policies.planning.schedules.builders.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
     rounds_of,
 )
-from ballast_policies.planning.schedules.kind import DEFAULT_STAGES_PER_RANK, ScheduleKind
+from ballast_policies.planning.schedules.builders.synchronous import (
+    forward_only,
+    gpipe,
+    gpipe_replicated,
+    looped_breadth_first,
+    one_forward_one_backward,
+    one_forward_one_backward_replicated,
+)
+from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
+from ballast_policies.planning.schedules.costs import StageCosts, even_costs, stage_costs
+from ballast_policies.planning.schedules.exports.chrome_trace import chrome_trace
 from ballast_policies.planning.schedules.exports.picture import schedule_svg
+from ballast_policies.planning.schedules.exports.text import (
+    schedule_csv,
+    schedule_from_csv,
+    schedule_text,
+    timeline,
+)
+from ballast_policies.planning.schedules.kind import DEFAULT_STAGES_PER_RANK, ScheduleKind
 from ballast_policies.planning.schedules.registry import (
     DEFAULT_SCHEDULE,
     SCHEDULES,
@@ -35,21 +50,6 @@ from ballast_policies.planning.schedules.registry import (
 )
 from ballast_policies.planning.schedules.schedule import Schedule, WeightRule
 from ballast_policies.planning.schedules.simulate import Span, Trace, simulate
-from ballast_policies.planning.schedules.builders.synchronous import (
-    forward_only,
-    gpipe,
-    gpipe_replicated,
-    looped_breadth_first,
-    one_forward_one_backward,
-    one_forward_one_backward_replicated,
-)
-from ballast_policies.planning.schedules.exports.text import (
-    schedule_csv,
-    schedule_from_csv,
-    schedule_text,
-    timeline,
-)
-from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
 from ballast_policies.planning.schedules.validate import ScheduleFacts, validate
 from ballast_policies.planning.schedules.weights import versions_held, weight_versions
 

@@ -9,8 +9,6 @@ from ballast_policies.planning.schedules.builders.interleaved import (
     interleaved_one_forward_one_backward,
     interleaved_zero_bubble,
 )
-from ballast_policies.planning.schedules.kind import ScheduleKind
-from ballast_policies.planning.schedules.schedule import Schedule, v_ranks
 from ballast_policies.planning.schedules.builders.synchronous import (
     gpipe,
     gpipe_replicated,
@@ -19,6 +17,8 @@ from ballast_policies.planning.schedules.builders.synchronous import (
     one_forward_one_backward_replicated,
 )
 from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
+from ballast_policies.planning.schedules.kind import ScheduleKind
+from ballast_policies.planning.schedules.schedule import Schedule, v_ranks
 from ballast_policies.registry import Registry, RegistryError
 
 SCHEDULES = Registry(

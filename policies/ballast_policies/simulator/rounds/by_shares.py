@@ -13,8 +13,8 @@ from ballast_policies.rounds.account import forgetting
 from ballast_policies.rounds.priority import SHARE_EPSILON, by_urgency, priorities
 from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.simulator.rounds.share_accounts import ShareAccounts, positions
+from ballast_policies.simulator.settings import SimulationSettings
 from ballast_policies.simulator.solving import Shares
 
 GAVEL_TYPE_ORDER = ("v100", "p100", "k80")

@@ -3,8 +3,8 @@
 import numpy as np
 
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.nodes import Nodes
 from ballast_policies.simulator.rounds.by_shares import Grant
+from ballast_policies.simulator.rounds.nodes import Nodes
 from ballast_policies.simulator.solving import ShareSolver
 
 

@@ -13,7 +13,7 @@ from ballast_operator.cli.crds import crds
 from click.testing import CliRunner
 from pydantic import Field
 
-FOLDER = Path(__file__).parents[3] / "crds"
+FOLDER = Path(__file__).parents[4] / "crds"
 
 
 def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
 from click.testing import CliRunner
 
-DEMO = Path(__file__).parents[3] / "examples" / "demo"
+DEMO = Path(__file__).parents[4] / "examples" / "demo"
 GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[4]
 _spec = importlib.util.spec_from_file_location(
-    "allocation_families", ROOT / "benchmarks" / "allocation_families.py"
+    "allocation_families", ROOT / "benchmarks" / "allocation" / "families.py"
 )
 assert _spec is not None
 assert _spec.loader is not None

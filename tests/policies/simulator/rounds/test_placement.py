@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.ledger import Ledger
-from ballast_policies.simulator.rounds.nodes import Nodes, node_sizes
 from ballast_policies.simulator.rounds.by_shares import Grant
+from ballast_policies.simulator.rounds.nodes import Nodes, node_sizes
 from ballast_policies.simulator.settings import (
     BALLAST_RULES,
     SettingsError,

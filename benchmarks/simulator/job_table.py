@@ -1,6 +1,6 @@
 """With which order of its job types were Gavel's published curves drawn?
 
-    python benchmarks/simulator_job_table.py
+    python benchmarks/simulator/job_table.py
 
 Tries the 5,040 orders of the seven families of models. First, where it is decided which draws are
 refused (a gang's type is drawn until one comes that runs on several GPUs): the longest jobs of seeds 0,
@@ -16,7 +16,7 @@ import random
 
 from ballast_policies.simulator.workloads.generate import JOB_TABLES, _draw_duration, _draw_gpus
 from ballast_policies.throughput.table import JobType, built_in_table
-from simulator_published_figures import MULTIPLE, PUBLISHED, SINGLE
+from published_figures import MULTIPLE, PUBLISHED, SINGLE
 
 TYPES = ("v100", "p100", "k80")
 MAKESPAN = PUBLISHED["static_multiple_makespan_hours"]["Gavel"]["200.0"]

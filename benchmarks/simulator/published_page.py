@@ -1,6 +1,6 @@
 """Write docs/published.md and its plots from the runs that were kept: nothing is simulated here.
 
-python benchmarks/simulator_published_page.py
+python benchmarks/simulator/published_page.py
 """
 
 import json
@@ -10,12 +10,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import simulator_published_hierarchical as hierarchical
-from simulator_published import KEPT, compared
-from simulator_published_figures import FIGURES, Curve, published
+import published_hierarchical as hierarchical
+from published import KEPT, compared
+from published_figures import FIGURES, Curve, published
 
-WORDS = tomllib.loads(Path(__file__).with_name("simulator_published_words.toml").read_text())
-DOCS = Path(__file__).parent.parent / "docs"
+WORDS = tomllib.loads(Path(__file__).with_name("published_words.toml").read_text())
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOTABLE = 0.05
 """A deviation above this needs a reason."""
 
@@ -94,7 +94,7 @@ def reason(row: Row) -> str:
             return known["text"].strip()
     sys.exit(
         f"no reason for {figure}, {label} at {at}: {deviation(row):+.1%}. "
-        "To fix: add one to simulator_published_words.toml"
+        "To fix: add one to published_words.toml"
     )
 
 

@@ -1,6 +1,6 @@
 """How good and how fast the balancers are: 300 random cases, ratios to the exact partition.
 
-    python benchmarks/planning_balancers.py [--cases 300] [--output json]
+    python benchmarks/planning/balancers.py [--cases 300] [--output json]
 
 Cases: 24 to 56 layers on 2, 4 or 8 ranks; a third each of pruned (random), frozen-prefix and
 early-exit loads, as in the tests.  Seconds are of this machine; the ratios are what counts.

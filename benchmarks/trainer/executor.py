@@ -1,6 +1,6 @@
 """Our executor against torch's pipelining on schedules with a flush, and what no flush saves.
 
-Four ranks over gloo; layers sleep for stated seconds (``trainer_calibrated``), all else is real.
+Four ranks over gloo; layers sleep for stated seconds (``calibrated``), all else is real.
 
 - *Overhead*: the same stages are carried out by torch.distributed.pipelining and by
   ``runtime/executor``, in one run and in turns of a few steps.  The ratio of medians says what the
@@ -10,7 +10,7 @@ Four ranks over gloo; layers sleep for stated seconds (``trainer_calibrated``), 
 - *No flush*: medians of a step of 1F1B, PipeDream and 2BW, as the session trains them, beside the
   simulator's.  With p ranks and m microbatches 1F1B takes (m + p - 1) / m times as long as the others.
 
-    python benchmarks/trainer_executor.py [--blocks 8] [--steps 40] [--milliseconds 16]
+    python benchmarks/trainer/executor.py [--blocks 8] [--steps 40] [--milliseconds 16]
 
 On a machine whose cores are busy with other things, use longer layers.
 """
@@ -40,8 +40,8 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_trainer.pipeline.layout import ScheduleRequest
     from ballast_trainer.pipeline.stages import PipelineBuilder
     from ballast_trainer.profiling.profile import Meter
+    from calibrated import sleeping_model
     from harness import local_plan
-    from trainer_calibrated import sleeping_model
 
     torch.set_num_threads(1)
     device, model = torch.device("cpu"), sleeping_model(LAYERS)
@@ -108,7 +108,7 @@ def overhead(schedule, blocks, forward):
     from harness import free_port
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ballast_trainer.preload", "trainer_calibrated"])
+    context.set_forkserver_preload(["ballast_trainer.preload", "calibrated"])
     results, port = context.Queue(), free_port("127.0.0.1")
     ranks = [
         context.Process(target=rank_main, args=(rank, port, schedule, blocks, forward, results))
@@ -144,7 +144,7 @@ def without_a_flush(steps, forward):
     """Medians of a step as the session trains it, beside the simulator's."""
     from ballast_policies.planning.schedules import even_costs, simulate
     from ballast_trainer.pipeline.layout import ScheduleRequest
-    from trainer_calibrated import Job, run
+    from calibrated import Job, run
 
     each = LAYERS // RANKS
     costs = even_costs(RANKS, forward=each * forward, backward=2 * each * forward)

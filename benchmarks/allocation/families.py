@@ -1,7 +1,7 @@
 """Policies over families of instances: seconds and proven gap for each family and number of jobs.
 
-    python benchmarks/allocation_families.py --jobs 10000 100000
-    python benchmarks/allocation_families.py --policy min-cost allox --family "demand 2" like --limit 60
+    python benchmarks/allocation/families.py --jobs 10000 100000
+    python benchmarks/allocation/families.py --policy min-cost allox --family "demand 2" like --limit 60
 
 Each solve runs in a process of its own that is ended at ``--limit`` seconds. Seconds are CPU seconds of the
 solve, then of the clock in brackets: what else the machine does shows in the clock only. Arrays in and out

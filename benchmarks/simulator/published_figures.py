@@ -10,7 +10,7 @@ from ballast_policies.simulator.workloads.trace import read_trace
 from ballast_policies.simulator.workloads.workload import Workload
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
 
-PUBLISHED = json.loads(Path(__file__).with_name("simulator_published.json").read_text())
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
 PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})
 MEASURED = (4000, 5000)
@@ -75,7 +75,7 @@ class Figure:
     Attributes:
         title: what it shows.
         curves: its curves.
-        source: key of the published values, the first level of ``simulator_published.json``.
+        source: key of the published values, the first level of ``published.json``.
         what: value compared.
         several_gpus: gangs in the workload.
         seeds: those of the published values.

@@ -8,11 +8,11 @@ them is first, so that both see the same machine:
 - torch: ``Schedule1F1B`` over ``nn.Sequential`` stages, an all-reduce of the gradient norm to clip
   as ours does, and one AdamW over the stage.
 
-    python benchmarks/trainer_overhead.py [--pairs 100] [--dim 128] [--setting calibrated|real|tenfold]
+    python benchmarks/trainer/overhead.py [--pairs 100] [--dim 128] [--setting calibrated|real|tenfold]
 
 Settings, all unless one is named:
 
-- ``calibrated``: four ranks; layers sleep (``trainer_calibrated.py``), 2.5 ms a microbatch forward and twice
+- ``calibrated``: four ranks; layers sleep (``calibrated.py``), 2.5 ms a microbatch forward and twice
   that backward, all else is real;
 - ``real``: a GPT on as many ranks as the machine has cores, at most four; nothing sleeps;
 - ``tenfold``: a GPT on four ranks, each chunk padded to ten times its own CPU seconds as on a node that
@@ -79,10 +79,10 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.models.registry import build_model
     from ballast_trainer.profiling.profile import Meter, Profile
     from ballast_trainer.reporting.console import SilentReporter
+    from calibrated import sleeping_model
     from harness import local_plan
     from torch import nn
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-    from trainer_calibrated import sleeping_model
 
     torch.set_num_threads(1)
     count = setting.ranks

@@ -1,6 +1,6 @@
 """The sum that all ranks agree on after every step: a tree of messages against gloo's all-reduce, in one run.
 
-    python benchmarks/trainer_agreement.py [--ranks 2 4 8 16] [--times 60]
+    python benchmarks/trainer/agreement.py [--ranks 2 4 8 16] [--times 60]
 
 As many numbers as a job of 12 layers sums. Every rank but 0 has waited for 20 ms when rank 0 comes, as
 at the end of a pipeline's step; milliseconds on rank 0 until all ranks have the sum (a barrier included,

@@ -1,8 +1,8 @@
 """Solving again after one arrival or departure: from the prices of the solution before, and from nothing.
 
-    python benchmarks/allocation_warm.py --jobs 10000 --changes 20
+    python benchmarks/allocation/warm.py --jobs 10000 --changes 20
 
-Max-min fairness on ten GPU types (``allocation_instances``). Each change is solved both ways, in turn, on the
+Max-min fairness on ten GPU types (``instances``). Each change is solved both ways, in turn, on the
 same instance. "solve" is the program alone, from its rows to shares and multipliers (what differs between the
 two ways); "whole" is the policy from arrays to shares with the proof of the gap, of which making the rows
 and proving the gap are the same work both ways. CPU seconds, so that a busy machine does not count.
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from allocation_instances import cluster, without
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import boxstep
+from instances import cluster, without
 
 
 class Stopwatch:

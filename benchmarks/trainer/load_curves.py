@@ -6,7 +6,7 @@ strength is found by search, so that on the paper's 8 stages (64 layers) the set
 stage under the split of the start, over its largest under the best split, is the published speed-up.
 The same curves then run on other numbers of ranks and layers, where less (or more) is to be had.
 
-This file is no benchmark itself; ``trainer_speedup.py`` imports it.
+This file is no benchmark itself; ``speedup.py`` imports it.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Schedules side by side in the simulator: bubble against formula, memory, and the closed form's error.
 
-    python benchmarks/planning_schedules.py [--output json]
+    python benchmarks/planning/schedules.py [--output json]
 
 Nothing is run: all times are simulated, except the last table (how long the simulator itself takes).
 Asserts: GPipe, 1F1B and interleaved 1F1B have the bubble (p - 1) / (v m) to 1e-12.

@@ -9,21 +9,21 @@ For each case a training is timed three ways:
 
 ``allowed`` is the sum over the steps of the largest stage load under the static split, over that under
 the exact partition of each step: what the load ratios allow. The loads are curves whose one parameter
-makes the paper's speed-up possible on its 8 stages (``trainer_load_curves.py``), since the paper does not
+makes the paper's speed-up possible on its 8 stages (``load_curves.py``), since the paper does not
 publish its loads; with fewer ranks and layers less is allowed.
 
-    python benchmarks/trainer_speedup.py [--case earlyExit] [--simulate] [--ranks 4] [--layers 24]
+    python benchmarks/trainer/speedup.py [--case earlyExit] [--simulate] [--ranks 4] [--layers 24]
 
 Simulated: 1,600 steps; loads change every 10 until five eighths of the training are done; the trainer's
 decision is taken every 20, the default, and each move costs the pause of 50 ms.
 
-Run: real ranks whose layers sleep (``trainer_calibrated.py``). The training is eight stretches of equal
+Run: real ranks whose layers sleep (``calibrated.py``). The training is eight stretches of equal
 loads; a stretch stands for 100 steps. Static runs do two steps of each and count the faster one 100 times.
 The rebalanced run does three of each and decides after each; since the default is to look every 20 steps, the
 step before the move counts 10 times and the faster one after it 90 times. Its overhead is printed apart,
 in seconds a decision and a move, and as a share of the time between two decisions at the default interval.
 ``expected`` is what the simulator says of the run's own partitions, once it is told what an action costs
-besides its layers here (as in ``trainer_prediction.py``, from the first step): four ranks share two
+besides its layers here (as in ``prediction.py``, from the first step): four ranks share two
 cores, so each microbatch takes milliseconds that no partition saves.
 
 The target is 90 % of what is allowed, and an overhead under 3 %.
@@ -33,9 +33,9 @@ import itertools
 import json
 import time
 
+import calibrated
 import click
 import numpy as np
-import trainer_calibrated
 from ballast_policies.planning import (
     Partition,
     decide_rebalance,
@@ -46,7 +46,7 @@ from ballast_policies.planning import (
 from ballast_policies.planning.balancers import refine
 from ballast_policies.planning.step_time import simulated_step_seconds
 from ballast_trainer.profiling.profile import KEPT_STEPS, MEASURED_EVERY, Meter
-from trainer_load_curves import CURVES, PUBLISHED, strength_of, training
+from load_curves import CURVES, PUBLISHED, strength_of, training
 
 STRETCHES = 8
 STEPS_A_STRETCH = 100
@@ -132,14 +132,14 @@ def run(loads, splits, microbatches):
     spent, expected = {}, {}
     action = 0.0
     for name, split in splits.items():
-        job = trainer_calibrated.Job(
+        job = calibrated.Job(
             # The first step warms up.
             loads=np.concatenate([rows[:1], np.repeat(rows, 2, axis=0)]),
             ranks=ranks,
             bounds=split.bounds,
             microbatches=microbatches,
         )
-        seconds = list(trainer_calibrated.run(job).step_seconds().values())[1:]
+        seconds = list(calibrated.run(job).step_seconds().values())[1:]
         faster = np.array(seconds).reshape(-1, 2).min(axis=1)
         spent[name] = np.dot(whole, faster)
         if name == "start":
@@ -147,14 +147,14 @@ def run(loads, splits, microbatches):
                 faster[0], lambda each: simulated_step(first, splits["start"], microbatches, each)
             )
         expected[name] = np.dot(whole, [simulated_step(row, split, microbatches, action) for row in rows])
-    job = trainer_calibrated.Job(
+    job = calibrated.Job(
         loads=np.concatenate([rows[:1], np.repeat(rows, 3, axis=0)]),
         ranks=ranks,
         bounds=splits["start"].bounds,
         microbatches=microbatches,
         settings={"rebalance": {"enabled": True, "everySteps": 1}},
     )
-    ran = trainer_calibrated.run(job)
+    ran = calibrated.run(job)
     lines = [line for line in ran.lines if "event" not in line][1:]
     simulated = [
         simulated_step(row, bounds_of(line), microbatches, action)
@@ -256,7 +256,7 @@ def measure(case, *, ranks, layers, microbatches, simulate_only):
         }
         spent, expected, overhead = run(loads, splits, microbatches)
         row["run"] = {
-            "layers": trainer_calibrated.SAYS,
+            "layers": calibrated.SAYS,
             **shares(spent, allowed_ratios(loads, splits)),
             "expected": {name: round(float(expected[name] / expected["rebalanced"]), 3) for name in splits},
             "overhead": overhead,

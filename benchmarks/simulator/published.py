@@ -1,13 +1,13 @@
 """Our simulator beside Gavel's published figures: run, compare, keep.
 
-    python benchmarks/simulator_published.py                    # the four runs on physical traces, seconds
-    python benchmarks/simulator_published.py --figure 5.9 --at 2.0 4.0
-    python benchmarks/simulator_published.py --figure makespan --at 100 700 --seeds 0 1 2 --keep
-    python benchmarks/simulator_published_page.py               # docs/published.md from what was kept
+    python benchmarks/simulator/published.py                    # the four runs on physical traces, seconds
+    python benchmarks/simulator/published.py --figure 5.9 --at 2.0 4.0
+    python benchmarks/simulator/published.py --figure makespan --at 100 700 --seeds 0 1 2 --keep
+    python benchmarks/simulator/published_page.py               # docs/published.md from what was kept
 
-``--keep`` enters the runs in ``simulator_published_runs.json`` (what was run, with its seconds), from which
+``--keep`` enters the runs in ``published_runs.json`` (what was run, with its seconds), from which
 the page is made; ``--missing`` leaves out those that are there. Published values: printed outputs of
-Gavel's notebooks (``simulator_published.json``), and Gavel's own simulator on its physical traces.
+Gavel's notebooks (``published.json``), and Gavel's own simulator on its physical traces.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.result import HOUR, Result
 from ballast_policies.simulator.settings import RULES
-from simulator_published_figures import (
+from published_figures import (
     FIGURES,
     ISOLATED,
     MEASURED,
@@ -30,7 +30,7 @@ from simulator_published_figures import (
     workload_of,
 )
 
-KEPT = Path(__file__).with_name("simulator_published_runs.json")
+KEPT = Path(__file__).with_name("published_runs.json")
 
 
 def values_of(result: Result) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def record(figure: str, curve: Curve, at: float, seed: int, options: argparse.Na
         values["rho"] = sum(job.completion_time / other.completion_time for job, other in pairs) / len(
             result.jobs
         )
-    again = f"python benchmarks/simulator_published.py --figure {figure} --curves '{curve.key}' --at {at:g}"
+    again = f"python benchmarks/simulator/published.py --figure {figure} --curves '{curve.key}' --at {at:g}"
     return {
         "figure": figure,
         "curve": curve.key,

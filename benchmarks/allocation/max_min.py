@@ -1,8 +1,8 @@
 """Max-min fairness over many unlike jobs: this project's solver beside others, same instances, one run.
 
-    python benchmarks/allocation_max_min.py --jobs 10000 100000 --limit 120
+    python benchmarks/allocation/max_min.py --jobs 10000 100000 --limit 120
 
-Ten GPU types, gangs, weights (``allocation_instances``). Solvers of the same LP: HiGHS's simplex, interior
+Ten GPU types, gangs, weights (``instances``). Solvers of the same LP: HiGHS's simplex, interior
 point and PDLP, Clarabel; and POP (SOSP 2021): jobs dealt at random into k clusters with a k-th of the GPUs
 each, every one solved by HiGHS's simplex. Everybody's shares are scaled to keep all limits exactly; the gap
 is the distance of the level so reached to the bound that this project's prices prove by weak duality.
@@ -17,10 +17,10 @@ from collections.abc import Callable
 import clarabel
 import highspy
 import numpy as np
-from allocation_instances import cluster
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies import max_min_fairness
 from ballast_policies.allocation.registry import solve
+from instances import cluster
 from scipy import sparse
 
 

@@ -1,13 +1,13 @@
 """Step time predicted by the simulator against measured: 20 plans of four ranks.
 
-Layers sleep (``trainer_calibrated.py``), unevenly: each forward 6 to 18 ms a microbatch, each backward twice
+Layers sleep (``calibrated.py``), unevenly: each forward 6 to 18 ms a microbatch, each backward twice
 that. One plan is run first - 1F1B, an even split - and all that a prediction needs is taken from what the
 trainer measured there: the layers' seconds, and by ``fitted_action_seconds`` what the runtime needs for
 an action besides (bookkeeping, waking up, the network's latency). Then 20 plans are predicted, of other
 schedules, partitions and numbers of microbatches, and run; the measured step is the fastest of five,
 since other programs on the machine only add time.
 
-    python benchmarks/trainer_prediction.py [--steps 5] [--output json]
+    python benchmarks/trainer/prediction.py [--steps 5] [--output json]
 
 The target is 5 % for each plan.
 """
@@ -15,9 +15,9 @@ The target is 5 % for each plan.
 import json
 import statistics
 
+import calibrated
 import click
 import numpy as np
-import trainer_calibrated
 from ballast_policies.planning import fitted_action_seconds
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK
@@ -58,8 +58,8 @@ def predicted(plan, costs, profiled_microbatches, action_seconds):
 
 def measured(plan, steps):
     schedule, microbatches, bounds = plan
-    ran = trainer_calibrated.run(
-        trainer_calibrated.Job(
+    ran = calibrated.run(
+        calibrated.Job(
             loads=np.repeat(layer_seconds()[None], steps, axis=0),
             ranks=RANKS,
             bounds=bounds,
@@ -101,7 +101,7 @@ def main(steps, output):
     errors = [abs(row["error_percent"]) for row in rows]
     summary = {
         "benchmark": "trainer_prediction",
-        "layers": trainer_calibrated.SAYS,
+        "layers": calibrated.SAYS,
         "plans": len(rows),
         "action_milliseconds": round(1000 * action, 3),
         "mean_error_percent": round(statistics.mean(errors), 2),

@@ -1,7 +1,7 @@
 """How fast the simulator is.
 
-    python benchmarks/simulator_speed.py            # whole processes on Gavel's traces
-    python benchmarks/simulator_speed.py --large    # rounds of a 10,000-GPU cluster
+    python benchmarks/simulator/speed.py            # whole processes on Gavel's traces
+    python benchmarks/simulator/speed.py --large    # rounds of a 10,000-GPU cluster
 
 Gavel's own simulator took 20 to 70 s for each of the runs on its physical traces (2 cores, Python 3.11,
 HiGHS); the ratio is to 20 s, the fastest.

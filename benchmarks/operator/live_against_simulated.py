@@ -1,7 +1,7 @@
 """The same trace on a live cluster and in the simulator: how far are average completion times apart?
 
-    python benchmarks/live_against_simulated.py                          # 30 jobs, max-min fairness, seed 0
-    python benchmarks/live_against_simulated.py --policy fifo --seed 0 --seed 1 --seed 2 --output json
+    python benchmarks/operator/live_against_simulated.py     # 30 jobs, max-min fairness, seed 0
+    python benchmarks/operator/live_against_simulated.py --policy fifo --seed 0 --seed 1
 
 Real: API server, etcd, controllers, kube-scheduler, node agents, pods, Leases, ConfigMaps, the operator with
 its solver process. Emulated: GPUs, and the training itself. A step of a pod is the passing of time, at the

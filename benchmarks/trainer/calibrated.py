@@ -294,7 +294,7 @@ def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:
         RuntimeError: a rank failed, or they did not finish within ``limit_seconds``.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ballast_trainer.preload", "trainer_calibrated"])
+    context.set_forkserver_preload(["ballast_trainer.preload", "calibrated"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

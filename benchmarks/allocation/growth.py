@@ -1,7 +1,7 @@
 """How the cost of an allocation grows with the number of jobs (the dissertation's Figure 5.14).
 
-    python benchmarks/allocation_growth.py                          # 32 to 2,048 jobs, a table
-    python benchmarks/allocation_growth.py --picture growth.svg     # and log-log curves (needs matplotlib)
+    python benchmarks/allocation/growth.py                          # 32 to 2,048 jobs, a table
+    python benchmarks/allocation/growth.py --picture growth.svg     # and log-log curves (needs matplotlib)
 
 As the source measures it: n single-GPU jobs drawn from Gavel's workload, n/4 GPUs of each of k80, p100, v100;
 one whole call of ``allocate``, building included; hierarchical with 5 entities of weight 1 to 3; space

@@ -12,8 +12,8 @@ runs are made by the trainer itself:
 - wall time (--wall): a few steps with the sleeping; the median of those after the group has decided.
   Only an idle machine shows it.
 
-    python benchmarks/trainer_stragglers.py [--steps 200] [--chi 2 --chi 4 --chi 8] [--wall] [--collectives]
-    python benchmarks/trainer_stragglers.py --dim 128 --layers 3 --steps 600 --chi 8    (accuracy)
+    python benchmarks/trainer/stragglers.py [--steps 200] [--chi 2 --chi 4 --chi 8] [--wall] [--collectives]
+    python benchmarks/trainer/stragglers.py --dim 128 --layers 3 --steps 600 --chi 8    (accuracy)
 
 Speed-ups are over plain tensor parallelism with the same straggler, accuracy is less plain's.  The paper's
 (8 V100, ViT-1B, chi = 8): 3.5 times at 1.3 % (Pri), 2.1 times at 0.3 % (PriDiffE).

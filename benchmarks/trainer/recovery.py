@@ -9,7 +9,7 @@ changes).  Printed, each the median of several runs:
 - stop: from SIGTERM of one rank to the end of all four with the state saved;
 - restart: from the command to the first step after the checkpoint, with 4, 3 and 2 ranks.
 
-    OMP_NUM_THREADS=1 python benchmarks/trainer_recovery.py
+    OMP_NUM_THREADS=1 python benchmarks/trainer/recovery.py
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 import yaml
 from harness import Gang
 
-EXAMPLE = Path(__file__).parents[1] / "examples/trainer/freezing.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples/trainer/freezing.yaml"
 RANKS = 4
 PEER_LOST, STOPPED = 76, 75
 

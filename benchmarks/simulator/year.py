@@ -1,7 +1,7 @@
 """A year of a 10,000-GPU cluster.
 
-    python benchmarks/simulator_year.py                       # a year in rounds of an hour
-    python benchmarks/simulator_year.py --days 14 --round 360 # what the coarse rounds cost in truth
+    python benchmarks/simulator/year.py                       # a year in rounds of an hour
+    python benchmarks/simulator/year.py --days 14 --round 360 # what the coarse rounds cost in truth
 
 4,000 V100, 4,000 P100 and 2,000 K80; gangs of 1 to 8 from Gavel's distributions; heterogeneity-aware max-min
 fairness solved again each round in which jobs have come or gone; the operator's accounts and priorities.

@@ -3,12 +3,12 @@
 Curve: a small GPT with dropout really computes, once repacked three times by plans, once left alone
 on its eight ranks; the largest difference between the two curves is printed.
 
-Throughput: layers sleep (``trainer_calibrated.py``). From what the trainer measured on eight ranks the
+Throughput: layers sleep (``calibrated.py``). From what the trainer measured on eight ranks the
 simulator predicts the steps of six, four and two; samples a second and rank are printed relative to
 those of eight ranks, predicted beside measured (median steps). They rise, since fewer ranks have a
 smaller bubble; the job itself gets slower unless its layers got cheaper.
 
-    python benchmarks/trainer_repack.py [--steps 12]
+    python benchmarks/trainer/repack.py [--steps 12]
 
 The targets: 1e-5, and 5 %.
 """
@@ -16,9 +16,9 @@ The targets: 1e-5, and 5 %.
 import json
 import statistics
 
+import calibrated
 import click
 import numpy as np
-import trainer_calibrated
 from ballast_policies.planning import even_partition, fitted_action_seconds
 from ballast_policies.planning.step_time import simulated_step_seconds
 
@@ -44,10 +44,8 @@ def curve(steps):
         "bounds": even_partition(GPT["layers"], RANKS[0]).bounds,
         "microbatches": 8,
     }
-    alone = trainer_calibrated.run(trainer_calibrated.Job(**job))
-    repacked = trainer_calibrated.run(
-        trainer_calibrated.Job(**job, replans=replans(GPT["layers"], steps // 6))
-    )
+    alone = calibrated.run(calibrated.Job(**job))
+    repacked = calibrated.run(calibrated.Job(**job, replans=replans(GPT["layers"], steps // 6)))
     losses = [
         {line["step"]: line["loss"] for line in ran.lines if "event" not in line} for ran in (alone, repacked)
     ]
@@ -60,8 +58,8 @@ def throughput(steps):
     """By ranks: predicted and measured seconds of a step, and samples per rank relative to eight ranks."""
     loads = np.empty((4 * steps, LAYERS, 2))
     loads[:, :, 0], loads[:, :, 1] = 0.004, 0.008
-    ran = trainer_calibrated.run(
-        trainer_calibrated.Job(
+    ran = calibrated.run(
+        calibrated.Job(
             loads=loads,
             ranks=RANKS[0],
             bounds=even_partition(LAYERS, RANKS[0]).bounds,
@@ -116,7 +114,7 @@ def main(steps):
                     "loss": [round(losses[1], 4), round(losses[len(losses)], 4)],
                     "target": 1e-5,
                 },
-                "throughput": {"layers": trainer_calibrated.SAYS, "by_ranks": rows, "target_percent": 5},
+                "throughput": {"layers": calibrated.SAYS, "by_ranks": rows, "target_percent": 5},
                 "pause_ms": [round(pause, 1) for pause in pauses],
             }
         )

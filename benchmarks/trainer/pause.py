@@ -7,7 +7,7 @@ One configuration (examples/trainer/freezing.yaml, four ranks over gloo) is run 
 - restart: the same change of partition the old way. SIGTERM, all ranks save and leave, the command
   is started again and resumes; the pause is from the last step line to the first new one, less one step.
 
-    python benchmarks/trainer_pause.py
+    python benchmarks/trainer/pause.py
 
 Each live pause is also printed in steps: over the median step before it.
 
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 RANKS = 4
-EXAMPLE = Path(__file__).parents[1] / "examples/trainer/freezing.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples/trainer/freezing.yaml"
 
 
 def start(*options):

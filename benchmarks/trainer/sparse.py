@@ -4,7 +4,7 @@ Both layers hold the same weights under the same random mask and take the same i
 in turn, in one process on one thread, and the median of the pairwise ratios is printed. Above 1 the
 sparse layer is the faster one. ``SPARSE_FROM`` in ballast_trainer/dynamics/sparse_linear.py is read off here.
 
-    python benchmarks/trainer_sparse.py
+    python benchmarks/trainer/sparse.py
 """
 
 import json

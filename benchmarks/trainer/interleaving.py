@@ -1,20 +1,20 @@
 """The bubble of interleaved stages: (p - 1) / (v m), in the simulator and on real ranks.
 
 Four ranks, v stages each (1: 1F1B, 2 and 4: Interleaved1F1B). Simulated without any cost but the layers',
-where it must equal the formula to 1e-12; measured with layers that sleep (``trainer_calibrated.py``), where
+where it must equal the formula to 1e-12; measured with layers that sleep (``calibrated.py``), where
 bubble is the fastest step (other programs only add time) over the layers' own time, less 1. ``expected`` is
 the simulator told what an action costs besides its layers, from the v = 1 step: more stages are more
 actions, and their cost is what interleaving pays for its smaller bubble.
 
-    python benchmarks/trainer_interleaving.py [--microbatches 8]
+    python benchmarks/trainer/interleaving.py [--microbatches 8]
 """
 
 import itertools
 import json
 
+import calibrated
 import click
 import numpy as np
-import trainer_calibrated
 from ballast_policies.planning import even_partition, fitted_action_seconds, simulated_step_seconds
 
 RANKS, LAYERS = 4, 16
@@ -37,7 +37,7 @@ def simulated(chunks, microbatches, action_seconds=0.0):
 def measured(chunks, microbatches, steps):
     loads = np.empty((steps, LAYERS, 2))
     loads[:, :, 0], loads[:, :, 1] = FORWARD, BACKWARD
-    job = trainer_calibrated.Job(
+    job = calibrated.Job(
         loads=loads,
         ranks=RANKS,
         bounds=even_partition(LAYERS, RANKS * chunks).bounds,
@@ -45,7 +45,7 @@ def measured(chunks, microbatches, steps):
         schedule="1F1B" if chunks == 1 else "Interleaved1F1B",
         chunks=chunks,
     )
-    return min(trainer_calibrated.run(job).step_seconds().values())
+    return min(calibrated.run(job).step_seconds().values())
 
 
 @click.command(help=__doc__)
@@ -74,7 +74,7 @@ def main(microbatches, steps):
         json.dumps(
             {
                 "benchmark": "trainer_interleaving",
-                "layers": trainer_calibrated.SAYS,
+                "layers": calibrated.SAYS,
                 "ranks": RANKS,
                 "microbatches": microbatches,
                 "ideal_step_seconds": ideal,
