@@ -1,8 +1,8 @@
 """What a field of a configuration may hold, stated once: bounds, pattern, known names, rules over fields.
 
 ``setting(8, ge=1, le=65_536)`` declares a field of a :class:`Settings` dataclass.  From these facts come the
-checks here, the schema of the TrainingJob (``ballast_operator.api.schema.settings_schema``) and its page in the
-docs; the text under a field is its description in both.
+checks here, the schema of the TrainingJob (``ballast_operator.api.schema.settings_schema``) and its
+page in the docs; the text under a field is its description in both.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """The solver's own process: reads problems from standard input, writes allocations to standard output.
 
-Run as ``python -m ballast_operator.allocator.solving.solver_process``, by ``solver.py`` beside it only; both ends are the same release, so frames are pickles: eight bytes of length, then the value. The
-first frame out is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``.
+Run as ``python -m ballast_operator.allocator.solving.solver_process``, by ``solver.py`` beside it only; both
+ends are the same release, so frames are pickles: eight bytes of length, then the value. The first frame out
+is ``"ready"``; then one answer a question, ``("ok", Allocation)`` or ``("error", text)``.
 The last answer of each policy is kept: the next question is much like it, and is answered sooner from there.
 A policy named ``module:function`` is imported and called here, never in the operator's own process.
 """
