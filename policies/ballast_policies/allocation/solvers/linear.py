@@ -200,6 +200,9 @@ def certified(
     columns = problem.columns
     gained = bool((slope > 0).any())
     if gained:
+        if not (level @ slope > 0):
+            level = _level_of_own_time(problem, base, slope)
+            time = level * _reach(problem)
         total = level @ slope
         scale = 1.0 / total if total > 0 else 0.0
         level, time, prices = level * scale, time * scale, prices * scale
@@ -226,6 +229,25 @@ def certified(
     reached = problem.throughput(x)
     rising = slope > 0
     t = float(((reached - base)[rising] / slope[rising]).min())
-    if not (level > 0).any():
-        bound = available = float("inf")
     return LinearSolution(x=x, t=t, bound=bound, level_duals=level, shadow_prices=prices, cut=available)
+
+
+def _reach(problem: Instance) -> np.ndarray:
+    """(n,) each job's fastest rate."""
+    columns, reach = problem.columns, np.zeros(len(problem.names))
+    np.maximum.at(reach, columns.first, columns.rate_first)
+    shared = columns.second >= 0
+    np.maximum.at(reach, columns.second[shared], columns.rate_second[shared])
+    return reach
+
+
+def _level_of_own_time(problem: Instance, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """(n,) the multipliers where no GPUs are short: the time of one job limits t.
+
+    A solver may count that limit as a bound on t instead of as this job's demand.
+    """
+    rising = np.flatnonzero(slope > 0)
+    job = rising[((_reach(problem) - base)[rising] / slope[rising]).argmin()]
+    level = np.zeros(len(slope))
+    level[job] = 1.0 / slope[job]
+    return level

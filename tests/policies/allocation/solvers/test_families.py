@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import box_search, boxstep, linear, undecided
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[4]
@@ -73,6 +73,7 @@ def test_what_is_left_over_adds_as_much_as_by_the_simplex_method(name, small_sam
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(seed=3, name="heavy tails, demand 10", types=3, policy="makespan")
 @given(
     seed=st.integers(0, 2**32 - 1),
     name=st.sampled_from(list(FAMILIES)),
