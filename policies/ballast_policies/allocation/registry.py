@@ -17,14 +17,12 @@ from ballast_policies.allocation.policies import (
     makespan,
     max_min_fairness,
     max_throughput,
-    max_throughput_per_dollar,
-    min_cost,
-    min_cost_slo,
     proportional,
     shortest_job_first,
     strategy_proof,
     water_filling,
 )
+from ballast_policies.allocation.policies.cost import max_throughput_per_dollar, min_cost, min_cost_slo
 from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.start import Start

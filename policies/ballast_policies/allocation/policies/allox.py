@@ -5,7 +5,7 @@ A job that is the i-th from last in a GPU's queue delays i jobs (itself and thos
     minimise  sum_{m, j, i}  i p_mj y_mji   over assignments y of jobs to places;  p_mj = num_steps_m / T_mj
 
 is the sum of the times in the queues: an assignment problem, with capacity_j places (j, i) for each i. All
-jobs that can run take part, at all places (``queue_matching``; the gap is proven there). The jobs at the
+jobs that can run take part, at all places (``solvers.queues``; the gap is proven there). The jobs at the
 heads of the queues get their GPUs for all of the time; the others wait. AlloX's alpha, which matches only
 those that have waited longest so that long jobs do not starve, is not applied: it gives up the least average.
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.queue_matching import match
+from ballast_policies.allocation.solvers.queues.matching import match
 
 SOLVER = "assignment"
 

@@ -19,7 +19,8 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers import boxstep, by_worth, column_generation
+from ballast_policies.allocation.solvers import by_worth, column_generation
+from ballast_policies.allocation.solvers.boxstep import boxstep
 from ballast_policies.allocation.solvers.job_classes import merged
 from ballast_policies.allocation.solvers.simplex import (
     SOLVER,

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
-from ballast_policies.allocation.solvers import box_search, boxstep, linear, undecided
+from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, undecided
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

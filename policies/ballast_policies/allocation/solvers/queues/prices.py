@@ -1,8 +1,8 @@
-"""Prices of places in queues, by Newton's steps on the dual smoothed by entropy (``queue_matching``)."""
+"""Prices of places in queues, by Newton's steps on the dual smoothed by entropy (``matching``)."""
 
 import numpy as np
 
-from ballast_policies.allocation.solvers.queue_places import Places
+from ballast_policies.allocation.solvers.queues.places import Places
 
 TEMPERATURES = (0.1, 0.03, 0.01, 0.003, 0.001)
 NEAREST = 12

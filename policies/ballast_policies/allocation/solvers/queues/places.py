@@ -1,4 +1,4 @@
-"""Places in the queues of GPUs, and what prices of places prove of a matching (``queue_matching``)."""
+"""Places in the queues of GPUs, and what prices of places prove of a matching (``matching``)."""
 
 import dataclasses
 

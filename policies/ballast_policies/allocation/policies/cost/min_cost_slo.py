@@ -21,7 +21,7 @@ import numpy as np
 
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.policies.min_cost import objective, on_cheapest_types
+from ballast_policies.allocation.policies.cost.min_cost import objective, on_cheapest_types
 from ballast_policies.allocation.solvers import linear
 
 __all__ = ["objective", "solve"]

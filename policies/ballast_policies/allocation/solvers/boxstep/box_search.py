@@ -16,6 +16,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
+from ballast_policies.allocation.solvers.boxstep.undecided import Undecided, lp_of, undecided_in
 from ballast_policies.allocation.solvers.crossover import (
     Box,
     CrossoverSolution,
@@ -26,7 +27,6 @@ from ballast_policies.allocation.solvers.crossover import (
     slopes,
 )
 from ballast_policies.allocation.solvers.dense_program import Rows, largest, least
-from ballast_policies.allocation.solvers.undecided import Undecided, lp_of, undecided_in
 from ballast_policies.allocation.start import Start
 
 MAX_ROUNDS = 150

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response
+from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import Box, CrossoverSolution, crossover, decided
 from ballast_policies.allocation.solvers.dense_program import Rows, least
-from ballast_policies.allocation.solvers.sampling import stratified
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -26,7 +26,7 @@ import dataclasses
 import highspy
 import numpy as np
 
-from ballast_policies.allocation.solvers.queue_places import (
+from ballast_policies.allocation.solvers.queues.places import (
     Places,
     best_places,
     greedy_matching,
@@ -38,7 +38,7 @@ from ballast_policies.allocation.solvers.queue_places import (
     prices_between,
     prices_of_matching,
 )
-from ballast_policies.allocation.solvers.queue_prices import smoothed_queue_prices
+from ballast_policies.allocation.solvers.queues.prices import smoothed_queue_prices
 
 SMALL = 1000
 JOBS_PER_PLACE = 12

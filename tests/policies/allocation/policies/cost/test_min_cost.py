@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.policies import min_cost, water_filling
+from ballast_policies.allocation.policies import water_filling
+from ballast_policies.allocation.policies.cost import min_cost
 from ballast_policies.allocation.registry import allocate, solve
 from hypothesis import given, settings
 

@@ -1,0 +1,1 @@
+"""Large linear programs by the prices of GPU types: the boxstep method."""

@@ -1,0 +1,1 @@
+"""Matching of jobs to places in the queues of GPUs."""
