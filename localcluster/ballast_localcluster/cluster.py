@@ -237,7 +237,7 @@ class LocalCluster:
 
         run("etcd", components.etcd(binaries, layout, ports))
         run("kube-apiserver", components.api_server(binaries, layout, ports, settings))
-        self._await("the API server", lambda: _answers(rest, "/readyz"), Limit.API_SERVER_READY)
+        self._await("the API server", lambda: rest.answers("/readyz"), Limit.API_SERVER_READY)
         for manifest in (NODE_AGENT_ROLE, NODE_AGENT_BINDING):
             plural = manifest["kind"].lower() + "s"
             rest.apply(f"/apis/{manifest['apiVersion']}/{plural}/{manifest['metadata']['name']}", manifest)
@@ -247,8 +247,8 @@ class LocalCluster:
         self._await(
             "the controllers to make the default service account and its certificate",
             lambda: (
-                _answers(rest, "/api/v1/namespaces/default/serviceaccounts/default")
-                and _answers(rest, "/api/v1/namespaces/default/configmaps/kube-root-ca.crt")
+                rest.answers("/api/v1/namespaces/default/serviceaccounts/default")
+                and rest.answers("/api/v1/namespaces/default/configmaps/kube-root-ca.crt")
             ),
             Limit.CONTROLLERS_READY,
         )
@@ -278,14 +278,6 @@ class LocalCluster:
         except TimeoutError as error:
             logs = "\n".join(f"  {log.name}:\n{tail(log)}" for log in sorted(layout.logs.glob("*.log")))
             raise StartError(f"{error}. The ends of the logs:\n{logs}") from error
-
-
-def _answers(rest: Rest, path: str) -> bool:
-    try:
-        rest.call("GET", path)
-    except CallError:
-        return False
-    return True
 
 
 def _is_ready(rest: Rest, node: str) -> bool:

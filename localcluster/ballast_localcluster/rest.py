@@ -63,3 +63,11 @@ class Rest:
         """Server-side apply of one object at its path."""
         query = "?fieldManager=ballast-local-cluster&force=true"
         return self.call("PATCH", path + query, manifest, "application/apply-patch+yaml")
+
+    def answers(self, path: str) -> bool:
+        """Whether a GET of ``path`` succeeds now."""
+        try:
+            self.call("GET", path)
+        except CallError:
+            return False
+        return True

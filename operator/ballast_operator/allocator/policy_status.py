@@ -11,7 +11,8 @@ from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solving.solver import Solve
-from ballast_operator.api import cluster_policy as api
+from ballast_operator.api import cluster_policy_status as api
+from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason
 from ballast_operator.events import Notice, flips
@@ -29,7 +30,7 @@ class PolicyReport:
     snapshot: Snapshot | None = None
     inputs: CompletedProblem | None = None
     jobs: Sequence[JobView] = ()
-    policy: api.ClusterPolicy | None = None
+    policy: ClusterPolicy | None = None
     solve: Solve | None = None
     round_: Round | None = None
     plan_id: str = ""
@@ -142,7 +143,7 @@ def _informed(inputs: CompletedProblem | None) -> Verdict:
     return PolicyCondition.INPUTS_COMPLETE, True, PolicyReason.COMPLETE, "no default is used"
 
 
-def _valid(capacity: Capacity, policy: api.ClusterPolicy) -> Verdict:
+def _valid(capacity: Capacity, policy: ClusterPolicy) -> Verdict:
     if capacity.empty_pools:
         message = f"no node matches pool {', '.join(capacity.empty_pools)} at present"
         return PolicyCondition.VALID, True, PolicyReason.NO_SUCH_NODES, message
@@ -181,7 +182,7 @@ def _status(
 
 
 def _capacity(
-    policy: api.ClusterPolicy, capacity: Capacity, jobs: Sequence[JobView]
+    policy: ClusterPolicy, capacity: Capacity, jobs: Sequence[JobView]
 ) -> tuple[api.PoolCapacity, ...]:
     held, gpus = held_by_pool(jobs), capacity.gpus_by_pool
     return tuple(

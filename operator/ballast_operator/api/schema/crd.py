@@ -7,7 +7,8 @@ import yaml
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel
-from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, ClusterPolicyStatus
+from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.schema.structural import Schema, structural_schema
 from ballast_operator.api.training_job import TrainingJob, TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus

@@ -1,0 +1,87 @@
+"""``ClusterPolicy.status``: the observed state of a policy."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ballast_operator.api.base import StatusModel, Time, schema
+from ballast_operator.api.condition import Conditions
+
+_Name = Annotated[str, Field(max_length=253)]
+
+
+class PoolCapacity(StatusModel):
+    """What a pool has."""
+
+    pool: _Name
+    """The pool's name."""
+    gpu_type: _Name
+    """Its GPU type."""
+    nodes: Annotated[int, Field(ge=0)] = 0
+    """Ready nodes."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of these nodes that are not taken by pods of others."""
+    gpus_held: Annotated[int, Field(ge=0)] = 0
+    """GPUs that jobs hold."""
+
+
+class Proposed(StatusModel):
+    """What a job would get: filled in while ``spec.dryRun`` is set."""
+
+    job: Annotated[str, Field(max_length=512)]
+    """namespace/name."""
+    gpu_type: _Name = ""
+    """GPU type; empty: none."""
+    pool: _Name = ""
+    """Node pool."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs."""
+    why: Annotated[str, Field(max_length=4096)] = ""
+    """Why."""
+
+
+class Round(StatusModel):
+    """The last round."""
+
+    plan_id: _Name
+    """Its name, as ``status.lastDecision.planId`` of a job has it."""
+    time: Time
+    """When it was decided."""
+    policy: _Name = ""
+    """Policy that decided it."""
+    solve_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Time for the solution."""
+    objective_value: float | None = None
+    """Value of the objective, in the unit that the policy documents."""
+    gap: float | None = None
+    """Relative distance to the proven bound; 0: optimal."""
+
+
+class ClusterPolicyStatus(StatusModel):
+    """What the policy sees and does."""
+
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """metadata.generation of the spec that this status is about."""
+    conditions: Conditions = ()
+    """Valid, Solved, SolverHealthy, InputsComplete, Ready."""
+    capacity: Annotated[
+        tuple[PoolCapacity, ...],
+        Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
+    ] = ()
+    """What each pool has."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs over all pools."""
+    gpus_held: Annotated[int, Field(ge=0)] | None = None
+    """GPUs that jobs hold."""
+    jobs_running: Annotated[int, Field(ge=0)] | None = None
+    """Jobs that hold GPUs."""
+    jobs_waiting: Annotated[int, Field(ge=0)] | None = None
+    """Jobs that want GPUs and have none."""
+    last_round: Round | None = None
+    """The last round."""
+    shadow_prices: dict[str, float] = Field(default_factory=dict)
+    """GPU type -> what one more GPU would add to the objective."""
+    proposed: Annotated[
+        tuple[Proposed, ...], Field(max_length=1000, json_schema_extra=schema(list_type="atomic"))
+    ] = ()
+    """With ``spec.dryRun``: what jobs would get, the first thousand."""
