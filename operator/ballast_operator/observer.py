@@ -19,7 +19,7 @@ from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object, key_of
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
-from ballast_operator.views.lease import LeaseView, read_lease
+from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
 from ballast_operator.views.spec import JobSpec, read_spec
@@ -33,7 +33,8 @@ class Observer:
     def __init__(self, caches: Caches, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.caches = caches
         self._clock = clock
-        self._renewals: dict[Key, tuple[str, float]] = {}
+        self._leases: dict[Key, LeaseReader] = {}
+        self._plans: dict[Key, _KnownPlan] = {}
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self.reservations: dict[Key, JobAllocation] = {}

@@ -39,13 +39,14 @@ def test_unknown_keys_are_ignored():
         ),
         ({"epoch": "1"}, "Plan.epoch: expected a whole number, got '1'"),
         ({"epoch": True}, "Plan.epoch: expected a whole number, got True"),
-        ({"epoch": 0}, "count from 1"),
+        ({"epoch": 0}, "Plan.epoch: 0 is below 1"),
         ({"ranks": []}, "ranks must be 0..n-1"),
         ({"ranks": {}}, "Plan.ranks: expected a list"),
         ({"ranks": [{"rank": 0}]}, "Plan.ranks[0].pod: missing"),
         ({"stages": [{"rank": 0, "firstLayer": 1, "endLayer": 2}]}, "starts at layer 1, expected 0"),
         ({"stages": [{"rank": 5, "firstLayer": 0, "endLayer": 2}]}, "the plan has 2 ranks"),
-        ({"stages": [{"rank": 0, "firstLayer": 0, "endLayer": 0}]}, "needs at least one layer"),
+        ({"stages": [{"rank": 0, "firstLayer": 0, "endLayer": 0}]}, "Plan.stages[0].endLayer: 0 is below 1"),
+        ({"stages": [{"rank": 0, "firstLayer": 2, "endLayer": 2}]}, "needs at least one layer"),
     ],
 )
 def test_a_bad_plan_is_refused_with_field_and_reason(changes, want):

@@ -1,7 +1,8 @@
 """The job's Lease as a pass sees it: the trainer's report, proposal and acknowledgement."""
 
 import dataclasses
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from ballast_policies.contract import (
     ACK_ANNOTATION,
@@ -13,10 +14,23 @@ from ballast_policies.contract import (
     Proposal,
     Report,
 )
+from ballast_policies.contract.messages import read_finished_step
 
 from ballast_operator.kube.kinds import Object
 
-M = TypeVar("M", Ack, Proposal, Report)
+REFUSAL_SECONDS = 60.0
+"""How long a refusal is shown after the last refused message, with the text of the first.
+
+A trainer whose messages are refused may send several a second, each wrong in another way: the operator writes
+about it at most twice in this time.
+"""
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    REPORT_ANNOTATION: Report.from_json,
+    PROPOSAL_ANNOTATION: Proposal.from_json,
+    ACK_ANNOTATION: Ack.from_json,
+    FINISHED_ANNOTATION: read_finished_step,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +40,7 @@ class LeaseView:
     Attributes:
         quiet_seconds: since this operator last saw ``renewTime`` change (own clock).
         finished_step: the last step, once training is done.
-        problems: annotations that cannot be read, as text.
+        refused: a message that cannot be used, by annotation, and why; empty: all can.
     """
 
     quiet_seconds: float = 0.0
@@ -34,32 +48,56 @@ class LeaseView:
     proposal: Proposal | None = None
     ack: Ack | None = None
     finished_step: int | None = None
-    problems: tuple[str, ...] = ()
+    refused: str = ""
 
 
-def read_lease(item: Object, *, quiet_seconds: float) -> LeaseView:
-    """A lease from its JSON; what cannot be read is left out and named in ``problems``."""
-    annotations = item["metadata"].get("annotations") or {}
-    problems: list[str] = []
+class LeaseReader:
+    """Reads one Lease again and again: where a message cannot be used, the last good one stays in force."""
 
-    def read(kind: type[M], name: str) -> M | None:
-        if name not in annotations:
-            return None
-        try:
-            return kind.from_json(annotations[name])
-        except ContractError as error:
-            problems.append(f"annotation {name}: {error}")
-            return None
+    def __init__(self) -> None:
+        self._version: tuple[str, str] = ("", "")
+        self._renewed: tuple[str, float] | None = None
+        self._texts: dict[str, str] = {}
+        self._messages: dict[str, Any] = {}
+        self._refused = ""
+        self._refused_at = 0.0
 
-    finished = annotations.get(FINISHED_ANNOTATION)
-    if finished is not None and not finished.isdecimal():
-        problems.append(f"annotation {FINISHED_ANNOTATION}: expected a decimal, got {finished!r}")
-        finished = None
-    return LeaseView(
-        quiet_seconds=quiet_seconds,
-        report=read(Report, REPORT_ANNOTATION),
-        proposal=read(Proposal, PROPOSAL_ANNOTATION),
-        ack=read(Ack, ACK_ANNOTATION),
-        finished_step=None if finished is None else int(finished),
-        problems=tuple(problems),
-    )
+    def read(self, item: Object, *, now: float) -> LeaseView:
+        """The Lease at ``now``, in seconds of a clock that never goes back."""
+        metadata = item["metadata"]
+        version = (metadata.get("uid", ""), metadata.get("resourceVersion", ""))
+        if version[0] != self._version[0]:  # another Lease of this name
+            self._texts, self._messages, self._renewed, self._refused = {}, {}, None, ""
+        if version != self._version:
+            self._version = version
+            self._take_in(metadata.get("annotations") or {}, now)
+        renewed = (item.get("spec") or {}).get("renewTime") or ""
+        if self._renewed is None or self._renewed[0] != renewed:
+            self._renewed = (renewed, now)
+        if self._refused and now - self._refused_at >= REFUSAL_SECONDS:
+            self._refused = ""
+        return LeaseView(
+            quiet_seconds=now - self._renewed[1],
+            report=self._messages.get(REPORT_ANNOTATION),
+            proposal=self._messages.get(PROPOSAL_ANNOTATION),
+            ack=self._messages.get(ACK_ANNOTATION),
+            finished_step=self._messages.get(FINISHED_ANNOTATION),
+            refused=self._refused,
+        )
+
+    def _take_in(self, annotations: Object, now: float) -> None:
+        for name, reader in _READERS.items():
+            text = annotations.get(name)
+            if text is None:
+                self._texts.pop(name, None)
+                self._messages.pop(name, None)
+                continue
+            if self._texts.get(name) == text:
+                continue
+            try:
+                self._messages[name] = reader(text)
+            except ContractError as error:
+                self._refused_at = now
+                self._refused = self._refused or f"annotation {name}: {error}"
+            else:
+                self._texts[name] = text

@@ -1,7 +1,7 @@
 """From JSON values to frozen dataclasses: the one decoder of messages, configurations and command inputs.
 
 Types are strict: a truth value is no number, text is no number, a whole number is a float where one is
-expected.  Keys are the fields' names in camelCase.  A null is a field left out, unless the field's type
+expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names in camelCase.  A null is a field left out, unless the field's type
 has None.  All problems of a value are collected, so that a user corrects them in one go.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
+from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.contract.settings import field_problem, suggestion
 
 T = TypeVar("T")
@@ -24,6 +25,9 @@ Unknown = Literal["ignore", "refuse"]
 
 _Reader = Callable[[Any, str, list[Problem]], Any]
 _FAILED: Any = object()
+_MOST_WHOLE = 2**63 - 1
+_DIGITS = 20
+"""Longest decimal of a whole number of 64 bits, its sign included."""
 
 
 def decode(kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str = "") -> T:
@@ -47,24 +51,41 @@ def decode(kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str 
     return cast("T", read)
 
 
-def decode_text(kind: type[T], text: str, *, unknown: Unknown = "refuse", path: str = "") -> T:
-    """``text``, which is JSON, as a ``kind``; arguments as of :func:`decode`.
+def decode_text(
+    kind: type[T], text: str, *, unknown: Unknown = "refuse", path: str = "", limits: Limits = FILE
+) -> T:
+    """``text``, which is JSON, as a ``kind``; arguments as of :func:`decode` and :func:`parse_json`.
 
     Raises:
         ContractError: it is not JSON (NaN, a key given twice and a number of thousands of digits are not),
-            or does not fit.
+            is above the limits, or does not fit.
     """
-    return decode(kind, parse_json(text, path=path), unknown=unknown, path=path)
+    return decode(kind, parse_json(text, path=path, limits=limits), unknown=unknown, path=path)
 
 
-def parse_json(text: str, *, path: str = "") -> Any:
+def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
     """JSON, without what Python adds to it.
 
+    Args:
+        text: of any origin.
+        path: of the value, for the problems' paths.
+        limits: of the text as a whole.
+
     Raises:
-        ContractError: the text is not JSON, is nested too deeply, or gives a key twice.
+        ContractError: the text is not JSON, is longer or nested more deeply than ``limits`` allow, gives a
+            key twice, or has a number that is not finite or beyond 64 bits.
     """
+    problem = limits.problem(text)
+    if problem:
+        raise ContractError(Problem(path, problem))
     try:
-        return json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_refuse_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_each_key_once,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
     except ContractError as error:
         raise ContractError([problem.below(path) for problem in error.problems]) from error
     except (ValueError, RecursionError) as error:
@@ -83,6 +104,19 @@ def _each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ContractError(Problem("", f"not JSON: {name} is no number of JSON"))
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ContractError(Problem("", f"the number {digits[:_DIGITS]} is beyond what a computer's number holds"))
+    return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS or not -_MOST_WHOLE <= (number := int(digits)) <= _MOST_WHOLE:
+        raise ContractError(Problem("", f"the whole number {digits[:_DIGITS]} is beyond 64 bits"))
+    return number
 
 
 @functools.cache
@@ -119,9 +153,22 @@ def _plain(kind: Any) -> _Reader:
             return _fail(problems, path, f"expected {expected}, got {shown(value)}")
         if kind is float and not math.isfinite(value):
             return _fail(problems, path, f"expected {expected}, got {value}")
+        if kind is str and not _is_unicode(value):
+            return _fail(problems, path, f"expected {expected}, got half of a pair of surrogates")
         return value
 
     return read
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written anywhere: JSON's escapes can make halves of characters, which cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _member(kind: type[enum.Enum]) -> _Reader:

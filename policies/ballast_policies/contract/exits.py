@@ -3,6 +3,8 @@
 import dataclasses
 import enum
 
+from ballast_policies.contract.limits import LONGEST_REASON, MOST_STEP
+from ballast_policies.contract.settings import setting
 from ballast_policies.contract.wire import Wire
 
 
@@ -37,5 +39,5 @@ class TerminationMessage(Wire):
     """JSON in ``/dev/termination-log``, shown by ``kubectl describe pod`` and read by the operator."""
 
     reason: ExitReason
-    message: str
-    step: int | None = None
+    message: str = setting(max_length=LONGEST_REASON)
+    step: int | None = setting(None, ge=0, le=MOST_STEP)

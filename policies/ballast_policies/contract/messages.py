@@ -2,7 +2,18 @@
 
 import dataclasses
 
+from ballast_policies.contract.errors import ContractError, shown
+from ballast_policies.contract.limits import (
+    LONGEST_REASON,
+    MOST_EPOCH,
+    MOST_LAYERS,
+    MOST_RANKS,
+    MOST_RATE,
+    MOST_SECONDS,
+    MOST_STEP,
+)
 from ballast_policies.contract.plan import Stage
+from ballast_policies.contract.settings import setting
 from ballast_policies.contract.wire import Wire
 
 
@@ -31,26 +42,26 @@ class Report(Wire):
         emulated: the slow-down factor that emulates GPU speed; None: real speed.
     """
 
-    epoch: int
-    step: int
+    epoch: int = setting(ge=1, le=MOST_EPOCH)
+    step: int = setting(ge=0, le=MOST_STEP)
     loss: float | None
-    steps_per_second: float | None
-    layer_seconds: tuple[float, ...] = ()
-    layer_bytes: tuple[int, ...] = ()
-    layer_forward_seconds: tuple[float, ...] = ()
-    layer_optimizer_seconds: tuple[float, ...] = ()
-    layer_activation_bytes: tuple[int, ...] = ()
-    stages: tuple[Stage, ...] = ()
+    steps_per_second: float | None = setting(ge=0, le=MOST_RATE)
+    layer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
+    layer_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
+    layer_forward_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
+    layer_optimizer_seconds: tuple[float, ...] = setting((), ge=0, le=MOST_SECONDS, max_length=MOST_LAYERS)
+    layer_activation_bytes: tuple[int, ...] = setting((), ge=0, le=2**53, max_length=MOST_LAYERS)
+    stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
     imbalance: float | None = None
     bubble: float | None = None
-    rebalances: int = 0
-    last_rebalance_step: int | None = None
+    rebalances: int = setting(0, ge=0, le=MOST_STEP)
+    last_rebalance_step: int | None = setting(None, ge=0, le=MOST_STEP)
     imbalance_before: float | None = None
     imbalance_after: float | None = None
-    rebalance_pause_ms: float | None = None
-    checkpoint_step: int | None = None
-    resumed_from_step: int | None = None
-    emulated: float | None = None
+    rebalance_pause_ms: float | None = setting(None, ge=0, le=1000 * MOST_SECONDS)
+    checkpoint_step: int | None = setting(None, ge=0, le=MOST_STEP)
+    resumed_from_step: int | None = setting(None, ge=0, le=MOST_STEP)
+    emulated: float | None = setting(None, gt=0, le=1e9)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +81,14 @@ class Proposal(Wire):
         reason: why, in words.
     """
 
-    epoch: int
-    step: int
-    kept_pods: tuple[str, ...]
-    released_pods: tuple[str, ...]
-    stages: tuple[Stage, ...]
-    step_seconds_before: float
-    step_seconds_after: float
-    reason: str = ""
+    epoch: int = setting(ge=1, le=MOST_EPOCH)
+    step: int = setting(ge=0, le=MOST_STEP)
+    kept_pods: tuple[str, ...] = setting(max_length=MOST_RANKS)
+    released_pods: tuple[str, ...] = setting(max_length=MOST_RANKS)
+    stages: tuple[Stage, ...] = setting(max_length=MOST_LAYERS)
+    step_seconds_before: float = setting(ge=0, le=MOST_SECONDS)
+    step_seconds_after: float = setting(ge=0, le=MOST_SECONDS)
+    reason: str = setting("", max_length=LONGEST_REASON)
 
     def __post_init__(self) -> None:
         if not self.kept_pods or not self.released_pods:
@@ -98,7 +109,18 @@ class Ack(Wire):
         checkpoint_step: for ``checkpointAndStop``: the step that was saved.
     """
 
-    epoch: int
-    step: int
-    pause_ms: float | None = None
-    checkpoint_step: int | None = None
+    epoch: int = setting(ge=1, le=MOST_EPOCH)
+    step: int = setting(ge=0, le=MOST_STEP)
+    pause_ms: float | None = setting(None, ge=0, le=1000 * MOST_SECONDS)
+    checkpoint_step: int | None = setting(None, ge=0, le=MOST_STEP)
+
+
+def read_finished_step(text: str) -> int:
+    """The last step, as the annotation ``ballast.dev/finished-step`` has it: a decimal.
+
+    Raises:
+        ContractError: it is none, or beyond the largest step number.
+    """
+    if len(text) <= len(str(MOST_STEP)) and text.isascii() and text.isdecimal() and int(text) <= MOST_STEP:
+        return int(text)
+    raise ContractError(f"expected a decimal from 0 to {MOST_STEP}, got {shown(text)}")

@@ -9,8 +9,18 @@ layers' cost.  While it runs, the trainer may move layers between the plan's ran
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from ballast_policies.contract.limits import (
+    LONGEST_NAME,
+    LONGEST_REASON,
+    MOST_EPOCH,
+    MOST_LAYERS,
+    MOST_RANKS,
+    OBJECT,
+    Limits,
+)
+from ballast_policies.contract.settings import setting
 from ballast_policies.contract.wire import Wire
 
 if TYPE_CHECKING:
@@ -41,19 +51,19 @@ class Rank:
         gpu_type: the pool's GPU type, e.g. ``v100``.
     """
 
-    rank: int
-    pod: str
-    address: str
-    gpu_type: str
+    rank: int = setting(ge=0, le=MOST_RANKS)
+    pod: str = setting(max_length=LONGEST_NAME)
+    address: str = setting(max_length=LONGEST_NAME)
+    gpu_type: str = setting(max_length=LONGEST_NAME)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Consecutive layers ``first_layer`` (inclusive) to ``end_layer`` (exclusive) on one rank."""
 
-    rank: int
-    first_layer: int
-    end_layer: int
+    rank: int = setting(ge=0, le=MOST_RANKS)
+    first_layer: int = setting(ge=0, le=MOST_LAYERS)
+    end_layer: int = setting(ge=1, le=MOST_LAYERS)
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_layer < self.end_layer:
@@ -80,13 +90,15 @@ class Plan(Wire):
         ValueError: ranks or stages have gaps, or a stage names a rank that is not in the plan.
     """
 
-    job: str
-    epoch: int
-    launch: int
+    LIMITS: ClassVar[Limits] = OBJECT
+
+    job: str = setting(max_length=LONGEST_NAME)
+    epoch: int = setting(ge=1, le=MOST_EPOCH)
+    launch: int = setting(ge=1, le=MOST_EPOCH)
     directive: Directive
-    ranks: tuple[Rank, ...]
-    stages: tuple[Stage, ...] = ()
-    reason: str = ""
+    ranks: tuple[Rank, ...] = setting(max_length=MOST_RANKS)
+    stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
+    reason: str = setting("", max_length=LONGEST_REASON)
 
     def __post_init__(self) -> None:
         if self.epoch < 1 or self.launch < 1:

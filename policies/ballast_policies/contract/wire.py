@@ -4,10 +4,11 @@ import dataclasses
 import enum
 import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.errors import ContractError, camel
+from ballast_policies.contract.limits import MESSAGE, Limits
 
 __all__ = ["ContractError", "Wire", "encode"]
 
@@ -44,6 +45,8 @@ class Wire:
 
     __slots__ = ()
 
+    LIMITS: ClassVar[Limits] = MESSAGE
+
     def to_json(self) -> str:
         """One line of JSON with sorted keys, so that equal values are equal bytes."""
         return json.dumps(encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -53,6 +56,7 @@ class Wire:
         """Read the value back.
 
         Raises:
-            ContractError: the text is not JSON, or a field is missing or has a wrong type or value.
+            ContractError: the text is not JSON or above :attr:`LIMITS`, or a field is missing or has a wrong
+                type or value.
         """
-        return decode_text(cls, text, unknown="ignore", path=cls.__name__)
+        return decode_text(cls, text, unknown="ignore", path=cls.__name__, limits=cls.LIMITS)

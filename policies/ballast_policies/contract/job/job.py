@@ -14,6 +14,7 @@ from ballast_policies.contract.job.parallelism import ParallelismConfig, Straggl
 from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
+from ballast_policies.contract.limits import OBJECT
 from ballast_policies.contract.row_conditions import each_row, row
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
@@ -251,9 +252,10 @@ class JobConfig(Settings):
         """Read ``config.json``, ignoring fields of a newer operator.
 
         Raises:
-            ContractError: it is not JSON, or a field cannot be used.
+            ContractError: it is not JSON, above :data:`~ballast_policies.contract.limits.OBJECT`, or a field
+                cannot be used.
         """
-        return decode_text(cls, text, unknown="ignore")
+        return decode_text(cls, text, unknown="ignore", limits=OBJECT)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it: camelCase, defaults filled in, without what is not set."""

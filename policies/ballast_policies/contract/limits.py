@@ -1,0 +1,91 @@
+"""How large and how deep a text may be that a pod, a user or the cluster has written.
+
+Everything of that kind is read by :mod:`ballast_policies.contract.decode` within one of these limits; ranges
+of numbers and lengths of texts stand at the fields (``setting(ge=0, le=2**53)``).
+"""
+
+import dataclasses
+import re
+
+MOST_STEP = 2**53
+"""Largest step number: JSON readers that use doubles still tell neighbours apart."""
+
+MOST_EPOCH = 2**31 - 1
+"""Largest epoch of a plan, and number of a launch."""
+
+MOST_LAYERS = 100_000
+"""Most layers of a model, and so most stages."""
+
+MOST_RANKS = 65_536
+"""Most ranks of a gang."""
+
+MOST_SECONDS = 1e9
+"""Longest time that a trainer may report: 30 years."""
+
+MOST_RATE = 1e9
+"""Most steps per second."""
+
+LONGEST_NAME = 253
+"""Characters of a Kubernetes name."""
+
+LONGEST_REASON = 4096
+"""Characters of a sentence that one side writes for the other's logs and conditions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a text of JSON.
+
+    Attributes:
+        most_bytes: of its UTF-8.
+        depth: how deep objects and lists may be nested.
+    """
+
+    most_bytes: int
+    depth: int = 32
+
+    def problem(self, text: str) -> str:
+        """Why the text is not read at all; empty: it is."""
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size > self.most_bytes:
+            return f"{size} bytes, above {self.most_bytes}"
+        if _nested_deeper(text, self.depth):
+            return f"nested deeper than {self.depth} levels"
+        return ""
+
+
+MESSAGE = Limits(most_bytes=256 * 1024)
+"""An annotation: Kubernetes allows this for all annotations of an object together."""
+
+OBJECT = Limits(most_bytes=1024 * 1024)
+"""A value in a ConfigMap: Kubernetes allows this for the whole object."""
+
+FILE = Limits(most_bytes=64 * 1024 * 1024)
+"""A file that a user names."""
+
+# Ends at the end of the text where the closing quote is missing, so that no text takes quadratic time.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_NO_BRACKET = re.compile(r"[^\[\]{}]+")
+
+
+def _nested_deeper(text: str, depth: int) -> bool:
+    """Whether brackets outside of strings are nested deeper than ``depth``.
+
+    Each round takes the innermost pairs away: a text that is not too deep ends soon, without a loop in Python
+    over its brackets. What is left after ``depth`` rounds is deeper, or no JSON.
+    """
+    brackets = left = _NO_BRACKET.sub("", _STRING.sub("", text))
+    for _ in range(depth):
+        if not left:
+            return False
+        left = left.replace("[]", "").replace("{}", "")
+    return bool(left) and _deepest(brackets) > depth
+
+
+def _deepest(brackets: str) -> int:
+    """The deepest nesting of brackets that may not match."""
+    level = deepest = 0
+    for bracket in brackets:
+        level += 1 if bracket in "[{" else -1
+        deepest = max(deepest, level)
+    return deepest
