@@ -14,7 +14,7 @@ import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import kopf
@@ -35,6 +35,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.reconciler import Reconciler, ReconcileWorker
 from ballast_operator.settings import Settings
+from ballast_operator.tasks import keep_running
 from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.views.nodes import NodeView, is_ours, read_node
 from ballast_operator.waits import WaitReason, Waits
@@ -170,22 +171,24 @@ class Operator:
         )
         worker = ReconcileWorker(reconciler, metrics=self._metrics, again=self._queue.add)
         self._allocate()
-        parts: list[Coroutine[Any, Any, None]] = [
-            self._allocator.run(),
-            resync_periodically(
-                self._caches,
-                cluster,
-                self._options.namespace,
-                self._waits,
-                every_seconds=self._settings.api.resync_seconds,
+        every = self._settings.api.resync_seconds
+        parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("allocator", self._allocator.run),
+            (
+                "resync",
+                lambda: resync_periodically(
+                    self._caches, cluster, self._options.namespace, self._waits, every_seconds=every
+                ),
             ),
-            self._gauges(observer),
-            *(self._queue.work(worker) for _ in range(self._settings.workers)),
+            ("gauges", lambda: self._gauges(observer)),
+            *[("worker", lambda: self._queue.work(worker))] * self._settings.workers,
+            # kopf ends every task of the loop that is younger than itself, so it is started last.
+            ("watch", lambda: self._watch(cluster)),
         ]
-        tasks = [asyncio.create_task(part) for part in parts]
         warming = asyncio.create_task(solver.warm_up())
-        # kopf ends every task of the loop that is younger than itself, so it is started last.
-        tasks.append(asyncio.create_task(self._watch(cluster)))
+        tasks = [
+            asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts
+        ]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait([*tasks, holding, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -40,6 +40,8 @@ WARNING_REASONS = frozenset(
         "ShrinkTimeout",
         "GrowTimeout",
         "GrowthGivenUp",
+        "MessageRefused",
+        "InternalError",
     }
 )
 """Reasons that ask for a person's attention."""

@@ -37,6 +37,9 @@ class Metrics:
         self.reconcile_errors = Counter(
             "ballast_reconcile_errors", "Reconciles that did not finish.", ["reason"], registry=r
         )
+        self.task_restarts = Counter(
+            "ballast_task_restarts", "Background tasks started again after an error.", ["task"], registry=r
+        )
         self.launches = Counter("ballast_launches", "Gangs launched.", ["pool"], registry=r)
         self.repacks = Counter("ballast_repacks", "Pipelines that shrank while they ran.", registry=r)
         self.released_gpus = Counter("ballast_released_gpus", "GPUs that repacks set free.", registry=r)

@@ -1,5 +1,6 @@
 """Reads the caches into views. Nothing here talks to the API server."""
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -7,7 +8,6 @@ from collections.abc import Callable
 from ballast_policies.contract import (
     CONFIG_KEY,
     PLAN_KEY,
-    ContractError,
     Plan,
     lease_name,
     plan_config_map_name,
@@ -37,6 +37,7 @@ class Observer:
         self._plans: dict[Key, _KnownPlan] = {}
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
+        self._told: dict[Key, str] = {}
         self.reservations: dict[Key, JobAllocation] = {}
 
     def job(self, key: Key) -> JobView | None:
@@ -51,7 +52,7 @@ class Observer:
             return None
         metadata = item["metadata"]
         spec, problem = self._spec(key, item)
-        plan, written, config = self._plan(key, metadata["uid"])
+        known = self._plan(key, metadata["uid"])
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if _owned(pod, metadata["uid"])]
         return JobView(
             key=key,
@@ -63,9 +64,10 @@ class Observer:
             status=self._status(key, item),
             pods=tuple(sorted(pods, key=lambda pod: (pod.launch, pod.rank))),
             lease=self._lease(key, metadata["uid"]),
-            plan=plan,
-            plan_written=written,
-            plan_config=config,
+            plan=known.plan if known is not None else None,
+            plan_written=known.written if known is not None else None,
+            plan_config=known.config if known is not None else "",
+            plan_intact=known is None or known.intact,
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
 
@@ -80,8 +82,8 @@ class Observer:
             key = key_of(item)
             try:
                 views.append(self.job(key))
-            except ValueError as error:  # one unreadable object must not hide the others
-                logger.error("job=%s/%s cannot be read: %s", *key, error)
+            except Exception as error:  # one job must not hide the others, whatever is wrong with it
+                self._unreadable(key, error)
         return [view for view in views if view is not None]
 
     def nodes(self) -> dict[str, NodeView]:
@@ -93,14 +95,20 @@ class Observer:
         found: dict[Key, JobAllocation] = {}
         for item in self.caches[JOB]:
             key = key_of(item)
-            allocation = self._status(key, item).allocation
+            try:
+                allocation = self._status(key, item).allocation
+            except ValueError as error:  # its pods count all the same
+                self._unreadable(key, error)
+                continue
             if allocation is not None:
                 found[key] = allocation
         return {**found, **self.reservations}
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
-        self._renewals.pop(key, None)
+        self._leases.pop(key, None)
+        self._plans.pop(key, None)
+        self._told.pop(key, None)
         self._specs.pop(key, None)
         self._statuses.pop(key, None)
 
@@ -129,25 +137,62 @@ class Observer:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
         if item is None or not _owned(item, uid):
             return None
-        renewed = (item.get("spec") or {}).get("renewTime") or ""
-        known = self._renewals.get(key)
-        if known is None or known[0] != renewed:
-            known = (renewed, self._clock())
-            self._renewals[key] = known
-        return read_lease(item, quiet_seconds=self._clock() - known[1])
+        reader = self._leases.setdefault(key, LeaseReader())
+        return reader.read(item, now=self._clock())
 
-    def _plan(self, key: Key, uid: str) -> tuple[Plan | None, Time | None, str]:
-        """(plan, when it was written, the trainer's configuration beside it)."""
+    def _plan(self, key: Key, uid: str) -> "KnownPlan | None":
+        """The plan in the job's ConfigMap; where it is gone or cannot be read, the last one that was there."""
         item = self.caches[CONFIG_MAP].get((key[0], plan_config_map_name(key[1])))
+        known = self._plans.get(key)
+        if known is not None and known.job_uid != uid:
+            known = None
         if item is None or not _owned(item, uid):
-            return None, None, ""
+            return None if known is None else dataclasses.replace(known, intact=False, version="")
+        version = f"{item['metadata'].get('uid')} {item['metadata'].get('resourceVersion')}"
+        if known is not None and known.version == version:
+            return known
+        data, metadata = item.get("data") or {}, item["metadata"]
+        written = (metadata.get("annotations") or {}).get(PLAN_WRITTEN_ANNOTATION)
         try:
-            plan = Plan.from_json((item.get("data") or {}).get(PLAN_KEY, ""))
-        except ContractError:
-            return None, None, ""
-        written = (item["metadata"].get("annotations") or {}).get(PLAN_WRITTEN_ANNOTATION)
-        when = parse(written if written else item["metadata"]["creationTimestamp"])
-        return plan, when, (item.get("data") or {}).get(CONFIG_KEY, "")
+            known = KnownPlan(
+                job_uid=uid,
+                plan=Plan.from_json(data.get(PLAN_KEY, "")),
+                written=parse(written if written else metadata["creationTimestamp"]),
+                config=data.get(CONFIG_KEY, ""),
+                version=version,
+            )
+        except ValueError as error:
+            self._unreadable(key, error)
+            known = None if known is None else dataclasses.replace(known, intact=False, version=version)
+        if known is not None:
+            self._plans[key] = known
+        return known
+
+    def _unreadable(self, key: Key, error: Exception) -> None:
+        """Log it once, not in every round."""
+        if self._told.get(key) != str(error):
+            self._told[key] = str(error)
+            logger.error("job=%s/%s cannot be read: %s", *key, error)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """A job's newest plan.
+
+    Attributes:
+        job_uid: of which job of this name.
+        written: when.
+        config: the trainer's configuration beside it, as JSON.
+        version: uid and resourceVersion of the ConfigMap that it was read from.
+        intact: whether the ConfigMap still has it.
+    """
+
+    job_uid: str
+    plan: Plan
+    written: Time
+    config: str
+    version: str
+    intact: bool = True
 
 
 def _owned(item: Object, uid: str) -> bool:

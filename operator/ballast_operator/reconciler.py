@@ -7,12 +7,14 @@ from typing import Any
 
 from ballast_policies.contract import plan_config_map_name
 
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.plan import plan_object
 from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
-from ballast_operator.events import Recorder, flips
+from ballast_operator.events import Notice, Recorder, flips
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Key
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.settings import JobSettings
@@ -164,29 +166,62 @@ class Reconciler:
             case DeleteJob(uid):
                 await self._cluster.delete(JOB, namespace, view.name, uid=uid)
 
+    async def report_error(self, key: Key, error: Exception) -> None:
+        """Show on the job that no pass over it succeeds; nothing else of its status is touched.
+
+        Raises:
+            NotLeader: another replica leads.
+        """
+        item = self._observer.caches[JOB].get(key)
+        if item is None:
+            return
+        metadata = item["metadata"]
+        message = f"{type(error).__name__}: {error}"[:1000]
+        notice = Notice(type="Warning", reason=JobReason.INTERNAL_ERROR, message=message)
+        try:
+            await self._recorder.post(JOB, *key, metadata["uid"], (notice,))
+            old = read_job_status(item)
+            new = old.with_condition(
+                JobCondition.RECONCILED,
+                False,
+                JobReason.INTERNAL_ERROR,
+                message,
+                now=self._clock(),
+                generation=metadata.get("generation", 0),
+            )
+            if new != old:
+                await self._write_status(key, item, new)
+        except NotLeader:
+            raise
+        except Exception as second:
+            logger.warning("job=%s/%s the error is not in its status: %s", *key, second)
+
+    async def _write_status(self, key: Key, item: Object, status: TrainingJobStatus) -> None:
+        body = {
+            "apiVersion": JOB.api_version,
+            "kind": JOB.kind,
+            "metadata": {
+                "namespace": key[0],
+                "name": key[1],
+                # Decided on this version: a write by anybody else since then makes this a Conflict.
+                "resourceVersion": item["metadata"]["resourceVersion"],
+            },
+            "status": _content(status),
+        }
+        self._observer.caches.wrote(JOB, await self._cluster.apply(JOB, body, subresource="status"))
+
     async def _report(self, view: JobView, result: StepResult) -> float | None:
         item = self._observer.caches[JOB].get(view.key)
         if item is None or item["metadata"]["uid"] != view.uid:
             return None
         again = result.requeue_after_seconds
-        old, new = view.status, result.status.replace(state=result.status.summary_state)
+        old, new = view.status, _reconciled(result.status, self._clock(), view.generation)
+        new = new.replace(state=new.summary_state)
         if old != new:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
                 return wait if again is None else min(again, wait)
-            body = {
-                "apiVersion": JOB.api_version,
-                "kind": JOB.kind,
-                "metadata": {
-                    "namespace": view.key[0],
-                    "name": view.name,
-                    # Decided on this version: a write by anybody else since then makes this a Conflict.
-                    "resourceVersion": item["metadata"]["resourceVersion"],
-                },
-                "status": _content(new),
-            }
-            written = await self._cluster.apply(JOB, body, subresource="status")
-            self._observer.caches.wrote(JOB, written)
+            await self._write_status(view.key, item, new)
             self._progress_written[view.key] = self._clock()
             self._count(result)
             notices = flips(old.conditions, new.conditions)
@@ -215,6 +250,16 @@ class Reconciler:
         self._progress_written.pop(key, None)
         self._observer.reservations.pop(key, None)
         self._allocate()
+
+
+def _reconciled(status: TrainingJobStatus, now: Time, generation: int) -> TrainingJobStatus:
+    """The status without the complaint of an earlier pass."""
+    known = status.condition(JobCondition.RECONCILED)
+    if known is None or known.is_true:
+        return status
+    message = "the last pass over the job succeeded"
+    kind, reason = JobCondition.RECONCILED, JobReason.PASS_COMPLETED
+    return status.with_condition(kind, True, reason, message, now=now, generation=generation)
 
 
 def _content(status: TrainingJobStatus) -> dict[str, Any]:
@@ -255,8 +300,9 @@ class ReconcileWorker:
             self._later(key, "Rejected", base=5.0)
         except NotLeader:
             raise
-        except Exception:  # a bug in one job's pass must not stop the others'
+        except Exception as error:  # a bug in one job's pass must not stop the others'
             logger.exception("job=%s/%s failed", *key)
+            await self._reconciler.report_error(key, error)
             self._later(key, "Bug", base=5.0)
         else:
             self._failures.pop(key, None)

@@ -173,7 +173,7 @@ class Allocator:
         """Decide by ``policy``; returns why it cannot be used, or nothing."""
         started = self._clock()
         for view in jobs:
-            self._measurements.record(view)
+            self._record(view)
         self._measurements.keep(view.key for view in jobs)
         self._board.pools = {
             pool.name: PoolInfo(price_per_hour=pool.price_per_gpu_hour, gpu_resource=pool.gpu_resource)
@@ -232,6 +232,14 @@ class Allocator:
             self._saved_until = self._rounds.next_at
             await self.save()
         return ""
+
+    def _record(self, view: JobView) -> None:
+        """Take in what the job's trainer has measured; what cannot be used counts as not measured."""
+        try:
+            self._measurements.record(view)
+        except Exception:
+            logger.exception("job=%s/%s report not used", *view.key)
+            self._metrics.reconcile_errors.labels("Report").inc()
 
     async def _solve(
         self, policy: ClusterPolicy, inputs: CompletedProblem, unmeasured: frozenset[str], moment: float

@@ -15,6 +15,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.errors import shown
+from ballast_policies.contract.limits import FILE
 from ballast_policies.rounds import Account, RoundMemory
 from ballast_policies.throughput.track import Estimate
 
@@ -34,9 +37,6 @@ VERSION = 1
 
 MOST_BYTES = 900_000
 """Largest compressed state that is written."""
-
-MOST_JSON_BYTES = 64 * 1024 * 1024
-"""Largest state that is read, after decompression."""
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +209,8 @@ def decode(content: bytes) -> SavedState:
     """
     reader = zlib.decompressobj()
     try:
-        found = json.loads(reader.decompress(content, MOST_JSON_BYTES))
-    except (zlib.error, RecursionError) as error:
+        found = parse_json(reader.decompress(content, FILE.most_bytes).decode(), limits=FILE)
+    except zlib.error as error:
         raise ValueError(str(error)) from error
     if not isinstance(found, dict) or found.get("version") != VERSION:
         raise ValueError(f"version is not {VERSION}")
@@ -233,21 +233,21 @@ def decode(content: bytes) -> SavedState:
 
     def measured(entry: Any) -> Measured:
         launch, step, known = entry
-        return Measured(launch=_whole(launch), step=int(step), speeds=speeds(known))
+        return Measured(launch=_whole(launch), step=-1 if step == -1 else _whole(step), speeds=speeds(known))
 
     memory = None
     kept = found.get("memory")
     if isinstance(kept, dict):
-        rows = _understood(kept.get("jobs"), lambda entry: [row(part) for part in entry[:3]])
+        rows = _understood(kept.get("jobs"), lambda entry: [row(entry[at]) for at in range(3)])
         memory = RoundMemory(
             account=Account(
                 promised={job: parts[0] for job, parts in rows.items()},
                 received={job: parts[1] for job, parts in rows.items()},
             ),
             shares={job: parts[2] for job, parts in rows.items()},
-            at=_amount(kept.get("at")),
+            at=_amount(kept.get("at") or 0),
             moves=tuple(_amount(at) for at in _list(kept.get("moves"))),
-            gpu_types={str(k): str(v) for k, v in (kept.get("gpuTypes") or {}).items()},
+            gpu_types={str(k): str(v) for k, v in _object(kept.get("gpuTypes")).items()},
         )
     jobs = _understood(found.get("jobs"), measured)
     return SavedState(
@@ -259,7 +259,7 @@ def decode(content: bytes) -> SavedState:
 
 def _understood(entries: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
     found = {}
-    for name, entry in (entries if isinstance(entries, dict) else {}).items():
+    for name, entry in _object(entries).items():
         try:
             found[name] = read(entry)
         except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -267,18 +267,21 @@ def _understood(entries: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
     return found
 
 
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
 def _amount(value: Any) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0) or isinstance(value, (bool, str)):
-        raise ValueError(f"{value!r} is not an amount")
-    return number
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{shown(value)} is not an amount")
+    return float(value)
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a whole number")
+        raise ValueError(f"{shown(value)} is not a whole number")
     return value

@@ -47,6 +47,10 @@ class JobCondition(enum.StrEnum):
     """The job states all that the policy reads; False: defaults are used. Absent: none was ever used."""
     ON_TIME = "OnTime"
     """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
+    MESSAGES_READABLE = "MessagesReadable"
+    """The trainer's messages can be used. Absent: none was ever refused."""
+    RECONCILED = "Reconciled"
+    """The operator can act on the job. Absent: it always could."""
     SUCCEEDED = "Succeeded"
     """All steps are done. Excludes Failed."""
     FAILED = "Failed"
@@ -160,6 +164,18 @@ class JobReason(enum.StrEnum):
     """Not on time: alone on its fastest GPUs it would be late; the job continues without a deadline."""
     DEADLINE_CONTENDED = "DeadlineContended"
     """Not on time: earlier deadlines need the GPUs; the job continues without a deadline."""
+
+    # MessagesReadable
+    ALL_MESSAGES_READ = "AllMessagesRead"
+    """MessagesReadable again: the trainer's newest messages are in force."""
+    MESSAGE_REFUSED = "MessageRefused"
+    """Not readable: a message of the trainer is malformed or out of range; the last good one is in force."""
+
+    # Reconciled
+    PASS_COMPLETED = "PassCompleted"
+    """Reconciled again: the error is gone."""
+    INTERNAL_ERROR = "InternalError"
+    """Not reconciled: an error of the operator, in the message; it tries again. Other jobs are not affected."""
 
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"

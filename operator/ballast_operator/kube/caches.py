@@ -5,6 +5,7 @@ answer to a write is in the store before the watch brings it, and an old watch e
 Reading never blocks; objects are shared and must not be changed.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,8 @@ from ballast_operator.kube.kinds import (
     key_of,
     version_of,
 )
+
+logger = logging.getLogger(__name__)
 
 Listener = Callable[[Kind, Object], None]
 
@@ -147,4 +150,8 @@ class Caches:
 
     def _tell(self, kind: Kind, item: Object) -> None:
         for listener in self.listeners:
-            listener(kind, item)
+            try:
+                listener(kind, item)
+            except Exception:  # one object must not keep the others from being heard of
+                name = item["metadata"].get("name")
+                logger.exception("a change of %s %s was not understood", kind.kind, name)

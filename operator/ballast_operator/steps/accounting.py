@@ -51,4 +51,6 @@ def accrue_isolated_time(known: Isolated | None, report: Report, speed: float) -
     if step == before.step or not 0 < rate * speed < math.inf:
         return known
     more = isolated_seconds(float(step - before.step), rate * speed)
+    if not math.isfinite(before.seconds + more):
+        return known
     return Isolated(seconds=before.seconds + more, step=step)

@@ -15,6 +15,7 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
 )
 from ballast_operator.steps.gang import start_gang
+from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.running import run_gang
 from ballast_operator.steps.shrinking import continue_shrink
 from ballast_operator.steps.stopping import begin_termination, reconcile_finished, stop_gang
@@ -66,6 +67,7 @@ def decide(
     if view.status.finished:
         return reconcile_finished(context)
     status = account_suspension(context, apply_allocator_conditions(context))
+    status = with_refused_messages(context, status)
     return _next_step(dataclasses.replace(context, view=dataclasses.replace(view, status=status)))
 
 

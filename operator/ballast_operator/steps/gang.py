@@ -1,6 +1,7 @@
 """Start a launch: create the gang's pods, all or none, and write the plan when all have an address."""
 
 from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract.limits import MOST_EPOCH
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -20,6 +21,7 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.failure import find_failure
 from ballast_operator.steps.stopping import begin_termination
+from ballast_operator.views.job import JobView
 
 
 def start_gang(context: ReconcileContext) -> StepResult:
@@ -46,7 +48,7 @@ def start_gang(context: ReconcileContext) -> StepResult:
         return StepResult(status=status, actions=_missing(context, allocation), requeue_after_seconds=-late)
     plan = Plan(
         job=view.name,
-        epoch=(view.plan.epoch if view.plan is not None else 0) + 1,
+        epoch=_last_epoch(view) + 1,
         launch=allocation.launch,
         directive=Directive.RUN,
         ranks=tuple(
@@ -67,6 +69,14 @@ def start_gang(context: ReconcileContext) -> StepResult:
     return StepResult(
         status=status, actions=(WritePlan(plan),), requeue_after_seconds=context.settings.start_seconds
     )
+
+
+def _last_epoch(view: JobView) -> int:
+    """The last plan's; where it is lost, the last one that the trainer has heard of, so that a new one counts."""
+    if view.plan is not None:
+        return view.plan.epoch
+    heard = (view.lease.ack, view.lease.report) if view.lease is not None else ()
+    return min(max((message.epoch for message in heard if message is not None), default=0), MOST_EPOCH - 1)
 
 
 def _missing(context: ReconcileContext, allocation: JobAllocation) -> tuple[Apply | CreatePod, ...]:

@@ -11,13 +11,23 @@ from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time
-from ballast_operator.steps.context import ReconcileContext, StepResult, seconds_since, with_condition
+from ballast_operator.steps.context import (
+    ReconcileContext,
+    StepResult,
+    WritePlan,
+    seconds_since,
+    with_condition,
+)
 from ballast_operator.steps.failure import find_failure, settling
 from ballast_operator.steps.growing import begin_growth, continue_growth, delete_abandoned_pods, wants_to_grow
+from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
 from ballast_operator.steps.shrinking import answer_proposal, continue_shrink, open_proposal
 from ballast_operator.steps.stopping import begin_termination
 
 N = TypeVar("N", int, float)
+
+LONGEST_ETA_SECONDS = 100 * 365 * 86_400.0
+"""Of a job that would take longer, the end is not forecast."""
 
 KEPT_REBALANCES = 20
 """How many entries ``status.rebalances`` keeps, newest last."""
@@ -25,7 +35,7 @@ KEPT_REBALANCES = 20
 
 def run_gang(context: ReconcileContext) -> StepResult:
     """One pass of a launch whose plan is written."""
-    view, settings = context.view, context.settings
+    view = context.view
     failure = find_failure(context) or _silent_exit(context)
     if failure is not None:
         return begin_termination(context, *failure)
@@ -42,15 +52,16 @@ def run_gang(context: ReconcileContext) -> StepResult:
             result = begin_growth(_with_status(context, status))
         else:
             result = StepResult(status=status, requeue_after_seconds=_next_look(context))
-    result = dataclasses.replace(result, actions=(*delete_abandoned_pods(view), *result.actions))
+    written = any(isinstance(action, WritePlan) for action in result.actions)
+    lost = () if written else missing_objects(context)
+    result = dataclasses.replace(result, actions=(*lost, *delete_abandoned_pods(view), *result.actions))
     if any(not pod.alive for pod in view.gang) or settling(context):
         return dataclasses.replace(
             result, requeue_after_seconds=min(result.requeue_after_seconds or 1.0, 1.0)
         )
-    return (
-        result
-        if result.requeue_after_seconds is not None
-        else dataclasses.replace(result, requeue_after_seconds=settings.heartbeat_seconds)
+    return dataclasses.replace(
+        result,
+        requeue_after_seconds=min(result.requeue_after_seconds or SILENCE_SECONDS, SILENCE_SECONDS),
     )
 
 
@@ -85,8 +96,9 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
     """``status.progress`` from a report."""
     total, step = context.spec.total_steps, max(0, report.step)
     eta = None
-    if report.steps_per_second and report.steps_per_second > 1e-6 and total > report.step:
-        left = datetime.timedelta(seconds=round((total - report.step) / report.steps_per_second))
+    rate = report.steps_per_second or 0.0
+    if total > report.step and (total - report.step) < rate * LONGEST_ETA_SECONDS:
+        left = datetime.timedelta(seconds=round((total - report.step) / rate))
         eta = (context.now + left).replace(microsecond=0)
     return Progress(
         step=step,

@@ -51,16 +51,37 @@ def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     if target is not None and kept != target * each:
         return f"the proposal keeps {kept} pods, spec.repack.targetStages={target}{pods_each}"
     limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
-    if proposal.step_seconds_after > limit:
+    if not proposal.step_seconds_after <= limit:
         return (
             f"a step would take {proposal.step_seconds_after:.4g} s instead of "
             f"{proposal.step_seconds_before:.4g} s, above the {limit:.4g} s that "
             f"spec.repack.maxSlowdown={spec.repack_max_slowdown:g} allows"
         )
-    highest = max((stage.rank for stage in proposal.stages), default=0)
+    return _stages_problem(context, proposal)
+
+
+def _stages_problem(context: ReconcileContext, proposal: Proposal) -> str:
+    """Why the proposal's stages are not a partition of this model over the pods that stay; empty: they are."""
+    stages, kept = proposal.stages, len(proposal.kept_pods)
+    if not stages:
+        return ""  # the trainer chooses
+    highest = max(stage.rank for stage in stages)
     if highest >= kept:
         return f"a stage is on rank {highest}, but the proposal keeps {kept} pods"
+    layers, end = _layers(context), max(stage.end_layer for stage in stages)
+    if layers is not None and end != layers:
+        return f"the stages end at layer {end}, the model has {layers} layers"
+    idle = sorted(set(range(kept)) - {stage.rank for stage in stages})
+    if idle and context.spec.ranks_per_position == 1:
+        return f"rank {idle[0]} would have no stage"
     return ""
+
+
+def _layers(context: ReconcileContext) -> int | None:
+    """Layers of the model, by the spec or, where it says nothing, by the plan in force; None: not known."""
+    if context.spec.layers is not None:
+        return context.spec.layers
+    return max((stage.end_layer for stage in context.plan.stages), default=None)
 
 
 def answer_proposal(context: ReconcileContext, proposal: Proposal) -> StepResult:

@@ -26,6 +26,7 @@ class JobView:
         plan: the newest plan; None before the first launch.
         plan_written: when it was written.
         plan_config: the trainer's configuration beside the plan, as JSON.
+        plan_intact: whether the ConfigMap has the plan; otherwise someone has deleted or changed it.
         created: when the job was made.
     """
 
@@ -41,6 +42,7 @@ class JobView:
     plan: Plan | None = None
     plan_written: Time | None = None
     plan_config: str = ""
+    plan_intact: bool = True
     created: Time | None = None
 
     @property

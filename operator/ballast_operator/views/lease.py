@@ -59,6 +59,7 @@ class LeaseReader:
         self._renewed: tuple[str, float] | None = None
         self._texts: dict[str, str] = {}
         self._messages: dict[str, Any] = {}
+        self._bad: set[str] = set()
         self._refused = ""
         self._refused_at = 0.0
 
@@ -67,14 +68,15 @@ class LeaseReader:
         metadata = item["metadata"]
         version = (metadata.get("uid", ""), metadata.get("resourceVersion", ""))
         if version[0] != self._version[0]:  # another Lease of this name
-            self._texts, self._messages, self._renewed, self._refused = {}, {}, None, ""
+            self._texts, self._messages, self._bad = {}, {}, set()
+            self._renewed, self._refused = None, ""
         if version != self._version:
             self._version = version
             self._take_in(metadata.get("annotations") or {}, now)
         renewed = (item.get("spec") or {}).get("renewTime") or ""
         if self._renewed is None or self._renewed[0] != renewed:
             self._renewed = (renewed, now)
-        if self._refused and now - self._refused_at >= REFUSAL_SECONDS:
+        if not self._bad and now - self._refused_at >= REFUSAL_SECONDS:
             self._refused = ""
         return LeaseView(
             quiet_seconds=now - self._renewed[1],
@@ -88,16 +90,17 @@ class LeaseReader:
     def _take_in(self, annotations: Object, now: float) -> None:
         for name, reader in _READERS.items():
             text = annotations.get(name)
+            if self._texts.get(name) == text:
+                continue  # read, or refused, before
+            self._bad.discard(name)
             if text is None:
-                self._texts.pop(name, None)
+                del self._texts[name]
                 self._messages.pop(name, None)
                 continue
-            if self._texts.get(name) == text:
-                continue
+            self._texts[name] = text
             try:
                 self._messages[name] = reader(text)
             except ContractError as error:
+                self._bad.add(name)
                 self._refused_at = now
                 self._refused = self._refused or f"annotation {name}: {error}"
-            else:
-                self._texts[name] = text

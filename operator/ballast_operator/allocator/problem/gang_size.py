@@ -1,9 +1,12 @@
 """How many GPUs a job's gang asks for, whether it may grow, and whether any pool can hold it."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ballast_policies.contract import ContractError
+from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.limits import OBJECT
 
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.conditions import JobReason
@@ -55,12 +58,18 @@ def _same_recipe(view: JobView, spec: JobSpec) -> bool:
     Most changes of a spec take effect at the next launch; ranks do not read how many
     stages the gang may have.
     """
-    return bool(view.plan_config) and _recipe(json.loads(view.plan_config)) == _recipe(spec.config)
+    try:
+        launched = decode_text(dict[str, Any], view.plan_config, limits=OBJECT)
+    except ContractError:  # someone has changed the ConfigMap
+        return False
+    return _recipe(launched) == _recipe(spec.config)
 
 
 def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    pipeline = {k: v for k, v in config["pipeline"].items() if k not in ("minStages", "maxStages")}
-    return {**config, "pipeline": pipeline}
+    pipeline = config.get("pipeline")
+    if not isinstance(pipeline, Mapping):
+        return dict(config)
+    return {**config, "pipeline": {k: v for k, v in pipeline.items() if k not in ("minStages", "maxStages")}}
 
 
 def gang_size(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
@@ -20,11 +21,14 @@ from ballast_operator.allocator.problem.throughput import GangRequest, Measureme
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key, Object, job_id
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView
 from ballast_operator.views.spec import JobSpec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,29 +160,46 @@ def _admit(
     admitted, refused = [], []
     usable_for: dict[frozenset[str], Mapping[str, int]] = {}
     for view in views:
-        assert view.spec is not None
-        allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
-        barred = capacity.tolerance.barred(view.spec)
-        if barred not in usable_for:
-            usable_for[barred] = usable_by_pool(capacity.nodes, barred)
-        usable = usable_for[barred]
-        allocation = view.running_allocation
-        if allocation is None:
-            size = gang_size(view, spec.node_pools, usable, allowed)
-            refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
-            if refusal is not None:
-                refusal = with_barred_nodes(refusal, capacity.nodes, barred, allowed)
-                refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=refusal))
-                continue
+        try:
+            found: _Admitted | Refusal = _admit_one(spec, capacity, view, usable_for)
+        except Exception as error:
+            if view.running_allocation is not None:
+                raise  # refused, it would lose its GPUs
+            logger.exception("job=%s/%s cannot be considered", *view.key)
+            message = f"the allocator cannot consider the job: {type(error).__name__}: {error}"
+            found = Refusal(reason=JobReason.INTERNAL_ERROR, message=message)
+        if isinstance(found, _Admitted):
+            admitted.append(found)
         else:
-            size = len(allocation.pods)
-        if barred:
-            room = {pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size}
-            room |= {allocation.gpu_type} if allocation is not None else set()
-            allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in room)
-        one = _Admitted(view=view, spec=view.spec, gpus=size, gpu_types=allowed, not_tolerated=barred)
-        admitted.append(one)
+            refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=found))
     return admitted, refused
+
+
+def _admit_one(
+    spec: ClusterPolicySpec,
+    capacity: Capacity,
+    view: JobView,
+    usable_for: dict[frozenset[str], Mapping[str, int]],
+) -> _Admitted | Refusal:
+    assert view.spec is not None
+    allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
+    barred = capacity.tolerance.barred(view.spec)
+    if barred not in usable_for:
+        usable_for[barred] = usable_by_pool(capacity.nodes, barred)
+    usable = usable_for[barred]
+    allocation = view.running_allocation
+    if allocation is None:
+        size = gang_size(view, spec.node_pools, usable, allowed)
+        refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
+        if refusal is not None:
+            return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
+    else:
+        size = len(allocation.pods)
+    if barred:
+        room = {pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size}
+        room |= {allocation.gpu_type} if allocation is not None else set()
+        allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in room)
+    return _Admitted(view=view, spec=view.spec, gpus=size, gpu_types=allowed, not_tolerated=barred)
 
 
 def _snapshot_job(one: _Admitted, speeds: Mapping[str, Estimate], now: Time) -> SnapshotJob:

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
+from ballast_policies.contract.limits import MOST_RATE
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
@@ -23,6 +24,9 @@ from ballast_operator.views.spec import JobSpec
 
 KINDS_KEPT = 100
 """Kinds of training whose measured speeds are remembered when their jobs are gone; the oldest go first."""
+
+LEAST_RATE = 1e-9
+"""Steps/s below this are a stand-still and no measurement."""
 
 NOT_SEEN = Estimate(steps_per_second=0.0, deviation=math.inf, source="unknown")
 
@@ -76,7 +80,8 @@ class Measurements:
         if allocation is None or lease is None or lease.report is None or not view.acknowledged:
             return
         report, plan = lease.report, view.launched_plan
-        if plan is None or report.epoch != plan.epoch or not report.steps_per_second:
+        rate = report.steps_per_second
+        if plan is None or report.epoch != plan.epoch or rate is None or not LEAST_RATE <= rate <= MOST_RATE:
             return
         measured = self._jobs.setdefault(view.key, Measured())
         if view.spec is None or (measured.launch, measured.step) == (allocation.launch, report.step):
@@ -90,8 +95,8 @@ class Measurements:
         before = measured.speeds.get(where) or stated(view.spec, *where)
         if before is None:
             before = NOT_SEEN if prior is None else as_prior(prior)
-        measured.speeds[where] = before.measured(report.steps_per_second)
-        profile[where] = (prior or NOT_SEEN).measured(report.steps_per_second)
+        measured.speeds[where] = before.measured(rate)
+        profile[where] = (prior or NOT_SEEN).measured(rate)
 
     def reported_by(self, key: Key) -> Speeds:
         """What the job itself has reported."""

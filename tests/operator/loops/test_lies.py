@@ -1,0 +1,194 @@
+"""Trainers that lie and users that meddle: the job says so, and all others are served as if it were not there."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE
+from ballast_operator.reconciler import ReconcileWorker
+from ballast_operator.views.clock import Time
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    FINISHED_ANNOTATION,
+    PLAN_KEY,
+    PROPOSAL_ANNOTATION,
+    REPORT_ANNOTATION,
+    Plan,
+    Report,
+    plan_config_map_name,
+)
+
+from tests.operator.loops.machines import Trainer
+from tests.operator.loops.simulation import NAMESPACE, Simulation
+from tests.operator.loops.world import World
+
+
+def report(**changes: Any) -> str:
+    fields = json.loads(Report(epoch=1, step=1, loss=1.0, steps_per_second=1.0).to_json())
+    return json.dumps({**fields, **changes})
+
+
+LIES = {
+    "nesting": (REPORT_ANNOTATION, "[" * 1100),
+    "nesting in a new key": (REPORT_ANNOTATION, '{"epoch":1,"x":' + "[" * 1100),
+    "a negative speed": (REPORT_ANNOTATION, report(stepsPerSecond=-1)),
+    "no speed": (REPORT_ANNOTATION, report(stepsPerSecond=0)),
+    "NaN": (REPORT_ANNOTATION, report(stepsPerSecond=float("nan"))),
+    "Infinity": (REPORT_ANNOTATION, report(stepsPerSecond=float("inf"))),
+    "a tiny speed": (REPORT_ANNOTATION, report(stepsPerSecond=5e-324)),
+    "a huge speed": (REPORT_ANNOTATION, report(stepsPerSecond=1e308)),
+    "a huge step": (REPORT_ANNOTATION, report(step=10**30)),
+    "a late rebalance": (REPORT_ANNOTATION, report(rebalances=1, lastRebalanceStep=10**25)),
+    "a late checkpoint": (REPORT_ANNOTATION, report(checkpointStep=10**25)),
+    "an epoch of the future": (ACK_ANNOTATION, '{"epoch":2147483647,"step":0}'),
+    "a last step of 5,000 digits": (FINISHED_ANNOTATION, "9" * 5000),
+    "a binary proposal": (PROPOSAL_ANNOTATION, "\u0000\ufffd"),
+}
+
+
+@dataclasses.dataclass(slots=True)
+class Liar(Trainer):
+    """It trains, and overwrites one of its messages each time; ``{step}`` in it counts up."""
+
+    annotation: str = ""
+    text: str = ""
+    told: int = 0
+
+    def act(self, world: World, now: Time) -> None:
+        Trainer.act(self, world, now)
+        self.told += 1
+        text = self.text.replace('"step": 1,', f'"step": {self.told},')
+        if self.annotation and self.epoch:
+            world.patch(LEASE, self.namespace, self.job, {"metadata": {"annotations": {self.annotation: text}}})
+
+
+async def with_liar(**nodes: tuple[str, int]) -> tuple[Simulation, Liar]:
+    """A job that runs, and does not lie yet."""
+    simulation = Simulation(nodes=nodes)
+    simulation.add_job("liar", totalSteps=10**6)
+    simulation.trainers["liar"] = liar = Liar(NAMESPACE, "liar", total=10**6)
+    await simulation.until(lambda: simulation.state("liar") == "Running")
+    return simulation, liar
+
+
+@pytest.mark.parametrize(("annotation", "text"), LIES.values(), ids=LIES.keys())
+async def test_a_lie_does_not_delay_the_jobs_of_others(annotation, text):
+    """Three jobs that arrive meanwhile run to their end, and the liar itself is still looked after."""
+    simulation, liar = await with_liar(fast=("fast", 6))
+    liar.annotation, liar.text = annotation, text
+    for name in ("one", "two", "three"):
+        simulation.add_job(name, stages=(1, 1), totalSteps=40, trainer={"total": 40})
+    for name in ("one", "two", "three"):
+        await simulation.until(lambda name=name: simulation.state(name) == "Succeeded", ticks=30)
+    assert simulation.status("liar").state == "Running"
+
+
+async def test_a_refused_message_is_a_condition_and_one_event():
+    """With the annotation and the field; the status is not written for each; readable messages end it."""
+    simulation, liar = await with_liar(fast=("fast", 2))
+    liar.annotation, liar.text = REPORT_ANNOTATION, report(stepsPerSecond=-1)
+    simulation.world.log.clear()
+    for _ in range(50):
+        await simulation.tick()
+    condition = simulation.status("liar").condition("MessagesReadable")
+    assert (condition.is_true, condition.reason) == (False, "MessageRefused")
+    assert "annotation ballast.dev/report: Report.stepsPerSecond: -1.0 is below 0" in condition.message
+    assert len([line for line in simulation.world.log if line.startswith("create Event liar")]) == 1
+    assert simulation.world.log.count("apply TrainingJob liar status") < 15
+    liar.annotation = ""
+    await simulation.until(lambda: simulation.status("liar").is_true("MessagesReadable"), ticks=100)
+
+
+async def test_a_status_that_cannot_be_read_hides_no_other_job(monkeypatch):
+    """Launches of others still count GPUs; the job itself says what is wrong with it."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    simulation.world.put(
+        JOB,
+        {
+            "apiVersion": "ballast.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "broken", "namespace": NAMESPACE},
+            "spec": {},
+            "status": {"launches": "many"},
+        },
+    )
+    simulation.add_job("one")
+    simulation.add_job("two")
+    healthy = [(NAMESPACE, "one"), (NAMESPACE, "two")]
+    monkeypatch.setattr(simulation, "keys", lambda: healthy)  # passes that fail would end the test
+    await simulation.until(lambda: simulation.state("one") == simulation.state("two") == "Running")
+    later: list[float] = []
+    worker = ReconcileWorker(
+        simulation.reconciler, metrics=simulation.metrics, again=lambda key, seconds: later.append(seconds)
+    )
+    for _ in range(3):
+        await worker((NAMESPACE, "broken"))
+    assert later == [5.0, 10.0, 20.0]
+    assert len([line for line in simulation.world.log if line.startswith("create Event broken")]) == 1
+
+
+async def test_an_error_in_a_pass_is_shown_on_its_job(monkeypatch):
+    """As a condition and an Event, until a pass succeeds."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    worker = ReconcileWorker(
+        simulation.reconciler, metrics=simulation.metrics, again=lambda key, seconds: None
+    )
+    with monkeypatch.context() as broken:
+        broken.setattr(simulation.reconciler, "_decide", lambda view: {}["a bug"])
+        for _ in range(5):
+            await worker((NAMESPACE, "one"))
+    condition = simulation.status("one").condition("Reconciled")
+    assert (condition.is_true, condition.reason) == (False, "InternalError")
+    assert condition.message == "KeyError: 'a bug'"
+    await simulation.tick()
+    assert simulation.status("one").is_true("Reconciled")
+    assert simulation.state("one") == "Running"
+
+
+@pytest.mark.parametrize("text", ["", "[" * 2000, '{"epoch": "one"}', "null"])
+async def test_a_plan_that_someone_overwrites_is_written_again(text):
+    """The same epoch with the same ranks; the gang is not stopped."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    name = plan_config_map_name("one")
+    before = simulation.world.get(CONFIG_MAP, NAMESPACE, name)["data"][PLAN_KEY]
+    simulation.world.patch(CONFIG_MAP, NAMESPACE, name, {"data": {PLAN_KEY: text, "config.json": "[["}})
+    simulation.trainers["one"].silent = True
+    await simulation.tick()
+    simulation.trainers["one"].silent = False
+    assert simulation.world.get(CONFIG_MAP, NAMESPACE, name)["data"][PLAN_KEY] == before
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").launches == 1
+
+
+@pytest.mark.parametrize("kind", [CONFIG_MAP, LEASE])
+async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind):
+    """At the next pass; the trainer goes on, and epochs continue where they were."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    simulation.add_job("one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 200}, totalSteps=200)
+    await simulation.until(lambda: bool(simulation.status("one").repacks))
+    name = plan_config_map_name("one") if kind is CONFIG_MAP else "one"
+    simulation.world.drop(kind, NAMESPACE, name)
+    await simulation.tick()
+    assert simulation.world.get(kind, NAMESPACE, name) is not None
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").launches == 1
+
+
+async def test_after_a_restart_a_lost_plan_is_followed_by_a_later_epoch():
+    """The new operator has never seen the plan: what the trainer acknowledged says where to continue."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)})
+    simulation.add_job("one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 300}, totalSteps=300)
+    await simulation.until(lambda: bool(simulation.status("one").repacks))
+    simulation.world.drop(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))
+    simulation.start_operator()
+    await simulation.until(
+        lambda: simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one")) is not None
+    )
+    written = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))["data"][PLAN_KEY]
+    assert Plan.from_json(written).epoch == 3
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
