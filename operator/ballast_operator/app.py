@@ -186,9 +186,7 @@ class Operator:
             ("watch", lambda: self._watch(cluster)),
         ]
         warming = asyncio.create_task(solver.warm_up())
-        tasks = [
-            asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts
-        ]
+        tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
         stopped = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait([*tasks, holding, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -109,7 +109,9 @@ def _refuse_constant(name: str) -> Any:
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ContractError(Problem("", f"the number {digits[:_DIGITS]} is beyond what a computer's number holds"))
+        raise ContractError(
+            Problem("", f"the number {digits[:_DIGITS]} is beyond what a computer's number holds")
+        )
     return number
 
 

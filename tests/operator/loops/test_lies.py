@@ -60,7 +60,9 @@ class Liar(Trainer):
         self.told += 1
         text = self.text.replace('"step": 1,', f'"step": {self.told},')
         if self.annotation and self.epoch:
-            world.patch(LEASE, self.namespace, self.job, {"metadata": {"annotations": {self.annotation: text}}})
+            world.patch(
+                LEASE, self.namespace, self.job, {"metadata": {"annotations": {self.annotation: text}}}
+            )
 
 
 async def with_liar(**nodes: tuple[str, int]) -> tuple[Simulation, Liar]:
@@ -169,7 +171,9 @@ async def test_a_plan_that_someone_overwrites_is_written_again(text):
 async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind):
     """At the next pass; the trainer goes on, and epochs continue where they were."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.add_job("one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 200}, totalSteps=200)
+    simulation.add_job(
+        "one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 200}, totalSteps=200
+    )
     await simulation.until(lambda: bool(simulation.status("one").repacks))
     name = plan_config_map_name("one") if kind is CONFIG_MAP else "one"
     simulation.world.drop(kind, NAMESPACE, name)
@@ -182,7 +186,9 @@ async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind)
 async def test_after_a_restart_a_lost_plan_is_followed_by_a_later_epoch():
     """The new operator has never seen the plan: what the trainer acknowledged says where to continue."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
-    simulation.add_job("one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 300}, totalSteps=300)
+    simulation.add_job(
+        "one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 300}, totalSteps=300
+    )
     await simulation.until(lambda: bool(simulation.status("one").repacks))
     simulation.world.drop(CONFIG_MAP, NAMESPACE, plan_config_map_name("one"))
     simulation.start_operator()

@@ -5,7 +5,6 @@ import json
 import pytest
 from ballast_operator.views.lease import REFUSAL_SECONDS, LeaseReader
 
-
 from tests.contract.examples import EXAMPLES
 
 PREFIX = "ballast.dev/"
@@ -98,5 +97,3 @@ def test_silence_is_counted_from_the_last_renewal_that_was_seen():
     reader.read(lease(1, renewed="a"), now=0.0)
     assert reader.read(lease(2, renewed="a", report="[]"), now=5.0).quiet_seconds == 5.0
     assert reader.read(lease(3, renewed="b"), now=6.0).quiet_seconds == 0.0
-
-
