@@ -34,7 +34,7 @@ class Observer:
         self.caches = caches
         self._clock = clock
         self._leases: dict[Key, LeaseReader] = {}
-        self._plans: dict[Key, _KnownPlan] = {}
+        self._plans: dict[Key, KnownPlan] = {}
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self._told: dict[Key, str] = {}
@@ -141,7 +141,7 @@ class Observer:
         return reader.read(item, now=self._clock())
 
     def _plan(self, key: Key, uid: str) -> "KnownPlan | None":
-        """The plan in the job's ConfigMap; where it is gone or cannot be read, the last one that was there."""
+        """The plan in the job's ConfigMap; where that has none, the last one."""
         item = self.caches[CONFIG_MAP].get((key[0], plan_config_map_name(key[1])))
         known = self._plans.get(key)
         if known is not None and known.job_uid != uid:

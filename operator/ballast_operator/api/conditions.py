@@ -175,7 +175,7 @@ class JobReason(enum.StrEnum):
     PASS_COMPLETED = "PassCompleted"
     """Reconciled again: the error is gone."""
     INTERNAL_ERROR = "InternalError"
-    """Not reconciled: an error of the operator, in the message; it tries again. Other jobs are not affected."""
+    """Not reconciled: an error of the operator, in the message; it tries again."""
 
     # Succeeded, Failed
     ALL_STEPS_DONE = "AllStepsDone"

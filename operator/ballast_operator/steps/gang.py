@@ -72,7 +72,7 @@ def start_gang(context: ReconcileContext) -> StepResult:
 
 
 def _last_epoch(view: JobView) -> int:
-    """The last plan's; where it is lost, the last one that the trainer has heard of, so that a new one counts."""
+    """The last plan's; where it is lost, the last one that the trainer has heard of."""
     if view.plan is not None:
         return view.plan.epoch
     heard = (view.lease.ack, view.lease.report) if view.lease is not None else ()

@@ -61,7 +61,7 @@ def refusal(context: ReconcileContext, proposal: Proposal) -> str:
 
 
 def _stages_problem(context: ReconcileContext, proposal: Proposal) -> str:
-    """Why the proposal's stages are not a partition of this model over the pods that stay; empty: they are."""
+    """Why the proposal's stages do not partition the model over the pods that stay; empty: they do."""
     stages, kept = proposal.stages, len(proposal.kept_pods)
     if not stages:
         return ""  # the trainer chooses

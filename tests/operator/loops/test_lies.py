@@ -1,4 +1,4 @@
-"""Trainers that lie and users that meddle: the job says so, and all others are served as if it were not there."""
+"""Trainers that lie and users that meddle: the job says so, and all others are served."""
 
 import dataclasses
 import json
