@@ -1,8 +1,8 @@
 """From JSON values to frozen dataclasses: the one decoder of messages, configurations and command inputs.
 
 Types are strict: a truth value is no number, text is no number, a whole number is a float where one is
-expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names in camelCase.
-A null is a field left out, unless the field's type has None.  All problems of a value are collected, so that
+expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names in
+camelCase.  A null is a field left out, unless the field's type has None.  All problems of a value are collected, so that
 a user corrects them in one go.
 """
 
