@@ -2,8 +2,8 @@
 
 Types are strict: a truth value is no number, text is no number, a whole number is a float where one is
 expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names in
-camelCase.  A null is a field left out, unless the field's type has None.  All problems of a value are collected, so that
-a user corrects them in one go.
+camelCase.  A null is a field left out, unless the field's type has None.  All problems of a value are
+collected, so that a user corrects them in one go.
 """
 
 import collections.abc
