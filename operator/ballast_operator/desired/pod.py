@@ -8,6 +8,7 @@ from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
 from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.access import trainer_account
 from ballast_operator.desired.owned import owned
+from ballast_operator.desired.pod_security import restricted
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -50,6 +51,7 @@ def pod_object(
     content["restartPolicy"] = "Never"
     content["serviceAccountName"] = trainer_account(view.name)
     content["affinity"] = pinned(content.get("affinity") or {}, allocation.node_of[pod])
+    body["spec"] = restricted(content)
     return body
 
 

@@ -82,7 +82,8 @@ def test_the_template_keeps_what_the_user_wrote():
     assert pod["metadata"]["labels"]["team"] == "vision" and pod["metadata"]["labels"][JOB_LABEL] == "job"
     assert pod["metadata"]["annotations"] == {"note": "mine"}
     trainer, sidecar = pod["spec"]["containers"]
-    assert trainer["command"] == ["python", "train.py"] and sidecar == {"name": "sidecar", "image": "logs:1"}
+    assert trainer["command"] == ["python", "train.py"]
+    assert (sidecar["name"], sidecar["image"]) == ("sidecar", "logs:1")
     assert environment(pod)["BALLAST_CHECKPOINT_PATH"] == "/mine"
     assert trainer["resources"]["limits"] == {"cpu": "4", GPU: "1"}
     affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
