@@ -72,7 +72,10 @@ def test_the_examples_are_accepted(refusal, path: Path) -> None:
     ("asked", "because"),
     [
         (template({"securityContext": {"privileged": True}}), "privileged"),
-        (template({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}), "unrestricted capabilities"),
+        (
+            template({"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}),
+            "unrestricted capabilities",
+        ),
         (template(hostNetwork=True), "host namespaces"),
         (template(securityContext={"runAsUser": 0}), "runAsNonRoot"),
         (template(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "restricted volume types"),
