@@ -26,8 +26,8 @@ _NEEDS_ESCALATION = ("SYS_ADMIN", "CAP_SYS_ADMIN", "ALL")
 def restricted(content: dict[str, Any]) -> dict[str, Any]:
     """The PodSpec with the fields that the profile `restricted` asks for, except where it sets them.
 
-    A container that asks for more (``privileged``, ``SYS_ADMIN``, user 0) keeps what it asks for; Pod Security
-    admission decides whether the namespace allows it.
+    A container that asks for more (``privileged``, ``SYS_ADMIN``, user 0) keeps what it asks for; Pod
+    Security admission decides whether the namespace allows it.
     """
     lists = {
         name: [_container(one) for one in content[name]]
