@@ -1,6 +1,5 @@
 """The ConfigMap that carries the plan and the trainer's configuration."""
 
-import json
 from typing import Any
 
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_map_name
@@ -16,7 +15,7 @@ def plan_object(
     view: JobView, spec: JobSpec, plan: Plan, *, now: Time, resource_version: str | None
 ) -> dict[str, Any]:
     """The ConfigMap with ``plan``; refused by the API server where ``resource_version`` is not the newest."""
-    data = {PLAN_KEY: plan.to_json(), CONFIG_KEY: json.dumps(spec.config, sort_keys=True)}
+    data = {PLAN_KEY: plan.to_json(), CONFIG_KEY: spec.config.to_json()}
     body = owned(view, CONFIG_MAP, plan_config_map_name(view.name), data=data)
     body["metadata"]["annotations"] = {PLAN_WRITTEN_ANNOTATION: show_micro(now)}
     if resource_version is not None:

@@ -86,7 +86,7 @@ def _next_step(context: ReconcileContext) -> StepResult:
     if view.finished_step is not None and view.shrinking and view.acknowledged:
         return continue_shrink(context)  # the shrink was done before the job: finish it first
     if view.finished_step is not None:
-        done = f"{view.finished_step} of {spec.total_steps} steps are done and saved"
+        done = f"{view.finished_step} of {spec.config.total_steps} steps are done and saved"
         return begin_termination(context, Cause.COMPLETED, done)
     if spec.suspend:
         return begin_termination(context, Cause.SUSPENDED, "spec.suspend is set")

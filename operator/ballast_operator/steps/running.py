@@ -94,7 +94,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
 
 def progress(context: ReconcileContext, report: Report) -> Progress:
     """``status.progress`` from a report."""
-    total, step = context.spec.total_steps, max(0, report.step)
+    total, step = context.spec.config.total_steps, max(0, report.step)
     eta = None
     rate = report.steps_per_second or 0.0
     if total > report.step and (total - report.step) < rate * LONGEST_ETA_SECONDS:

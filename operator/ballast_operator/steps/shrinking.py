@@ -32,7 +32,8 @@ def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     """Why the proposal cannot be accepted, with numbers; empty: it can."""
     plan, spec = context.plan, context.spec
     pods, kept = [rank.pod for rank in plan.ranks], len(proposal.kept_pods)
-    if not spec.repack_enabled:
+    repack = spec.config.repack
+    if not repack.enabled:
         return "spec.repack.enabled is false"
     named = sorted((*proposal.kept_pods, *proposal.released_pods))
     if named != sorted(pods):
@@ -43,19 +44,17 @@ def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     pods_each = f" with {each} pods each" if each > 1 else ""
     if kept % each:
         return f"the proposal keeps {kept} pods, not a multiple of the {each} at each pipeline position"
-    if kept < spec.repack_min_stages * each:
-        return (
-            f"the proposal keeps {kept} pods, below spec.repack.minStages={spec.repack_min_stages}{pods_each}"
-        )
-    target = spec.repack_target_stages
+    if kept < repack.min_stages * each:
+        return f"the proposal keeps {kept} pods, below spec.repack.minStages={repack.min_stages}{pods_each}"
+    target = repack.target_stages
     if target is not None and kept != target * each:
         return f"the proposal keeps {kept} pods, spec.repack.targetStages={target}{pods_each}"
-    limit = proposal.step_seconds_before * (1 + spec.repack_max_slowdown)
+    limit = proposal.step_seconds_before * (1 + repack.max_slowdown)
     if not proposal.step_seconds_after <= limit:
         return (
             f"a step would take {proposal.step_seconds_after:.4g} s instead of "
             f"{proposal.step_seconds_before:.4g} s, above the {limit:.4g} s that "
-            f"spec.repack.maxSlowdown={spec.repack_max_slowdown:g} allows"
+            f"spec.repack.maxSlowdown={repack.max_slowdown:g} allows"
         )
     return _stages_problem(context, proposal)
 
@@ -79,8 +78,8 @@ def _stages_problem(context: ReconcileContext, proposal: Proposal) -> str:
 
 def _layers(context: ReconcileContext) -> int | None:
     """Layers of the model, by the spec or, where it says nothing, by the plan in force; None: not known."""
-    if context.spec.layers is not None:
-        return context.spec.layers
+    if context.spec.config.model.layers is not None:
+        return context.spec.config.model.layers
     return max((stage.end_layer for stage in context.plan.stages), default=None)
 
 

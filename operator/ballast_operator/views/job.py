@@ -108,7 +108,11 @@ class JobView:
     def finished_step(self) -> int | None:
         """The last step, where training is done and saved; None while there is more to do."""
         step = self.lease.finished_step if self.lease is not None else None
-        return step if self.spec is not None and step is not None and step >= self.spec.total_steps else None
+        return (
+            step
+            if self.spec is not None and step is not None and step >= self.spec.config.total_steps
+            else None
+        )
 
     @property
     def released(self) -> tuple[PodView, ...]:

@@ -1,10 +1,12 @@
 """The part of ``TrainingJob.spec`` that the operator acts on, as a value."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from ballast_policies.contract import Stage
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
@@ -14,57 +16,70 @@ from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What a job asks for.
 
     Attributes:
-        config: the trainer's share of the spec, verbatim.
-        total_steps: steps to train.
-        layers: layers the model is cut into; None: only the trainer knows.
-        min_stages, max_stages: allowed positions of the pipeline, each of ``ranks_per_position`` GPUs.
-        schedule, microbatches: order and number of the pieces that a batch is cut into.
-        stages_per_rank: stages of the model that a rank holds, where there are several ranks.
-        repack_enabled, repack_min_stages, repack_target_stages, repack_max_slowdown: which shrinks are
-            accepted; no target: any number of pods that is not below the fewest.
+        config: the trainer's share of the spec.
         gpu_types: allowed types; empty: any.
         throughput: steps/s by GPU type and number of GPUs.
-        ranks_per_position: tensor- and data-parallel ranks at each position of the pipeline.
-        data_parallel: replicas of the pipeline among them, which share the microbatches.
-        replicas: by stage, how many ranks hold it; empty: one each. They fix the size of the gang.
+        weight: share relative to other jobs.
+        suspend: it should hold no GPUs.
+        backoff_limit: restarts after failures of its own, at most.
+        ttl_seconds: how long it is kept after its end; None: until somebody deletes it.
+        template: PodTemplateSpec.
         grow: it may take more GPUs while it trains.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
-        checkpoint_path: where checkpoints go, as the pods see it.
-        template: PodTemplateSpec.
     """
 
-    config: Mapping[str, Any]
-    total_steps: int
-    layers: int | None
-    min_stages: int
-    max_stages: int
-    repack_enabled: bool
-    repack_min_stages: int
-    repack_max_slowdown: float
+    config: JobConfig
     gpu_types: tuple[str, ...]
     throughput: Mapping[str, Mapping[int, float]]
     weight: float
     suspend: bool
     backoff_limit: int
     ttl_seconds: int | None
-    checkpoint_path: str
     template: Mapping[str, Any]
     grow: bool = False
     entity: str | None = None
     deadline: Time | None = None
-    schedule: str = "1F1B"
-    stages_per_rank: int = 1
-    microbatches: int = 8
-    repack_target_stages: int | None = None
-    ranks_per_position: int = 1
-    data_parallel: int = 1
-    replicas: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def config_fields(self) -> Mapping[str, Any]:
+        """The configuration as JSON has it."""
+        return self.config.to_dict()
+
+    @property
+    def max_stages(self) -> int:
+        """Most positions of the pipeline, each of ``ranks_per_position`` GPUs."""
+        most = self.config.pipeline.max_stages
+        assert most is not None, "required in a TrainingJob"
+        return most
+
+    @property
+    def checkpoint_path(self) -> str:
+        """Where checkpoints go, as the pods see it."""
+        path = self.config.checkpoint.path
+        assert path is not None, "required in a TrainingJob"
+        return path
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages of the model that a rank holds, where there are several ranks."""
+        pipeline = self.config.pipeline
+        return SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank)
+
+    @property
+    def ranks_per_position(self) -> int:
+        """Tensor- and data-parallel ranks at each position of the pipeline."""
+        return self.config.parallelism.ranks_per_position
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """By stage, how many ranks hold it; empty: one each. They fix the size of the gang."""
+        return self.config.pipeline.used_replicas
 
     @property
     def largest_gang(self) -> int:
@@ -72,15 +87,16 @@ class JobSpec:
         if self.replicas:
             return sum(self.replicas)
         positions = self.max_stages
-        if self.layers is not None:
+        layers = self.config.model.layers
+        if layers is not None:
             # A position alone has the whole model as one stage.
-            positions = min(positions, max(1, self.layers // self.stages_per_rank))
+            positions = min(positions, max(1, layers // self.stages_per_rank))
         return positions * self.ranks_per_position
 
     @property
     def smallest_gang(self) -> int:
         """Fewest ranks that the job may be launched with."""
-        return sum(self.replicas) or self.min_stages * self.ranks_per_position
+        return sum(self.replicas) or self.config.pipeline.min_stages * self.ranks_per_position
 
     @property
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:
@@ -93,14 +109,15 @@ class JobSpec:
         That is where the number of layers is not known, or is below the number of stages.
         """
         placement = stage_placement(
-            self.schedule,
+            self.config.pipeline.schedule,
             ranks=ranks // self.ranks_per_position,
             stages_per_rank=self.stages_per_rank,
             replicas=self.replicas,
         )
-        if self.layers is None or self.layers < len(placement):
+        layers = self.config.model.layers
+        if layers is None or layers < len(placement):
             return ()
-        return first_stages(self.layers, placement, self.replicas)
+        return first_stages(layers, placement, self.replicas)
 
     def suits(self, ranks: int) -> bool:
         """Whether a gang may have this many ranks.
@@ -110,7 +127,9 @@ class JobSpec:
         if self.replicas:
             return ranks == sum(self.replicas)
         positions, rest = divmod(ranks, self.ranks_per_position)
-        return not rest and SCHEDULES[self.schedule].suits(positions, self.microbatches // self.data_parallel)
+        pipeline, parallelism = self.config.pipeline, self.config.parallelism
+        each = pipeline.microbatches // parallelism.data
+        return not rest and SCHEDULES[pipeline.schedule].suits(positions, each)
 
 
 def read_spec(item: Object) -> tuple[JobSpec | None, str]:
@@ -123,30 +142,13 @@ def read_spec(item: Object) -> tuple[JobSpec | None, str]:
 
 
 def _spec(spec: TrainingJobSpec) -> JobSpec:
-    config = spec.config
-    pipeline, parallelism, repack = config.pipeline, config.parallelism, config.repack
-    # Both are required in a TrainingJob.
-    assert pipeline.max_stages is not None and config.checkpoint.path is not None
+    pipeline, parallelism = spec.config.pipeline, spec.config.parallelism
     throughput: dict[str, dict[int, float]] = {}
     for known in spec.throughput:
         gpus = sum(pipeline.used_replicas) or known.stages * parallelism.ranks_per_position
         throughput.setdefault(known.gpu_type, {})[gpus] = known.steps_per_second
     return JobSpec(
-        config=config.to_dict(),
-        total_steps=config.total_steps,
-        layers=config.model.layers,
-        min_stages=pipeline.min_stages,
-        max_stages=pipeline.max_stages,
-        schedule=pipeline.schedule,
-        microbatches=pipeline.microbatches,
-        stages_per_rank=SCHEDULES[pipeline.schedule].stages_on_a_rank(pipeline.stages_per_rank),
-        ranks_per_position=parallelism.ranks_per_position,
-        data_parallel=parallelism.data,
-        replicas=pipeline.used_replicas,
-        repack_enabled=repack.enabled,
-        repack_min_stages=repack.min_stages,
-        repack_target_stages=repack.target_stages,
-        repack_max_slowdown=repack.max_slowdown,
+        config=spec.config,
         gpu_types=spec.gpu_types,
         throughput=throughput,
         weight=spec.weight,
@@ -154,7 +156,6 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         grow=spec.grow,
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,
-        checkpoint_path=config.checkpoint.path,
         template=spec.template.as_object(),
         entity=spec.entity,
         deadline=spec.deadline,

@@ -1,15 +1,15 @@
 """The ConfigMap that carries the plan."""
 
 import datetime
-import json
 
 from ballast_operator.desired.plan import plan_object
 from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan
+from ballast_policies.contract.job import JobConfig
 
 from tests.operator.steps.contexts import NOW, PODS, a_running_view
-from tests.operator.views.builders import a_plan, a_spec
+from tests.operator.views.builders import a_config, a_plan, a_spec
 
-CONFIG = {"model": {"name": "gpt"}}
+CONFIG = a_config()
 
 
 def written(**changes):
@@ -21,7 +21,7 @@ def test_the_plan_and_the_configuration_stand_side_by_side():
     """Both read back as what was written."""
     data = written()["data"]
     assert Plan.from_json(data[PLAN_KEY]) == a_plan(PODS)
-    assert json.loads(data[CONFIG_KEY]) == CONFIG
+    assert JobConfig.from_json(data[CONFIG_KEY]) == CONFIG
 
 
 def test_the_time_of_writing_is_an_annotation_with_microseconds():

@@ -8,7 +8,7 @@ from ballast_operator.views.pod import pinned_node
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
 
 from tests.operator.steps.contexts import PODS, a_running_view
-from tests.operator.views.builders import a_spec
+from tests.operator.views.builders import a_config, a_spec
 
 GPU = "nvidia.com/gpu"
 
@@ -101,7 +101,7 @@ def test_the_trainer_knows_how_long_it_may_save_after_sigterm(grace, want):
 
 def test_a_container_without_a_command_runs_the_trainer():
     """`ballast-train pod`, with the job's name and checkpoint path in its environment."""
-    pod = built(checkpoint_path="/data")
+    pod = built(config=a_config(checkpoint={"path": "/data"}))
     assert pod["spec"]["containers"][0]["command"] == ["ballast-train", "pod"]
     found = environment(pod)
     assert (found["BALLAST_JOB"], found["BALLAST_NAMESPACE"], found["BALLAST_CHECKPOINT_PATH"]) == (

@@ -9,7 +9,7 @@ from ballast_policies.contract import CONFIG_KEY, PLAN_KEY, Plan, plan_config_ma
 from ballast_policies.planning.schedules import SCHEDULES, ScheduleError, build_schedule, trained_schedules
 
 from tests.operator.loops.simulation import NAMESPACE, Simulation
-from tests.operator.views.builders import a_spec
+from tests.operator.views.builders import a_config, a_spec
 
 BATCH = {"microbatches": 12, "globalBatchSize": 12}
 
@@ -100,7 +100,8 @@ async def test_a_gang_has_a_size_that_its_schedule_exists_for():
 def test_a_schedule_can_be_built_for_every_size_that_it_suits(schedule):
     """And for no other."""
     for ranks, microbatches in itertools.product(range(1, 8), range(7, 25)):
-        spec = a_spec(schedule=schedule, microbatches=microbatches)
+        pipeline = {"schedule": schedule, "microbatches": microbatches, "maxStages": 7}
+        spec = a_spec(config=a_config(pipeline=pipeline))
         each = SCHEDULES[schedule].stages_on_a_rank()
         try:
             build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=each)

@@ -9,7 +9,7 @@ from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 
 from tests.operator.steps.contexts import PODS, a_context, a_running_view, after, conditions
-from tests.operator.views.builders import a_plan
+from tests.operator.views.builders import a_config, a_plan
 
 GOOD = Proposal(
     epoch=1,
@@ -24,11 +24,11 @@ GOOD = Proposal(
 
 CASES = {
     "as it should be": ({}, {}, ""),
-    "repacking is not wanted": ({"repack_enabled": False}, {}, "spec.repack.enabled is false"),
-    "too few stay": ({"repack_min_stages": 3}, {}, "keeps 2 pods, below spec.repack.minStages=3"),
-    "as many stay as are wanted": ({"repack_target_stages": 2}, {}, ""),
+    "repacking is not wanted": ({"enabled": False}, {}, "spec.repack.enabled is false"),
+    "too few stay": ({"minStages": 3}, {}, "keeps 2 pods, below spec.repack.minStages=3"),
+    "as many stay as are wanted": ({"targetStages": 2}, {}, ""),
     "others stay than are wanted": (
-        {"repack_target_stages": 3},
+        {"targetStages": 3},
         {},
         "keeps 2 pods, spec.repack.targetStages=3",
     ),
@@ -52,9 +52,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("spec", "changes", "want_words"), CASES.values(), ids=CASES.keys())
-def test_a_proposal_is_checked_against_the_spec_and_the_plan(spec, changes, want_words):
+@pytest.mark.parametrize(("repack", "changes", "want_words"), CASES.values(), ids=CASES.keys())
+def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, want_words):
     """The refusal has the numbers; an empty one accepts."""
+    spec = {"config": a_config(repack={"enabled": True, **repack})}
     said = refusal(a_context(spec=spec), dataclasses.replace(GOOD, **changes))
     assert want_words in said if want_words else said == ""
 

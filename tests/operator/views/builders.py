@@ -8,27 +8,32 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
 from ballast_policies.contract import Directive, Plan, Rank
+from ballast_policies.contract.job import JobConfig
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
+def a_config(**changes: Any) -> JobConfig:
+    """A configuration for at most four stages; ``changes`` are its fields as a TrainingJob has them."""
+    values: dict[str, Any] = {
+        "totalSteps": 100,
+        "model": {"name": "gpt", "layers": 8},
+        "pipeline": {"maxStages": 4},
+        "repack": {"enabled": True},
+        "checkpoint": {"path": "/checkpoints"},
+    }
+    return JobConfig.from_mapping({**values, **changes})
+
+
 def a_spec(**changes: Any) -> JobSpec:
     values: dict[str, Any] = {
-        "config": {},
-        "total_steps": 100,
-        "layers": 8,
-        "min_stages": 1,
-        "max_stages": 4,
-        "repack_enabled": True,
-        "repack_min_stages": 1,
-        "repack_max_slowdown": 0.1,
+        "config": a_config(),
         "gpu_types": (),
         "throughput": {},
         "weight": 1.0,
         "suspend": False,
         "backoff_limit": 3,
         "ttl_seconds": None,
-        "checkpoint_path": "/checkpoints",
         "template": {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}},
     }
     return JobSpec(**{**values, **changes})

@@ -62,7 +62,7 @@ def _same_recipe(view: JobView, spec: JobSpec) -> bool:
         launched = decode_text(dict[str, Any], view.plan_config, limits=OBJECT)
     except ContractError:  # someone has changed the ConfigMap
         return False
-    return _recipe(launched) == _recipe(spec.config)
+    return _recipe(launched) == _recipe(spec.config_fields)
 
 
 def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,12 +99,13 @@ def admission_error(
 ) -> Refusal | None:
     """Why no round of this policy can place the job; None: one can."""
     have = ", ".join(sorted({pool.gpu_type for pool in pools}))
+    pipeline = spec.config.pipeline
     if spec.smallest_gang > spec.largest_gang:
         each = f" with {spec.stages_per_rank} stages each" if spec.stages_per_rank > 1 else ""
         return Refusal(
             reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.minStages={spec.min_stages}{each} exceeds model.layers={spec.layers}. "
-            "To fix: lower minStages",
+            message=f"pipeline.minStages={pipeline.min_stages}{each} exceeds "
+            f"model.layers={spec.config.model.layers}. To fix: lower minStages",
         )
     if not allowed:
         return Refusal(
@@ -115,8 +116,8 @@ def admission_error(
     if not spec.suits(size):
         return Refusal(
             reason=JobReason.MISCONFIGURED,
-            message=f"pipeline.microbatches={spec.microbatches} is not divisible by {size} ranks, required "
-            f"by {spec.schedule}. To fix: set a multiple of the number of ranks",
+            message=f"pipeline.microbatches={pipeline.microbatches} is not divisible by {size} ranks, "
+            f"required by {pipeline.schedule}. To fix: set a multiple of the number of ranks",
         )
     largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
     if max(largest.values(), default=0) < size:

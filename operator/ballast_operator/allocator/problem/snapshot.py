@@ -244,7 +244,7 @@ def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float
         weight=spec.weight,
         entity=spec.entity,
         # A job that is about to end still counts: its last step is not announced yet.
-        steps_remaining=float(max(1, spec.total_steps - done)),
+        steps_remaining=float(max(1, spec.config.total_steps - done)),
         elapsed=max(0.0, elapsed - status.suspended_seconds),
         isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
         deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),

@@ -146,11 +146,11 @@ class Measurements:
 
 def kind_of(spec: JobSpec) -> str:
     """Equal for jobs that train the same model with the same batches: they run alike."""
-    pipeline = spec.config.get("pipeline", {})
+    pipeline = spec.config_fields["pipeline"]
     batches = {
         key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
     }
-    parts = [spec.config.get("model"), batches, spec.config.get("dynamics")]
+    parts = [spec.config_fields["model"], batches, spec.config_fields.get("dynamics")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

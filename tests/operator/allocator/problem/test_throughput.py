@@ -9,14 +9,15 @@ from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.throughput.track import ALPHA
 
-from tests.operator.views.builders import a_plan, a_spec, a_view
+from tests.operator.views.builders import a_config, a_plan, a_spec, a_view
 
 KNOWN = {"v100": {4: 4.0, 2: 2.2}, "k80": {4: 1.0}}
 TYPES = ("v100", "k80")
 
 
 def config(model="gpt"):
-    return {"model": {"name": model}, "pipeline": {"globalBatchSize": 32, "microbatches": 8}}
+    pipeline = {"maxStages": 4, "globalBatchSize": 32, "microbatches": 8}
+    return a_config(model={"name": model}, pipeline=pipeline)
 
 
 def a_report(job, spec, *, rate, step, gpu_type="v100", stages=2):
