@@ -7,6 +7,7 @@
     +-- PeerLost             another rank died or hung: exit code PEER_LOST
     +-- Stopped              told to stop before the first step: exit code STOPPED
     +-- CheckpointError      a checkpoint cannot be written or read: exit code ERROR
+    |   +-- CheckpointNotWritten  storage refuses it for now
     +-- OutputClosed         the reader of rank 0's output has closed it: exit code ERROR
 """
 
@@ -50,6 +51,10 @@ class Stopped(TrainerError):  # noqa: N818
 
 class CheckpointError(TrainerError):
     """A checkpoint cannot be written, or none of those on disk can be used."""
+
+
+class CheckpointNotWritten(CheckpointError):  # noqa: N818
+    """Storage refuses a checkpoint, e.g. a full disk: training can continue, and try again later."""
 
 
 class OutputClosed(TrainerError):  # noqa: N818

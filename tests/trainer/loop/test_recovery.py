@@ -6,15 +6,10 @@ import signal
 import pytest
 import torch
 from ballast_policies.contract import ExitCode
-from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import LEAVE_SECONDS, stop_seconds
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.layers.layer_stack import LayerSet
-from ballast_trainer.loop.checkpoint import Checkpoints
-from ballast_trainer.models.protocol import Model
-from torch import nn
 
 from tests.support.plans import local_plan
 
@@ -89,90 +84,3 @@ def test_a_deadline_that_is_none_is_refused(text):
         stop_seconds({"BALLAST_STOP_SECONDS": text})
     assert stop_seconds({}) is None
     assert stop_seconds({"BALLAST_STOP_SECONDS": "30"}) == 30.0
-
-
-@pytest.fixture
-def store(tmp_path):
-    """Checkpoints of one small layer, and that layer."""
-    model = Model(layer_count=1, build_layer=lambda index: nn.Linear(4, 4), loss=nn.functional.mse_loss)
-    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
-    layers.hold([layers.make(0)])
-
-    def make(keep=2):
-        return Checkpoints(str(tmp_path / "saved"), keep=keep, layer_count=1, seed=0)
-
-    return make, layers, tmp_path / "saved"
-
-
-def damage(folder, step):
-    (shard, *_) = sorted((folder / f"step-{step:08d}").glob("*.distcp"))
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 0xFF
-    shard.write_bytes(bytes(data))
-
-
-def names(folder):
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
-
-
-def test_a_corrupt_checkpoint_is_written_again_when_its_step_comes_again(store, caplog):
-    """Resumed from the one before, the job reaches the damaged step once more."""
-    make, layers, folder = store
-    first = make()
-    for step in (5, 10):
-        first.save(ALONE, layers, step)
-    damage(folder, 10)
-    again = make()
-    assert again.newest(ALONE).step == 5
-    assert "skipping the corrupt checkpoint" in caplog.text
-    again.save(ALONE, layers, 10)
-    assert make().newest(ALONE).step == 10
-    assert names(folder) == [5, 10]
-
-
-def test_a_corrupt_checkpoint_takes_no_whole_ones_place(store):
-    """``keep`` counts what can be loaded; what cannot goes first."""
-    make, layers, folder = store
-    first = make(keep=2)
-    for step in (5, 10):
-        first.save(ALONE, layers, step)
-    damage(folder, 10)
-    again = make(keep=2)
-    assert again.newest(ALONE).step == 5
-    again.save(ALONE, layers, 15)
-    assert names(folder) == [5, 15]
-
-
-def test_a_whole_checkpoint_of_the_step_is_left_alone(store):
-    """Saving a step twice writes once."""
-    make, layers, folder = store
-    make().save(ALONE, layers, 5)
-    written = {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()}
-    make().save(ALONE, layers, 5)
-    assert {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()} == written
-
-
-def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkeypatch):
-    """A writer that dies half-way leaves nothing under a final name; the next one clears up after it."""
-    make, layers, folder = store
-    make().save(ALONE, layers, 5)
-
-    def fails(path, text):
-        raise OSError("no space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("ballast_trainer.loop.checkpoint._write_durably", fails)
-        with pytest.raises(OSError, match="no space"):
-            make().save(ALONE, layers, 10)
-    assert names(folder) == [5]
-    assert make().newest(ALONE).step == 5
-    make().save(ALONE, layers, 10)
-    assert names(folder) == [5, 10]
-    assert not list(folder.glob(".*"))
-
-
-def test_the_fp16_loss_scale_is_part_of_a_checkpoint(store):
-    """Factor and steps since it changed."""
-    make, layers, _ = store
-    make().save(ALONE, layers, 5, loss_scale=(1024.0, 7))
-    assert tuple(make().newest(ALONE).loss_scale) == (1024.0, 7)

@@ -28,14 +28,14 @@ from tests.support.waiting import WAIT_SECONDS
 DIM, HEADS = 24, 12
 
 
-def on_ranks(function, size, *arguments, mesh=None):
+def on_ranks(function, size, *arguments, mesh=None, timeout_seconds=WAIT_SECONDS):
     """``function(world, *arguments)`` on ``size`` ranks; what each returns, by rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ballast_trainer.preload", "ballast_trainer.cli.run"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = local_plan([f"pod-{number}" for number in range(size)], network=1)
-        arguments = (folder, plan, mesh or Mesh(tensor=size), function, arguments)
+        arguments = (folder, plan, mesh or Mesh(tensor=size), timeout_seconds, function, arguments)
         processes = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(size)]
         for process in processes:
             process.start()
@@ -47,7 +47,7 @@ def on_ranks(function, size, *arguments, mesh=None):
         return [torch.load(folder / f"result-{rank}") for rank in range(size)]
 
 
-def _rank(rank, folder, plan, mesh, function, arguments):
+def _rank(rank, folder, plan, mesh, timeout_seconds, function, arguments):
     torch.set_num_threads(1)
     try:
         store = dist.FileStore(os.fspath(folder / "store"), len(plan.ranks))
@@ -56,7 +56,7 @@ def _rank(rank, folder, plan, mesh, function, arguments):
             plan=plan,
             rank=rank,
             device=torch.device("cpu"),
-            timeout_seconds=WAIT_SECONDS,
+            timeout_seconds=timeout_seconds,
             mesh=mesh,
         )
         torch.save(function(world, *arguments), folder / f"result-{rank}")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from ballast_policies.contract import Ack, Directive, Stage
 from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.mesh import Mesh, Place
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer_stack import LayerSet
-from ballast_trainer.loop.checkpoint import Checkpoints
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -26,6 +26,7 @@ from ballast_trainer.distributed.tree_sum import tree_sum
 from ballast_trainer.errors import PeerLost, Stopped
 
 _STORE_POLL_SECONDS = 0.05
+_PATIENCE = datetime.timedelta(days=7)
 
 _PEER_FAILURES = (
     "gloo/transport",
@@ -74,6 +75,8 @@ class World:
         store: where ranks meet; None for a process alone.
         mesh: how ranks are laid out.
         pipeline, data, tensor: this rank's line along each axis.
+        patient_group: all ranks, without the limit of the default group: for storage that may take long.
+            A rank that dies closes its connections, and one that hangs misses its heartbeats.
     """
 
     epoch: int
@@ -86,6 +89,7 @@ class World:
     pipeline: Axis = dataclasses.field(default_factory=Axis)
     data: Axis = dataclasses.field(default_factory=Axis)
     tensor: Axis = dataclasses.field(default_factory=Axis)
+    patient_group: Any = None
 
     @property
     def position(self) -> int:
@@ -113,20 +117,23 @@ class World:
         """Element-wise sum over the pipeline, in place: what its replicas hold too counts once."""
         return self.pipeline.all_reduce(tensor)
 
-    def from_rank_0(self, value: Any) -> Any:
-        """``value`` of rank 0, on every rank."""
+    def from_rank_0(self, value: Any, *, patient: bool = False) -> Any:
+        """``value`` of rank 0, on every rank; ``patient`` waits for it as long as rank 0 lives."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        if patient and self.patient_group is not None:
+            dist.broadcast_object_list(box, src=0, group=self.patient_group, device=torch.device("cpu"))
+        else:
+            dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank, on every rank."""
+    def gather(self, value: Any, *, patient: bool = False) -> list[Any]:
+        """The values of all ranks, by rank, on every rank; ``patient`` waits as long as all live."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.patient_group if patient else None)
         return values
 
     def leave(self) -> None:
@@ -226,6 +233,7 @@ def join(
             name: _axis(mesh.lines(axis, size), rank, size, timeout_seconds)
             for name, axis in (("pipeline", "position"), ("data", "data"), ("tensor", "tensor"))
         }
+        patient = dist.new_group(backend="gloo", timeout=_PATIENCE) if size > 1 else None
     return World(
         epoch=plan.epoch,
         rank=rank,
@@ -234,6 +242,7 @@ def join(
         device=device,
         store=store,
         mesh=mesh,
+        patient_group=patient,
         **axes,
     )
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ballast_trainer.layers.layer_stack import MODULE, OPTIMIZER
+
 SPARSE_FROM = 0.85
 """Sparsity from which the three CSR products together beat the dense ones; measured on one core by
 benchmarks/trainer/sparse.py."""
@@ -164,6 +166,9 @@ class PrunableLinear(nn.Module):
         if values is not None:
             self._become_sparse(state_dict[prefix + "mask"])
             self.values = nn.Parameter(torch.empty_like(values, device=self.mask.device))
+        elif prefix + "mask" not in state_dict:
+            # Saved before the job was pruned: all weights are kept.
+            state_dict[prefix + "mask"] = torch.ones_like(self.mask)
         self._matrices = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -172,3 +177,29 @@ def _sparse_pays(mask: torch.Tensor) -> bool:
     # Torch's CSR products on the CPU need MKL.
     possible = mask.is_cuda or torch.backends.mkl.is_available()
     return possible and float(mask.sum()) <= (1 - SPARSE_FROM) * mask.numel()
+
+
+def without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """A layer's saved tensors for a ``module`` that is no longer pruned: dense, zero where they were pruned.
+
+    Args:
+        tensors: by key, as :class:`~ballast_trainer.layers.layer_stack.Layer` names them.
+        module: what they are for.
+    """
+    dense = dict(tensors)
+    for name, child in module.named_modules():
+        prefix = f"{name}." if name else ""
+        mask = dense.pop(f"{MODULE}{prefix}mask", None) if isinstance(child, nn.Linear) else None
+        if mask is None:
+            continue
+        kept = int(mask.sum())
+        for key in [
+            key for key in dense if key.startswith((f"{MODULE}{prefix}values", f"{OPTIMIZER}{prefix}values."))
+        ]:
+            value = dense.pop(key)
+            if value.numel() == kept and value.dim() == 1:
+                full = value.new_zeros(mask.shape)
+                full[mask] = value
+                value = full
+            dense[key.replace(f"{prefix}values", f"{prefix}weight", 1)] = value
+    return dense

@@ -5,6 +5,7 @@ seen, the loss, the gradient norm, the seconds and the activation bytes of each 
 know the same and act at the same step; what rank 0 alone decides it broadcasts there.
 """
 
+import contextlib
 import dataclasses
 import time
 
@@ -16,13 +17,13 @@ from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.loop.checkpoint import Checkpoints
 from ballast_trainer.loop.gradients import average_over_replicas, squared_norm_once
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.reshape import enter_grown
-from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.loop.saving import Saver
+from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.reporting.console import Reporter
 
@@ -60,11 +61,12 @@ class Session:
         self._rank_zero = RankZeroReporter(
             training=training, progress=self._progress, reporter=reporter, channel_thread=channel_thread
         )
+        self._saver = Saver(training, self._progress, event=self._rank_zero.event, stop=stop)
         self._plan_follower = PlanFollower(
             training,
             self._rank_zero,
             heartbeat=heartbeat,
-            save=self._save,
+            save=self._saver.save,
             peer_timeout_seconds=peer_timeout_seconds,
         )
         config = training.config
@@ -77,15 +79,6 @@ class Session:
                 must_drain=lambda agreed: agreed.stop or self._plan_follower.is_news(agreed.epoch),
                 event=self._rank_zero.event,
             )
-        self._checkpoints = None
-        if config.checkpoint.path is not None:
-            self._checkpoints = Checkpoints(
-                config.checkpoint.path,
-                keep=config.checkpoint.keep,
-                layer_count=training.model.layer_count,
-                seed=config.training.seed,
-                optimizer=config.training.optimizer,
-            )
 
     def run(self, *, joining: bool = False) -> SessionOutcome:
         """Train; ``joining`` for a rank that enters a running job.
@@ -94,7 +87,7 @@ class Session:
             PeerLost: another rank died or hung.
             CheckpointError: a checkpoint cannot be written or fits another job.
         """
-        with peer_failures():
+        with contextlib.closing(self._saver), peer_failures():
             if joining:
                 enter_grown(self._training, self._training.world)
             else:
@@ -108,17 +101,12 @@ class Session:
 
     def _launch(self) -> None:
         training = self._training
-        manifest = None
-        if self._checkpoints is not None:
-            self._checkpoints.open(training.world)
-            manifest = self._checkpoints.newest(training.world)
-        if manifest is not None:
-            training.step = manifest.step
-            training.loss_scale.restore(manifest.loss_scale)
-            self._progress.checkpoint_step = self._progress.resumed_from_step = manifest.step
+        # Storage may take long: hung ranks are noticed meanwhile.
+        self._plan_follower.watch_peers()
+        manifest = self._saver.resume()
         training.layers.hold(training.layers.make(index) for index in training.held_layers())
-        if manifest is not None and self._checkpoints is not None:
-            self._checkpoints.load(training.world, training.layers, manifest)
+        if manifest is not None:
+            self._saver.load(manifest)
         training.conform()
         training.rebuild()
         self._progress.gather_bytes()
@@ -137,13 +125,13 @@ class Session:
         while training.step < total:
             agreed = self._advance()
             if agreed.stop:
-                return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._save()}")
+                return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._saver.save()}")
             outcome = self._plan_follower.follow_plan(agreed.epoch)
             if outcome is not None:
                 return outcome
             if training.step < total:
                 self._between_steps()
-        self._save()
+        self._saver.save_last()
         if self._rank_zero.channel_thread is not None:
             self._rank_zero.channel_thread.close(finished_step=training.step)
         return self._rank_zero.ended(ExitReason.FINISHED, f"all {total} steps are done")
@@ -271,18 +259,4 @@ class Session:
             self._plan_follower.rebalance()
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
             self._plan_follower.propose_repack()
-        if training.step % config.checkpoint.every_steps == 0:
-            self._save()
-
-    def _save(self) -> str:
-        training = self._training
-        if self._checkpoints is None:
-            return "no checkpoint.path, nothing is saved"
-        if self._progress.checkpoint_step != training.step:
-            watch = Stopwatch()
-            self._checkpoints.save(
-                training.world, training.layers, training.step, loss_scale=training.loss_scale.state
-            )
-            self._progress.checkpoint_step = training.step
-            self._rank_zero.event("checkpoint", pause_ms=watch.milliseconds())
-        return "the state is saved"
+        self._saver.save_if_due()

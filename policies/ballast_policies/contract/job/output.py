@@ -25,6 +25,11 @@ class CheckpointConfig(Settings):
     """Steps between two checkpoints; there is one more at each stop."""
     keep: int = setting(2, ge=1, le=1000)
     """Complete checkpoints that are kept; older ones are removed."""
+    start_over: bool = False
+    """Whether to start from step 0 where there are checkpoints and none of them can be used; they are set
+    aside. Else the job does not start."""
+    retry_seconds: float = setting(60.0, ge=0, le=86_400)
+    """How long to try again what storage refuses, when the job resumes and when it saves its last step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,29 @@
 """Checkpoints: resumed by any number of ranks, whole or skipped, few."""
 
+import signal
+
 import pytest
 from ballast_policies.contract import ExitCode
 
 pytestmark = pytest.mark.processes
+
+FULL_DISK = """
+import resource
+from pathlib import Path
+
+from ballast_trainer.data.corpus import text_batch
+
+
+def batches(full, first, last):
+    def batch(seed, step, size):
+        # From step to step this rank can write files of 20 kB at most.
+        if step in (first, last):
+            most = 20_000 if step == first else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        return text_batch(seed, step, size, 16)
+
+    return batch
+"""
 
 CHANGES = [
     {"kind": "freezing", "startStep": 2, "endStep": 12, "everySteps": 5, "target": 0.4},
@@ -58,7 +78,6 @@ def test_a_corrupt_checkpoint_is_skipped_with_a_message(gang, small_config, sing
 def test_a_checkpoint_cut_short_is_not_seen(gang, small_config, tmp_path):
     """What a killed writer left under the temporary name is never loaded."""
     (tmp_path / "saved/.step-00000007.partial").mkdir(parents=True)
-    (tmp_path / "saved/step-00000006").mkdir()
     running = gang(with_checkpoints(small_config(totalSteps=5), tmp_path / "saved"), ranks=1)
     assert running.exit_codes() == {"rank-0": 0}, running.errors()
     assert running.events("launch")[0]["resumed_from_step"] is None
@@ -119,3 +138,70 @@ def copy_tree(source, target):
     import shutil
 
     shutil.copytree(source, target)
+
+
+def test_a_full_disk_is_survived_and_the_checkpoint_comes_when_there_is_room(
+    gang, small_config, single_process_losses, tmp_path
+):
+    """A warning and an event with the reason, and the same curve; tried again before the next period."""
+    folder = tmp_path / "gang"
+    folder.mkdir()
+    (folder / "full_disk.py").write_text(FULL_DISK)
+    config = small_config(totalSteps=14)
+    reference = single_process_losses(config)
+    data = {"name": "full_disk:batches", "args": {"full": True, "first": 8, "last": 11}}
+    saved = with_checkpoints({**config, "data": data}, tmp_path / "saved")
+    running = gang(saved, ranks=2, folder=folder)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (failed, *_) = running.events("checkpointFailed")
+    assert failed["step"] == 10
+    assert failed["newest"] == 5
+    assert "cannot write a checkpoint" in failed["reason"]
+    assert "Traceback" not in running.errors()
+    assert [event["step"] for event in running.events("checkpoint")][:2] == [5, 12]
+    assert running.losses().keys() == reference.keys()
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000012", "step-00000014"]
+
+
+def test_a_run_that_cannot_read_its_checkpoints_does_not_start_from_step_0(gang, small_config, tmp_path):
+    """Exit code 1 with the reasons; all of them are there afterwards, and one brought back is used."""
+    config = with_checkpoints(small_config(totalSteps=10), tmp_path / "saved", retrySeconds=0)
+    assert gang(config, ranks=1).exit_codes() == {"rank-0": 0}
+    longer = {**config, "totalSteps": 12}
+    for step in (5, 10):
+        (tmp_path / f"saved/step-{step:08d}/manifest.json").rename(tmp_path / f"hidden-{step}")
+    running = gang(longer, ranks=2)
+    assert set(running.exit_codes().values()) == {ExitCode.ERROR}
+    assert running.losses() == {}
+    assert "Traceback" not in running.errors()
+    assert "none can be used" in running.errors()
+    (tmp_path / "hidden-5").rename(tmp_path / "saved/step-00000005/manifest.json")
+    again = gang(longer, ranks=1)
+    assert again.exit_codes() == {"rank-0": 0}, again.errors()
+    assert again.events("launch")[0]["resumed_from_step"] == 5
+
+
+def test_a_second_run_on_a_folder_in_use_is_refused(gang, small_config, tmp_path):
+    """With the process that uses it; the first one trains on and saves."""
+    config = with_checkpoints(small_config(totalSteps=100_000), tmp_path / "saved")
+    first = gang(config, ranks=1)
+    first.wait_for_step(3)
+    second = gang(config, ranks=2)
+    assert set(second.exit_codes().values()) == {ExitCode.ERROR}
+    assert f"in use by another run: process {first.processes['rank-0'].pid}" in second.errors()
+    assert second.losses() == {}
+    first.signal("rank-0", signal.SIGTERM)
+    assert first.exit_codes() == {"rank-0": ExitCode.STOPPED}, first.errors()
+    (stopped,) = first.events("ended")
+    assert (tmp_path / f"saved/step-{stopped['step']:08d}/manifest.json").exists()
+
+
+def test_pruning_is_switched_on_for_a_dense_checkpoint_and_off_again(gang, small_config, tmp_path):
+    """The usual workflow: train dense, prune, train on; what was pruned starts from zero."""
+    config = with_checkpoints(small_config(totalSteps=5), tmp_path / "saved")
+    pruning = {"kind": "pruning", "startStep": 5, "endStep": 7, "everySteps": 2, "target": 0.95}
+    for total, dynamics, ranks in ((5, [], 1), (10, [pruning], 2), (12, [], 1)):
+        running = gang({**config, "totalSteps": total, "dynamics": dynamics}, ranks=ranks)
+        assert set(running.exit_codes().values()) == {0}, running.errors()
+        assert max(running.losses()) == total
+        assert running.events("launch")[0]["resumed_from_step"] in {None, 5, 10}

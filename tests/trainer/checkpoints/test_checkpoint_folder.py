@@ -1,0 +1,260 @@
+"""Checkpoints are whole or not there, verified when read, and never lost by a run that cannot read them."""
+
+import json
+import resource
+import threading
+
+import pytest
+import torch
+from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.checkpoints import checkpoints as saving
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.distributed.mesh import Mesh
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.models.protocol import Model
+from torch import nn
+
+from tests.trainer.tensor_parallel.ranks import on_ranks
+
+ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+
+
+def one_layer():
+    """One small layer."""
+    model = Model(layer_count=1, build_layer=lambda index: nn.Linear(4, 4), loss=nn.functional.mse_loss)
+    layers = LayerSet(model, TrainingConfig(), torch.device("cpu"), lambda index, module: module)
+    layers.hold([layers.make(0)])
+    return layers
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Checkpoints of one small layer, and that layer."""
+
+    def make(keep=2, **options):
+        return Checkpoints(str(tmp_path / "saved"), keep=keep, layer_count=1, seed=0, **options)
+
+    return make, one_layer(), tmp_path / "saved"
+
+
+def step_folder(folder, step):
+    return folder / f"step-{step:08d}"
+
+
+def damage(folder, step):
+    (shard, *_) = sorted(step_folder(folder, step).glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 0xFF
+    shard.write_bytes(bytes(data))
+
+
+def hide(folder, step):
+    """The manifest is not visible, as on storage that lags behind."""
+    manifest = step_folder(folder, step) / "manifest.json"
+    manifest.rename(folder.parent / f"hidden-{step}")
+
+
+def show(folder, step):
+    (folder.parent / f"hidden-{step}").rename(step_folder(folder, step) / "manifest.json")
+
+
+def names(folder):
+    return sorted(path.name.removeprefix("step-").lstrip("0") for path in folder.glob("step-*"))
+
+
+def saved(store, *steps):
+    make, layers, folder = store
+    first = make(keep=len(steps))
+    for step in steps:
+        first.save(ALONE, layers, step)
+    return make, layers, folder
+
+
+def test_a_run_that_finds_no_whole_checkpoint_refuses_to_start_and_removes_none(store):
+    """One is corrupt, one cannot be read: both are named, and what to do; again at the next start."""
+    make, _, folder = saved(store, 5, 10)
+    hide(folder, 5)
+    damage(folder, 10)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none can be used") as refused:
+            make().newest(ALONE)
+        assert "manifest.json cannot be read" in str(refused.value)
+        assert "checkpoint.startOver=true" in str(refused.value)
+        assert names(folder) == ["10.corrupt", "5"]
+    show(folder, 5)
+    assert make().newest(ALONE).step == 5
+
+
+def test_a_folder_with_nothing_but_corrupt_checkpoints_is_not_taken_for_an_empty_one(store):
+    """A pod that is restarted after the refusal does not start from step 0 either."""
+    make, _, folder = saved(store, 5)
+    damage(folder, 5)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none can be used"):
+            make().newest(ALONE)
+    assert names(folder) == ["5.corrupt"]
+
+
+def test_starting_over_sets_aside_what_cannot_be_used(store):
+    """``checkpoint.startOver``: from step 0, and the next checkpoints leave the old ones alone."""
+    make, layers, folder = saved(store, 5, 10)
+    hide(folder, 5)
+    damage(folder, 10)
+    again = make(keep=1, start_over=True)
+    assert again.newest(ALONE) is None
+    for step in (5, 10, 15):
+        again.save(ALONE, layers, step)
+    assert names(folder) == ["10.corrupt", "15", "5.unreadable"]
+
+
+def test_what_cannot_be_read_at_first_is_read_again(store):
+    """A manifest that becomes visible while the run waits is used; nothing is lost."""
+    make, _, folder = saved(store, 5, 10)
+    hide(folder, 10)
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            show(folder, 10)
+
+    assert make(retry_seconds=60, sleep=sleep).newest(ALONE).step == 10
+    assert waited == sorted(waited)
+    assert names(folder) == ["10", "5"]
+
+
+def test_a_checkpoint_that_cannot_be_read_survives_all_that_are_written_after_it(store):
+    """Resumed from the one before, past its step and past ``keep``; the storage may bring it back."""
+    make, layers, folder = saved(store, 5, 10)
+    hide(folder, 10)
+    again = make(keep=1)
+    assert again.newest(ALONE).step == 5
+    for step in (8, 10, 15):
+        again.save(ALONE, layers, step)
+    assert names(folder) == ["10.unreadable", "15"]
+
+
+def test_checkpoints_of_before_are_removed_only_when_newer_ones_are_known_to_be_whole(store):
+    """``keep`` counts those that this run has verified or written."""
+    make, layers, folder = saved(store, 5, 10)
+    again = make(keep=2)
+    again.save(ALONE, layers, 15)
+    assert names(folder) == ["10", "15", "5"]
+    again.save(ALONE, layers, 20)
+    assert names(folder) == ["15", "20"]
+
+
+def test_a_full_disk_leaves_no_part_behind_and_the_next_checkpoint_is_whole(store):
+    """The error is one line with the storage's reason; checkpoints of before are as they were."""
+    make, layers, folder = saved(store, 5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        with pytest.raises(CheckpointNotWritten, match="cannot write a checkpoint") as failed:
+            make().save(ALONE, layers, 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "Traceback" not in str(failed.value)
+    assert names(folder) == ["5"]
+    assert not list(folder.glob(".*"))
+    make().save(ALONE, layers, 10)
+    assert make().newest(ALONE).step == 10
+
+
+def slow_and_shared(world, folder):
+    """Which files each rank verifies, where rank 0's storage takes longer than collectives wait."""
+    one = Checkpoints(folder, keep=1, layer_count=1, seed=0)
+    one.save(world, one_layer() if world.rank == 0 else [], 5)
+    read, checksum = [], saving.flaws
+
+    def slowly(path, manifest, share, patience):
+        read.extend(share)
+        if world.rank == 0:
+            threading.Event().wait(2.0)
+        return checksum(path, manifest, share, patience)
+
+    saving.flaws = slowly
+    manifest = one.newest(world)
+    return {"step": manifest.step, "read": read, "files": sorted(manifest.files)}
+
+
+@pytest.mark.processes
+def test_all_ranks_verify_their_share_and_wait_for_slow_storage_without_a_limit(tmp_path):
+    """Longer than any collective may take: a rank that lives is waited for."""
+    ranks = on_ranks(slow_and_shared, 2, str(tmp_path / "saved"), mesh=Mesh(), timeout_seconds=1.0)
+    assert [rank["step"] for rank in ranks] == [5, 5]
+    assert sorted(ranks[0]["read"] + ranks[1]["read"]) == ranks[0]["files"]
+    assert all(rank["read"] for rank in ranks)
+
+
+def test_a_manifest_of_a_newer_release_is_read(store):
+    """Fields that this release does not know are no damage."""
+    make, _, folder = saved(store, 5)
+    path = step_folder(folder, 5) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "blue"}))
+    assert make().newest(ALONE).step == 5
+
+
+def test_a_corrupt_checkpoint_is_written_again_when_its_step_comes_again(store, caplog):
+    """Resumed from the one before, the job reaches the damaged step once more."""
+    make, layers, folder = store
+    first = make()
+    for step in (5, 10):
+        first.save(ALONE, layers, step)
+    damage(folder, 10)
+    again = make()
+    assert again.newest(ALONE).step == 5
+    assert "skipping the corrupt checkpoint" in caplog.text
+    again.save(ALONE, layers, 10)
+    assert make().newest(ALONE).step == 10
+    assert names(folder) == ["10", "10.corrupt", "5"]
+
+
+def test_a_corrupt_checkpoint_takes_no_whole_ones_place(store):
+    """``keep`` counts what can be loaded."""
+    make, layers, folder = store
+    first = make(keep=2)
+    for step in (5, 10):
+        first.save(ALONE, layers, step)
+    damage(folder, 10)
+    again = make(keep=2)
+    assert again.newest(ALONE).step == 5
+    again.save(ALONE, layers, 15)
+    assert names(folder) == ["10.corrupt", "15", "5"]
+
+
+def test_a_whole_checkpoint_of_the_step_is_left_alone(store):
+    """Saving a step twice writes once."""
+    make, layers, folder = store
+    make().save(ALONE, layers, 5)
+    written = {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()}
+    make().save(ALONE, layers, 5)
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "step-00000005").iterdir()} == written
+
+
+def test_what_fails_on_the_way_leaves_the_checkpoints_as_they_were(store, monkeypatch):
+    """A writer that dies half-way leaves nothing under a final name; the next one clears up after it."""
+    make, layers, folder = store
+    make().save(ALONE, layers, 5)
+
+    def fails(path, text):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ballast_trainer.checkpoints.folder.write_durably", fails)
+        with pytest.raises(CheckpointNotWritten, match="no space"):
+            make().save(ALONE, layers, 10)
+    assert names(folder) == ["5"]
+    assert make().newest(ALONE).step == 5
+    make().save(ALONE, layers, 10)
+    assert names(folder) == ["10", "5"]
+    assert not list(folder.glob(".*"))
+
+
+def test_the_fp16_loss_scale_is_part_of_a_checkpoint(store):
+    """Factor and steps since it changed."""
+    make, layers, _ = store
+    make().save(ALONE, layers, 5, loss_scale=(1024.0, 7))
+    assert tuple(make().newest(ALONE).loss_scale) == (1024.0, 7)

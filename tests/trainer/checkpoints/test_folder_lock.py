@@ -1,0 +1,146 @@
+"""One run a checkpoint folder: its lock is respected, passed on or taken over, on shared storage."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+import torch
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.folder_lock import LOCK, FolderLock, Owner
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.errors import CheckpointError
+
+from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
+
+ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+HERE = Owner.this_process(1, {})
+ELSEWHERE = dataclasses.replace(HERE, host="other", machine="another machine", token="theirs")
+
+
+class Time:
+    """A clock that moves when someone sleeps, and what happens meanwhile."""
+
+    def __init__(self, meanwhile=lambda now: None):
+        self.now = 0.0
+        self.meanwhile = meanwhile
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.meanwhile(self.now)
+
+
+def held_by(folder, owner):
+    (folder / LOCK).write_text(json.dumps(dataclasses.asdict(owner)))
+
+
+def lock_of(folder, owner, time=None):
+    time = time or Time()
+    return FolderLock(folder, owner, stale_seconds=30, sleep=time.sleep, clock=time)
+
+
+def mine(**changes):
+    return dataclasses.replace(HERE, token="mine", **changes)
+
+
+def test_a_run_that_lives_on_another_machine_is_not_disturbed(tmp_path):
+    """Its lock is touched while the other one watches, whatever their clocks say."""
+    held_by(tmp_path, ELSEWHERE)
+    time = Time(lambda now: os.utime(tmp_path / LOCK, (now, now)))
+    with pytest.raises(CheckpointError, match=r"in use by another run: process \d+ on other"):
+        lock_of(tmp_path, mine(), time).acquire()
+    assert Owner.read(tmp_path / LOCK) == ELSEWHERE
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_a_run_that_lives_on_this_machine_is_refused_at_once(tmp_path):
+    """Two runs started with one configuration: the second does not wait to find out."""
+    held_by(tmp_path, HERE)
+    time = Time()
+    with pytest.raises(CheckpointError, match="in use by another run"):
+        lock_of(tmp_path, mine(), time).acquire()
+    assert time.now == 0
+
+
+def test_a_lock_that_is_not_touched_any_more_is_taken_over(tmp_path):
+    """Its machine is gone without a word."""
+    held_by(tmp_path, ELSEWHERE)
+    time, lock = Time(), None
+    lock = lock_of(tmp_path, mine(), time)
+    lock.acquire()
+    assert lock.held()
+    assert time.now >= 30
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_two_that_find_the_same_stale_lock_one_gets_it(tmp_path):
+    """The other one sees the new owner's touch, and refuses."""
+    held_by(tmp_path, ELSEWHERE)
+    rival = dataclasses.replace(ELSEWHERE, token="rival", host="rival")
+
+    def meanwhile(now):
+        if now > 30:
+            # Both have replaced the lock; the rival was last, and lives.
+            held_by(tmp_path, rival)
+            os.utime(tmp_path / LOCK, (now, now))
+
+    with pytest.raises(CheckpointError, match="on rival"):
+        lock_of(tmp_path, mine(), Time(meanwhile)).acquire()
+    assert Owner.read(tmp_path / LOCK) == rival
+
+
+@pytest.mark.parametrize("gone", [{"pid": 2**22 + 1}, {"started": "0"}])
+def test_the_lock_of_a_process_of_this_machine_that_is_gone_holds_nothing_up(tmp_path, gone):
+    """Killed and started again, also where its number belongs to another process now."""
+    held_by(tmp_path, dataclasses.replace(HERE, token="theirs", **gone))
+    time = Time()
+    lock = lock_of(tmp_path, mine(), time)
+    lock.acquire()
+    assert lock.held()
+    assert time.now < 1
+    lock.release()
+
+
+@pytest.mark.parametrize("launch", [3, 4])
+def test_a_restarted_pod_and_the_next_launch_of_a_job_pass_at_once(tmp_path, launch):
+    """Wherever the pods of before ran: the operator has ended them."""
+    held_by(tmp_path, dataclasses.replace(ELSEWHERE, run="team/job", launch=3))
+    time = Time()
+    lock = lock_of(tmp_path, mine(run="team/job", launch=launch), time)
+    lock.acquire()
+    assert lock.held()
+    assert time.now < 1
+    lock.release()
+
+
+def test_a_launch_that_is_over_cannot_take_the_lock_back(tmp_path):
+    """Its pods were cut off when the next launch began."""
+    held_by(tmp_path, dataclasses.replace(ELSEWHERE, run="team/job", launch=4))
+    time = Time(lambda now: os.utime(tmp_path / LOCK, (now, now)))
+    with pytest.raises(CheckpointError, match="team/job, launch 4"):
+        lock_of(tmp_path, mine(run="team/job", launch=3), time).acquire()
+
+
+def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
+    """Stopped for so long that another took over, it ends when it finds out, and leaves nothing."""
+    checkpoints = Checkpoints(str(tmp_path), keep=2, layer_count=1, seed=0)
+    checkpoints.open(ALONE)
+    held_by(tmp_path, ELSEWHERE)
+    with pytest.raises(CheckpointError, match="another run has taken over"):
+        checkpoints.save(ALONE, one_layer(), 5)
+    checkpoints.close()
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    assert Owner.read(tmp_path / LOCK) == ELSEWHERE
+
+
+def test_a_damaged_lock_is_taken_over_when_nobody_touches_it(tmp_path):
+    """Cut short by a machine that died while it wrote."""
+    (tmp_path / LOCK).write_text('{"token": ')
+    lock = lock_of(tmp_path, mine())
+    lock.acquire()
+    assert lock.held()
+    lock.release()

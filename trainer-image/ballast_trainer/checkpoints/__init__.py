@@ -1,0 +1,1 @@
+"""Checkpoints: written whole, verified when read, kept apart from those of other runs."""

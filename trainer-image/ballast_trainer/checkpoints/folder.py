@@ -1,0 +1,176 @@
+"""The directory of a job's checkpoints, as one process sees it: names, what is set aside, what is removed."""
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from ballast_trainer.checkpoints.manifest import (
+    MANIFEST,
+    Flaw,
+    Manifest,
+    Patience,
+    checksum,
+    flaws,
+    read_manifest,
+)
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "step-"
+CORRUPT, UNREADABLE = ".corrupt", ".unreadable"
+"""Ends of the names of checkpoints that are set aside."""
+
+
+class CheckpointFolder:
+    """Checkpoints by name; those that cannot be used get another name and are never removed.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path, *, keep: int, patience: Callable[[], Patience]) -> None:
+        """Prepare.
+
+        Args:
+            path: the directory.
+            keep: how many whole ones to keep.
+            patience: for one checkpoint that cannot be read.
+        """
+        self.path = path
+        self._keep = keep
+        self._patience = patience
+        self._sound: set[str] = set()
+        self._unreadable: set[str] = set()
+
+    def names(self) -> list[str]:
+        """Names of complete checkpoints, newest first.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        try:
+            found = self._all_names()
+        except FileNotFoundError:
+            return []
+        return sorted((name for name in found if _is_complete(name)), reverse=True)
+
+    def set_aside_names(self) -> list[str]:
+        """Names of those that were set aside.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        found = sorted(self._all_names())
+        return [name for name in found if name.startswith(_PREFIX) and not _is_complete(name)]
+
+    def _all_names(self) -> list[str]:
+        return self._patience().read(lambda: [path.name for path in self.path.iterdir()])
+
+    def is_sound(self, name: str) -> None:
+        """It was verified or written by this run."""
+        self._sound.add(name)
+
+    def remove_partial(self) -> None:
+        """Remove what writers that are gone have left: nothing that could be loaded."""
+        for left in self.path.glob(f".{_PREFIX}*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def make_room(self, final: Path) -> bool:
+        """Whether a whole checkpoint is there already; one that cannot be used is set aside.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        if not final.exists():
+            return False
+        if final.name in self._sound:
+            return True
+        found = read_manifest(final, self._patience())
+        if isinstance(found, Manifest):
+            wrong = next(flaws(final, found, found.files, self._patience()), None)
+            if wrong is None:
+                self._sound.add(final.name)
+                return True
+            found = wrong
+        self.set_aside(final.name, corrupt=found.corrupt)
+        return False
+
+    def put_in_place(self, temporary: Path, final: Path, manifest: Manifest) -> None:
+        """Complete what was written with its manifest, and give it its name; older ones are removed.
+
+        Raises:
+            OSError: that failed.
+        """
+        rest = [path for path in temporary.iterdir() if path.name not in manifest.files]
+        manifest.files.update({path.name: checksum(path) for path in rest})
+        write_durably(temporary / MANIFEST, manifest.to_json())
+        temporary.rename(final)
+        _sync_folder(self.path)
+        self._sound.add(final.name)
+        self._prune()
+
+    def keep_out(self, name: str, flaw: Flaw) -> None:
+        """A checkpoint cannot be used: a corrupt one is renamed, an unreadable one stays."""
+        what = "corrupt" if flaw.corrupt else "unreadable"
+        logger.warning("skipping the %s checkpoint %s: %s", what, self.path / name, flaw.reason)
+        self._unreadable.add(name)
+        if flaw.corrupt:
+            with contextlib.suppress(OSError):
+                self.set_aside(name, corrupt=True)
+
+    def set_aside(self, name: str, *, corrupt: bool) -> None:
+        """Give a checkpoint that cannot be used another name.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        end = CORRUPT if corrupt else UNREADABLE
+        target, number = self.path / (name + end), 1
+        while target.exists():
+            number += 1
+            target = self.path / f"{name}{end}-{number}"
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / name).rename(target)
+
+    def _prune(self) -> None:
+        """Remove those that are older than the newest ``keep`` which this run has written or verified."""
+        with contextlib.suppress(OSError):
+            names = [name for name in self.names() if name not in self._unreadable - self._sound]
+            sound = [name for name in names if name in self._sound]
+            if len(sound) >= self._keep:
+                for name in names:
+                    if name < sound[self._keep - 1]:
+                        shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+def name_of(step: int) -> str:
+    """The checkpoint's name after ``step`` steps."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def _is_complete(name: str) -> bool:
+    return name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdecimal()
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file that lasts through a loss of power.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename last through a loss of power."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

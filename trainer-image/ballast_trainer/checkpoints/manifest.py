@@ -1,0 +1,173 @@
+"""A checkpoint's manifest, and whether its files are still as they were written.
+
+Two findings are kept apart.  A checkpoint is *corrupt* when its bytes were read and are wrong: it
+will never be right.  It is *unreadable* when the storage did not give the bytes (a stale handle, a
+file that is not visible yet, a permission): it may be whole.
+"""
+
+import dataclasses
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from ballast_trainer.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+
+Read = TypeVar("Read")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+        step: optimizer steps done; the next step to run, and the position in the data.
+        layer_count: layers of the model.
+        seed: the seed of weights, data order and dropout.
+        files: CRC-32 of each file.
+        loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
+        optimizer: its name in the configuration; None: not noted.
+    """
+
+    step: int
+    layer_count: int
+    seed: int
+    files: dict[str, int]
+    loss_scale: tuple[float, int] = (1.0, 0)
+    optimizer: str | None = None
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Manifest":
+        """From text; fields that this release does not know are left out.
+
+        Raises:
+            ValueError: it is no manifest.
+        """
+        value = json.loads(text)
+        if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
+            raise ValueError("it is no manifest")
+        known = {field.name for field in dataclasses.fields(cls)}
+        try:
+            return cls(**{key: entry for key, entry in value.items() if key in known})
+        except TypeError as error:
+            raise ValueError(f"it is no manifest: {error}") from error
+
+    def refuse_unless(self, *, folder: Path, layer_count: int, seed: int, optimizer: str | None) -> None:
+        """Refuse the checkpoint of another job.
+
+        Raises:
+            CheckpointError: it is of another model, seed or optimizer.
+        """
+        own = "give the job a checkpoint.path of its own"
+        if self.layer_count != layer_count:
+            raise CheckpointError(
+                f"{folder} has a checkpoint of {self.layer_count} layers, the model has {layer_count}. "
+                f"To fix: {own}"
+            )
+        if self.seed != seed:
+            raise CheckpointError(
+                f"{folder} has a checkpoint of seed {self.seed}, the job has {seed}. To fix: {own}"
+            )
+        if None not in (optimizer, self.optimizer) and self.optimizer != optimizer:
+            raise CheckpointError(
+                f"{folder} has a checkpoint of the optimizer {self.optimizer}, training.optimizer is "
+                f"{optimizer}, which cannot continue from its state. To fix: {self.optimizer}, or {own}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """Why a checkpoint cannot be used.
+
+    Attributes:
+        reason: what was found, with the file's name.
+        corrupt: its bytes are wrong; else the storage did not give them.
+    """
+
+    reason: str
+    corrupt: bool
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+class Patience:
+    """Repeats what storage refuses, with growing pauses, until its seconds are used up."""
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        check: Callable[[], None] = lambda: None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin.
+
+        Args:
+            seconds: after which an error is final; 0: at once.
+            check: called before each pause; may raise to end the waiting.
+            sleep: pauses.
+            clock: seconds.
+        """
+        self._end = clock() + seconds
+        self._check, self._sleep, self._clock = check, sleep, clock
+
+    def read(self, read: Callable[[], Read]) -> Read:
+        """What ``read`` returns.
+
+        Raises:
+            OSError: the last one, after the time is over.
+        """
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return read()
+            except OSError:
+                left = self._end - self._clock()
+                if left <= 0:
+                    raise
+                self._check()
+                self._sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def read_manifest(path: Path, patience: Patience) -> Manifest | Flaw:
+    """The manifest of the checkpoint in the directory ``path``."""
+    try:
+        return Manifest.from_json(patience.read((path / MANIFEST).read_text))
+    except OSError as error:
+        return Flaw(reason=f"{MANIFEST} cannot be read: {error}", corrupt=False)
+    except ValueError as error:
+        return Flaw(reason=f"{MANIFEST} is damaged: {error}", corrupt=True)
+
+
+def flaws(path: Path, manifest: Manifest, names: Iterable[str], patience: Patience) -> Iterator[Flaw]:
+    """What is wrong with the files ``names`` of a checkpoint."""
+    for name in names:
+        try:
+            found = patience.read(lambda file=path / name: checksum(file))  # type: ignore[misc]
+        except OSError as error:
+            yield Flaw(reason=f"{name} cannot be read: {error}", corrupt=False)
+        else:
+            if found != manifest.files[name]:
+                yield Flaw(reason=f"{name} changed since it was written", corrupt=True)

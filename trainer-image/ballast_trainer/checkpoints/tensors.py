@@ -1,0 +1,116 @@
+"""The tensors of layers in files of torch's distributed checkpoints: by key, whichever rank wrote them."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ballast_trainer.checkpoints.manifest import Patience
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics.sparse_linear import without_masks
+from ballast_trainer.errors import CheckpointError
+from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors
+
+
+class WriteFailed(Exception):  # noqa: N818
+    """Some rank could not write its part."""
+
+
+def save(world: World, layers: LayerSet, path: Path) -> None:
+    """Write the tensors of all layers; collective.
+
+    Raises:
+        WriteFailed: on all ranks, with the first reason.
+    """
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    # A replica of the pipeline holds nothing that the first one does not.
+    mine = list(layers) if world.data.index == 0 else []
+    state = {
+        _layer_key(layer.index, name): value
+        for layer in mine
+        for name, value in stored_tensors(layer, world.tensor).items()
+    }
+    with warnings.catch_warnings():
+        # DCP warns that it assumes one process where there is one.
+        warnings.simplefilter("ignore")
+        try:
+            checkpoint.save(
+                state, checkpoint_id=path, no_dist=world.size == 1, process_group=world.patient_group
+            )
+        except CheckpointException as error:
+            raise WriteFailed(_first_reason(error)) from None
+        except OSError as error:
+            raise WriteFailed(str(error)) from None
+
+
+def load(world: World, layers: LayerSet, path: Path, patience: Patience) -> None:
+    """Load the tensors of the layers held; each rank reads for itself.
+
+    Raises:
+        OSError: a file cannot be read.
+        CheckpointError: the tensors of a layer have other names or shapes.
+    """
+    metadata = patience.read(lambda: _tensors_in(path))
+    held = tuple(_layer_key(index, "") for index in layers.indices())
+    needed = needed_keys((key for key in metadata if key.startswith(held)), world.tensor)
+    state: dict[str, Any] = {}
+    for key, description in metadata.items():
+        if key in needed:
+            state[key] = torch.empty(description.size, dtype=description.properties.dtype)
+    patience.read(lambda: _read(state, path))
+    for layer in layers:
+        prefix = _layer_key(layer.index, "")
+        stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        try:
+            layer.load(without_masks(assembled(stored, layer, world.tensor), layer.module))
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split()[:40])
+            raise CheckpointError(
+                f"{path} does not fit layer {layer.index}: {reason}. "
+                "To fix: the model that it was saved from, or a checkpoint.path of its own"
+            ) from error
+
+
+def _layer_key(index: int, name: str) -> str:
+    return f"layers.{index}.{name}"
+
+
+def _read(state: dict[str, Any], path: Path) -> None:
+    """Fill the tensors of ``state`` by key.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            checkpoint.load(state, checkpoint_id=path, no_dist=True)
+        except CheckpointException as error:
+            raise OSError(_first_reason(error)) from None
+
+
+def _tensors_in(path: Path) -> dict[str, Any]:
+    """Key -> size and type of the tensors that are stored.
+
+    Raises:
+        OSError: the metadata cannot be read.
+    """
+    from torch.distributed.checkpoint import FileSystemReader
+
+    found: dict[str, Any] = FileSystemReader(os.fspath(path)).read_metadata().state_dict_metadata
+    return found
+
+
+def _first_reason(error: Any) -> str:
+    """The first rank's reason in a few words: DCP's own text has the traceback of every rank."""
+    for rank, (cause, _) in sorted(error.failures.items()):
+        return f"rank {rank}: {type(cause).__name__}: {cause}"
+    return str(error)

@@ -1,0 +1,145 @@
+"""When a job saves its state and from where it resumes; a checkpoint that fails does not end the training."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.manifest import Manifest
+from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.errors import CheckpointNotWritten, Stopped
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.state import Stopwatch, TrainingState
+
+logger = logging.getLogger(__name__)
+
+_RETRIES_PER_PERIOD = 10
+"""A failed checkpoint is tried again after this part of ``checkpoint.everySteps``."""
+
+
+class Saver:
+    """Saves and resumes the job; without ``checkpoint.path`` it does neither."""
+
+    def __init__(
+        self,
+        training: TrainingState,
+        progress: ProgressTracker,
+        *,
+        event: Callable[..., None],
+        stop: StopSignal,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            training: the job.
+            progress: its figures.
+            event: prints that a checkpoint was written, or was not.
+            stop: whether SIGTERM came.
+        """
+        self._training, self._progress, self._event = training, progress, event
+        self._retry_at: int | None = None
+        self._checkpoints: Checkpoints | None = None
+        config = training.config
+
+        def check() -> None:
+            if stop.received:
+                raise Stopped("told to stop before the first step; nothing to save")
+
+        if config.checkpoint.path is not None:
+            self._checkpoints = Checkpoints(
+                config.checkpoint.path,
+                keep=config.checkpoint.keep,
+                layer_count=training.model.layer_count,
+                seed=config.training.seed,
+                optimizer=config.training.optimizer,
+                start_over=config.checkpoint.start_over,
+                retry_seconds=config.checkpoint.retry_seconds,
+                check=check,
+            )
+
+    def resume(self) -> Manifest | None:
+        """Take over the step of the newest checkpoint; None where there is none. Collective.
+
+        Raises:
+            CheckpointError: there are some, and none can be used; it is of another job; another run holds the
+                directory.
+        """
+        training = self._training
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.open(training.world, launch=training.plan.launch)
+        manifest = self._checkpoints.newest(training.world)
+        if manifest is not None:
+            training.step = manifest.step
+            training.loss_scale.restore(manifest.loss_scale)
+            self._progress.checkpoint_step = self._progress.resumed_from_step = manifest.step
+        return manifest
+
+    def load(self, manifest: Manifest) -> None:
+        """Load the layers held; collective.
+
+        Raises:
+            CheckpointError: they do not fit, or cannot be read.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.load(self._training.world, self._training.layers, manifest)
+
+    def close(self) -> None:
+        """Give the directory back to other runs."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+    def save_if_due(self) -> None:
+        """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective."""
+        step = self._training.step
+        again = self._retry_at is not None and step >= self._retry_at
+        if step % self._training.config.checkpoint.every_steps == 0 or again:
+            self.save()
+
+    def save(self) -> str:
+        """Save the state, unless it is saved; collective. Says in words what came of it.
+
+        Raises:
+            CheckpointError: another run has taken over the directory.
+        """
+        training, progress = self._training, self._progress
+        if self._checkpoints is None:
+            return "no checkpoint.path, nothing is saved"
+        if progress.checkpoint_step == training.step:
+            return "the state is saved"
+        watch = Stopwatch()
+        try:
+            self._checkpoints.save(
+                training.world, training.layers, training.step, loss_scale=training.loss_scale.state
+            )
+        except CheckpointNotWritten as error:
+            every = training.config.checkpoint.every_steps
+            self._retry_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
+            newest = progress.checkpoint_step
+            text = (
+                f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
+            )
+            if training.world.rank == 0:
+                logger.warning("step %d is not saved, %s: %s", training.step, text, error)
+            self._event("checkpointFailed", reason=str(error), newest=newest, pause_ms=watch.milliseconds())
+            return f"the state is not saved, {text}: {error}"
+        self._retry_at = None
+        progress.checkpoint_step = training.step
+        self._event("checkpoint", pause_ms=watch.milliseconds())
+        return "the state is saved"
+
+    def save_last(self) -> None:
+        """Save the state after the last step: a job whose result is lost has not finished. Collective.
+
+        Raises:
+            CheckpointNotWritten: storage refuses for longer than ``checkpoint.retrySeconds``.
+        """
+        text, waited, pause = self.save(), 0.0, 0.25
+        while self._checkpoints is not None and self._progress.checkpoint_step != self._training.step:
+            # Counted, not measured: all ranks must give up at the same attempt.
+            if waited >= self._training.config.checkpoint.retry_seconds:
+                raise CheckpointNotWritten(text)
+            time.sleep(pause)
+            waited += pause
+            pause = min(2 * pause, 10.0)
+            text = self.save()
