@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_trainer.channel.standalone import StandaloneChannel
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.data.corpus import text_batch
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World, reach_store, serve_store
@@ -42,7 +43,6 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
 from ballast_trainer.layers.layer_stack import LayerSet
-from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.layers import split_layer
