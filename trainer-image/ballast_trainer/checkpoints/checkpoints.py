@@ -162,7 +162,8 @@ class Checkpoints:
             manifest.files.update({name: crc for files, _ in found for name, crc in files.items()})
             failure = self._put_in_place(temporary, final, manifest)
         taken = self._lock is not None and not self._lock.held()
-        failure, taken = world.from_rank_0((failure, taken), patient=True)
+        reason: str | None
+        reason, taken = world.from_rank_0((failure, taken), patient=True)
         if taken:
             if world.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -170,7 +171,7 @@ class Checkpoints:
                 f"another run has taken over {self._path}: this one did not answer for too long. "
                 "To fix: end one of them, or give it a checkpoint.path of its own"
             )
-        return failure
+        return reason
 
     def _put_in_place(self, temporary: Path, final: Path, manifest: Manifest) -> str | None:
         if self._lock is not None and not self._lock.held():
