@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ballast_policies.contract import plan_config_map_name
+from ballast_policies.contract import JOB_LABEL, plan_config_map_name
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status
@@ -81,6 +81,8 @@ class Reconciler:
             return None
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
         result = self._decide(view)
+        if result.needs_fresh_pods and not await self._pods_are_as_observed(view):
+            return 0.0
         before, after = view.status.allocation, result.status.allocation
         launching = after is not None and (before is None or len(after.pods) > len(before.pods))
         if launching and after is not None:
@@ -109,7 +111,9 @@ class Reconciler:
         pool = self._board.pools.get(placement.pool if placement is not None else "", PoolInfo())
         lacking = ""
         wanted: tuple[str, ...] = ()
-        if assignment is not None and allocation is not None:
+        if allocation is not None and not view.gang:
+            wanted = allocation.nodes  # written, and nothing of it made
+        elif assignment is not None and allocation is not None:
             wanted = assignment.extra_nodes
         elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
             wanted = placement.nodes
@@ -132,6 +136,15 @@ class Reconciler:
             price_per_hour=pool.price_per_hour,
             gpu_resource=pool.gpu_resource,
         )
+
+    async def _pods_are_as_observed(self, view: JobView) -> bool:
+        """Whether a fresh list of the job's pods shows those that were observed, as they were observed."""
+        selector = f"{JOB_LABEL}={view.name}"
+        items, _ = await self._cluster.list(POD, namespace=view.key[0], label_selector=selector)
+        for item in items:
+            self._observer.caches.wrote(POD, item)
+        fresh = self._observer.job(view.key)
+        return fresh is not None and fresh.pods == view.pods
 
     async def _carry_out(self, view: JobView, action: Action) -> None:
         namespace = view.key[0]

@@ -1,45 +1,5 @@
-"""Why a launch of a job ended; the keys of ``status.restarts``."""
+"""Why a launch of a job ended, under the name that the API's models use."""
 
-import enum
+from ballast_policies.protocol.cause import Cause
 
-
-class Cause(enum.StrEnum):
-    """Why a launch ended or has to end; keys of ``status.restarts``."""
-
-    COMPLETED = "Completed"
-    """All steps are done."""
-    SUSPENDED = "Suspended"
-    """``spec.suspend`` was set."""
-    PREEMPTED = "Preempted"
-    """The allocator gave the GPUs to another job, or this job to other GPUs."""
-    NOT_BOUND = "NotBound"
-    """Not every pod of the gang ran in time: all or none, so none."""
-    USER_ERROR = "UserError"
-    """The user's model, data, configuration or memory limit failed. Counts toward ``backoffLimit``."""
-    HUNG = "Hung"
-    """Pods ran, but the lease was not renewed or the start took too long. Counts toward ``backoffLimit``."""
-    POD_LOST = "PodLost"
-    """A pod was killed, evicted or deleted by someone else."""
-    NODE_LOST = "NodeLost"
-    """A node went away under a pod."""
-    PEER_LOST = "PeerLost"
-    """Ranks lost their connections and no other pod or node has failed."""
-    SHRINK_TIMEOUT = "ShrinkTimeout"
-    """A shrink was not acknowledged in time."""
-    GROW_TIMEOUT = "GrowTimeout"
-    """New ranks did not join in time."""
-
-    @property
-    def is_restart(self) -> bool:
-        """Training is interrupted and resumes from its checkpoint: counted in ``status.restarts``."""
-        return self not in (Cause.COMPLETED, Cause.SUSPENDED, Cause.NOT_BOUND)
-
-    @property
-    def counts(self) -> bool:
-        """It counts toward ``backoffLimit``."""
-        return self in (Cause.USER_ERROR, Cause.HUNG)
-
-    @property
-    def graceful(self) -> bool:
-        """The trainer is asked to save and stop before its pods are deleted."""
-        return self in (Cause.SUSPENDED, Cause.PREEMPTED)
+__all__ = ["Cause"]

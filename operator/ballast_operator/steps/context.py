@@ -67,6 +67,7 @@ class StepResult:
         status: to write after the actions, if it differs.
         requeue_after_seconds: look again after this long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
+        needs_fresh_pods: carry it out only if a fresh list of the job's pods shows what was observed.
         metric_increments: (metric, label, amount) to add once the status is written.
     """
 
@@ -74,6 +75,7 @@ class StepResult:
     actions: tuple[Action, ...] = ()
     requeue_after_seconds: float | None = None
     allocate: bool = False
+    needs_fresh_pods: bool = False
     metric_increments: tuple[tuple[str, str, int], ...] = ()
 
 
@@ -133,6 +135,11 @@ def apply_allocator_conditions(context: ReconcileContext) -> TrainingJobStatus:
     for advice in assignment.advice:
         status = with_condition(context, status, advice.type, advice.value, advice.reason, advice.message)
     return status
+
+
+def with_status(context: ReconcileContext, status: TrainingJobStatus) -> ReconcileContext:
+    """The context of a job with this status."""
+    return dataclasses.replace(context, view=dataclasses.replace(context.view, status=status))
 
 
 def seconds_since(context: ReconcileContext, time: Time) -> float:

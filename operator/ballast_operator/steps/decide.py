@@ -1,8 +1,8 @@
-"""Which step a job's pass takes: from a view to a result, without side effects."""
+"""What a job's pass does: from a view to a result, without side effects."""
 
 import dataclasses
 
-from ballast_policies.contract import GPU_RESOURCE, Directive
+from ballast_policies.contract import GPU_RESOURCE
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -13,14 +13,12 @@ from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
     apply_allocator_conditions,
+    with_status,
 )
-from ballast_operator.steps.gang import start_gang
 from ballast_operator.steps.messages import with_refused_messages
-from ballast_operator.steps.running import run_gang
-from ballast_operator.steps.shrinking import continue_shrink
-from ballast_operator.steps.stopping import begin_termination, reconcile_finished, stop_gang
-from ballast_operator.steps.waiting import wait_or_launch
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.steps.stopping import begin_termination
+from ballast_operator.steps.take_step import take_step
+from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
@@ -64,51 +62,11 @@ def decide(
         price_per_hour=price_per_hour,
         gpu_resource=gpu_resource,
     )
-    if view.status.finished:
-        return reconcile_finished(context)
-    status = account_suspension(context, apply_allocator_conditions(context))
-    status = with_refused_messages(context, status)
-    return _next_step(dataclasses.replace(context, view=dataclasses.replace(view, status=status)))
-
-
-def _next_step(context: ReconcileContext) -> StepResult:
-    """What to do about a job that is not at its end."""
-    view, spec, assignment, allocation = (
-        context.view,
-        context.spec,
-        context.assignment,
-        context.view.status.allocation,
-    )
-    if allocation is None:
-        return wait_or_launch(context)
-    if allocation.ending is not None:
-        return stop_gang(context)
-    if view.finished_step is not None and view.shrinking and view.acknowledged:
-        return continue_shrink(context)  # the shrink was done before the job: finish it first
-    if view.finished_step is not None:
-        done = f"{view.finished_step} of {spec.config.total_steps} steps are done and saved"
-        return begin_termination(context, Cause.COMPLETED, done)
-    if spec.suspend:
-        return begin_termination(context, Cause.SUSPENDED, "spec.suspend is set")
-    unwanted = (
-        assignment is not None
-        and assignment.launches == allocation.launch
-        and assignment.action is not AssignmentAction.KEEP
-    )
-    if unwanted and not _committed(view):
-        why = assignment.why if assignment is not None else ""
-        return begin_termination(context, Cause.PREEMPTED, why or "the allocator took the GPUs back")
-    return start_gang(context) if view.launched_plan is None else run_gang(context)
-
-
-def _committed(view: JobView) -> bool:
-    """Whether a change of the gang's size is under way: it is finished before the GPUs are taken back."""
-    plan, allocation = view.launched_plan, view.status.allocation
-    if plan is None or allocation is None:
-        return False
-    if plan.directive is Directive.GROW and allocation.joining:
-        return True
-    return plan.directive is Directive.SHRINK and view.shrinking
+    if not view.status.finished:
+        status = account_suspension(context, apply_allocator_conditions(context))
+        status = with_refused_messages(context, status)
+        context = with_status(context, status)
+    return take_step(context)
 
 
 def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:

@@ -1,11 +1,9 @@
 """Start a launch: create the gang's pods, all or none, and write the plan when all have an address."""
 
 from ballast_policies.contract import Directive, Plan, Rank
-from ballast_policies.contract.limits import MOST_EPOCH
+from ballast_policies.protocol.observed import Deadline
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
@@ -16,46 +14,41 @@ from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
     WritePlan,
-    seconds_since,
     with_condition,
 )
-from ballast_operator.steps.failure import find_failure
-from ballast_operator.steps.stopping import begin_termination
-from ballast_operator.views.job import JobView
+from ballast_operator.steps.observed import seconds_left
 
 
-def start_gang(context: ReconcileContext) -> StepResult:
-    """One pass of a launch whose plan is not written yet."""
-    view = context.view
-    allocation = context.allocation
-    failure = find_failure(context)
-    if failure is not None:
-        return begin_termination(context, *failure)
+def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResult:
+    """Not all pods of the gang run: create those that are ``missing``, and what they need."""
+    view, allocation = context.view, context.allocation
+    ready = sum(pod.ready_for_plan for pod in view.gang if pod.name in allocation.pods)
+    status = with_condition(
+        context,
+        view.status,
+        JobCondition.RUNNING,
+        False,
+        JobReason.PODS_STARTING,
+        f"{ready} of {len(allocation.pods)} pods run" + waits(context),
+    )
+    left = seconds_left(context, Deadline.BIND)
+    return StepResult(status=status, actions=_creations(context, missing), requeue_after_seconds=left)
+
+
+def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
+    """All pods have an address: the plan names them."""
+    view, allocation = context.view, context.allocation
     gang = {pod.name: pod for pod in view.gang}
-    ready = [gang[name] for name in allocation.pods if name in gang and gang[name].ready_for_plan]
-    late = seconds_since(context, allocation.since) - context.settings.bind_seconds
-    if len(ready) < len(allocation.pods):
-        if late >= 0:
-            return begin_termination(context, Cause.NOT_BOUND, _not_bound(context, allocation, len(ready)))
-        status = with_condition(
-            context,
-            view.status,
-            JobCondition.RUNNING,
-            False,
-            JobReason.PODS_STARTING,
-            f"{len(ready)} of {len(allocation.pods)} pods run" + _waits(context),
-        )
-        return StepResult(status=status, actions=_missing(context, allocation), requeue_after_seconds=-late)
     plan = Plan(
         job=view.name,
-        epoch=_last_epoch(view) + 1,
+        epoch=epoch,
         launch=allocation.launch,
         directive=Directive.RUN,
         ranks=tuple(
-            Rank(rank=rank, pod=pod.name, address=pod.address, gpu_type=allocation.gpu_type)
-            for rank, pod in enumerate(ready)
+            Rank(rank=rank, pod=name, address=gang[name].address, gpu_type=allocation.gpu_type)
+            for rank, name in enumerate(allocation.pods)
         ),
-        stages=context.spec.first_stages(len(ready)),
+        stages=context.spec.first_stages(len(allocation.pods)),
         reason=f"launch {allocation.launch} on pool {allocation.pool}",
     )
     status = with_condition(
@@ -64,26 +57,16 @@ def start_gang(context: ReconcileContext) -> StepResult:
         JobCondition.RUNNING,
         False,
         JobReason.RANKS_MEETING,
-        f"{len(ready)} pods run; ranks connect and load the checkpoint",
+        f"{len(plan.ranks)} pods run; ranks connect and load the checkpoint",
     )
     return StepResult(
         status=status, actions=(WritePlan(plan),), requeue_after_seconds=context.settings.start_seconds
     )
 
 
-def _last_epoch(view: JobView) -> int:
-    """The last plan's; where it is lost, the last one that the trainer has heard of."""
-    if view.plan is not None:
-        return view.plan.epoch
-    heard = (view.lease.ack, view.lease.report) if view.lease is not None else ()
-    return min(max((message.epoch for message in heard if message is not None), default=0), MOST_EPOCH - 1)
-
-
-def _missing(context: ReconcileContext, allocation: JobAllocation) -> tuple[Apply | CreatePod, ...]:
-    view = context.view
-    there = {pod.name for pod in view.gang}
-    absent = [(rank, pod) for rank, pod in enumerate(allocation.pods) if pod not in there]
-    if not absent:
+def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[Apply | CreatePod, ...]:
+    view, allocation = context.view, context.allocation
+    if not missing:
         return ()
     objects = [*access_objects(view), (LEASE, lease_object(view))]
     return (
@@ -94,22 +77,17 @@ def _missing(context: ReconcileContext, allocation: JobAllocation) -> tuple[Appl
                     view, context.spec, allocation, rank=rank, pod=pod, gpu_resource=context.gpu_resource
                 )
             )
-            for rank, pod in absent
+            for rank, pod in enumerate(allocation.pods)
+            if pod in missing
         ),
     )
 
 
-def _waits(context: ReconcileContext) -> str:
-    waits = [
+def waits(context: ReconcileContext) -> str:
+    """Which pods do not run yet, and why, as text to append."""
+    found = [
         f"{pod.name}: {pod.reason} {pod.detail}".strip()
         for pod in context.view.gang
         if pod.reason and not pod.ready_for_plan
     ]
-    return "; " + "; ".join(waits) if waits else ""
-
-
-def _not_bound(context: ReconcileContext, allocation: JobAllocation, ready: int) -> str:
-    return (
-        f"only {ready} of {len(allocation.pods)} pods ran within {context.settings.bind_seconds:g} s, "
-        f"so all are deleted{_waits(context)}"
-    )
+    return "; " + "; ".join(found) if found else ""

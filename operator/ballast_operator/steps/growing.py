@@ -4,144 +4,95 @@ Until the plan names the new pods, a failure of theirs aborts the growth and doe
 From then on they are ranks like the others.
 """
 
-from ballast_policies.contract import Rank, pod_name
+import dataclasses
 
-from ballast_operator.api.cause import Cause
+from ballast_policies.contract import Rank
+from ballast_policies.protocol.moves import AbandonGrowth, Why
+from ballast_policies.protocol.observed import Deadline, Gang
+
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import pod_object
 from ballast_operator.steps.accounting import accrue_cost
-from ballast_operator.steps.acknowledgement import await_acknowledgement
 from ballast_operator.steps.context import (
     CreatePod,
-    DeletePod,
     ReconcileContext,
     StepResult,
     WritePlan,
-    seconds_since,
     with_condition,
 )
 from ballast_operator.steps.failure import describe
-from ballast_operator.views.assignment import AssignmentAction
-from ballast_operator.views.job import JobView
-from ballast_operator.views.pod import PodView
+from ballast_operator.steps.observed import seconds_left
 
 
-def delete_abandoned_pods(view: JobView) -> tuple[DeletePod, ...]:
-    """Deletions of pods of a growth that was aborted."""
-    allocation = view.status.allocation
-    if allocation is None:
-        return ()
-    return tuple(
-        DeletePod(pod.name, pod.uid)
-        for pod in view.gang
-        if pod.name not in allocation.pods and pod.rank >= allocation.first_newcomer and not pod.leaving
-    )
-
-
-def wants_to_grow(context: ReconcileContext) -> bool:
-    """Whether the allocator offers GPUs to this very gang, and it is in a state to take them."""
-    view, assignment = context.view, context.assignment
-    allocation, plan = view.status.allocation, view.launched_plan
-    if assignment is None or allocation is None or plan is None:
-        return False
-    offered = assignment.action is AssignmentAction.KEEP and bool(assignment.extra_nodes)
-    same_gang = (
-        assignment.launches == allocation.launch
-        and assignment.placement == allocation.placement
-        and len(plan.ranks) == len(allocation.pods)
-    )
-    able = view.acknowledged and not context.shortage and not delete_abandoned_pods(view)
-    return offered and same_gang and able
-
-
-def begin_growth(context: ReconcileContext) -> StepResult:
+def begin_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     """Write the larger gang into the status; its pods follow in the next pass."""
-    view, assignment, allocation = context.view, context.assignment, context.allocation
+    assignment, allocation = context.assignment, context.allocation
     assert assignment is not None
-    first = max(pod.rank for pod in view.gang) + 1
-    new = {
-        pod_name(view.name, allocation.launch, first + i): node
-        for i, node in enumerate(assignment.extra_nodes)
-    }
+    new = dict(zip(gang.joining, assignment.extra_nodes, strict=True))
     allocation = allocation.with_pods(
         {**allocation.node_of, **new},
-        joining=tuple(new),
+        joining=gang.joining,
         joining_since=context.now,
-        first_newcomer=first,
+        first_newcomer=gang.first_newcomer,
     )
-    status = accrue_cost(context, view.status).replace(allocation=allocation)
+    status = accrue_cost(context, context.view.status).replace(allocation=allocation)
     message = f"to join: {', '.join(new)}; no other job can use these GPUs of pool {allocation.pool}"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWING, message)
     return StepResult(status=status, requeue_after_seconds=0.0)
 
 
-def continue_growth(context: ReconcileContext) -> StepResult:
-    """One pass of a growth that is in the status: create its pods, write the plan, or abandon it."""
-    view, allocation, plan = context.view, context.allocation, context.plan
-    assert allocation.joining_since is not None
-    if plan.rank_of(allocation.joining[0]) is not None:
-        return _await_join(context)
-    joining = {pod.name: pod for pod in view.gang if pod.name in allocation.joining}
-    for pod in joining.values():
-        if not pod.alive or pod.leaving:
-            return _abandon(context, f"pod {pod.name} is deleted" if pod.alive else describe(pod))
-    ready = [joining[name] for name in allocation.joining if name in joining and joining[name].ready_for_plan]
-    if len(ready) == len(allocation.joining):
-        return _write_grown_plan(context, ready)
-    limit = context.settings.bind_seconds
-    left = limit - seconds_since(context, allocation.joining_since)
-    if left <= 0:
-        return _abandon(
-            context, f"only {len(ready)} of {len(allocation.joining)} pods ran within {limit:g} s"
-        )
+def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepResult:
+    """Create these of the pods that are to join."""
+    allocation = context.allocation
+    numbers = {name: allocation.first_newcomer + i for i, name in enumerate(allocation.joining)}
     creations = tuple(
         CreatePod(
             pod_object(
-                view,
+                context.view,
                 context.spec,
                 allocation,
-                rank=allocation.first_newcomer + i,
+                rank=numbers[name],
                 pod=name,
                 gpu_resource=context.gpu_resource,
             )
         )
-        for i, name in enumerate(allocation.joining)
-        if name not in joining
+        for name in pods
     )
-    return StepResult(status=view.status, actions=creations, requeue_after_seconds=left)
+    return StepResult(
+        status=context.view.status,
+        actions=creations,
+        requeue_after_seconds=seconds_left(context, Deadline.BIND),
+    )
 
 
-def _write_grown_plan(context: ReconcileContext, ready: list[PodView]) -> StepResult:
+def write_grown_plan(context: ReconcileContext, epoch: int) -> StepResult:
     """All new pods run: the plan's next epoch names them."""
     plan, allocation = context.plan, context.allocation
+    pods = {pod.name: pod for pod in context.view.gang}
     new = tuple(
-        Rank(rank=len(plan.ranks) + i, pod=pod.name, address=pod.address, gpu_type=allocation.gpu_type)
-        for i, pod in enumerate(ready)
+        Rank(
+            rank=len(plan.ranks) + i,
+            pod=name,
+            address=pods[name].address,
+            gpu_type=allocation.gpu_type,
+        )
+        for i, name in enumerate(allocation.joining)
     )
     grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {allocation.pool}")
     return StepResult(
         status=context.view.status,
-        actions=(WritePlan(grown),),
+        actions=(WritePlan(dataclasses.replace(grown, epoch=epoch)),),
         requeue_after_seconds=context.settings.start_seconds,
     )
 
 
-def _await_join(context: ReconcileContext) -> StepResult:
-    """The plan names the new pods: the growth is done when rank 0 acknowledges it."""
-    plan, allocation = context.plan, context.allocation
-    waiting = await_acknowledgement(
-        context,
-        plan,
-        change="growth",
-        seconds=context.settings.start_seconds,
-        cause=Cause.GROW_TIMEOUT,
-    )
-    if waiting is not None:
-        return waiting
+def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
+    """Rank 0 has acknowledged the plan with the new pods."""
+    allocation = context.allocation
     node_of = allocation.node_of
-    grown = allocation.with_pods({rank.pod: node_of[rank.pod] for rank in plan.ranks}, joining=())
+    grown = allocation.with_pods({pod: node_of[pod] for pod in gang.pods}, joining=())
     status = context.view.status.replace(allocation=grown)
-    message = f"{', '.join(allocation.joining)} joined; {len(plan.ranks)} ranks train"
+    message = f"{', '.join(allocation.joining)} joined; {len(gang.pods)} ranks train"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
     return StepResult(
         status=status,
@@ -151,13 +102,23 @@ def _await_join(context: ReconcileContext) -> StepResult:
     )
 
 
-def _abandon(context: ReconcileContext, why: str) -> StepResult:
-    """Back to the gang that trains; the new pods are deleted, in this pass or the next."""
+def abandon_growth(context: ReconcileContext, move: AbandonGrowth) -> StepResult:
+    """Back to the gang that trains; the new pods are deleted in the next pass."""
     allocation = context.allocation
-    smaller = allocation.with_pods(
-        {pod: node for pod, node in allocation.node_of.items() if pod not in allocation.joining}, joining=()
-    )
+    node_of = allocation.node_of
+    smaller = allocation.with_pods({pod: node_of[pod] for pod in move.gang.pods}, joining=())
     status = accrue_cost(context, context.view.status).replace(allocation=smaller)
-    message = f"{why}; the gang continues without the new pods"
+    message = f"{_abandoned_because(context, move)}; the gang continues without the new pods"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWTH_GIVEN_UP, message)
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
+
+
+def _abandoned_because(context: ReconcileContext, move: AbandonGrowth) -> str:
+    pods = {pod.name: pod for pod in context.view.gang}
+    if move.why is Why.POD_DELETED:
+        return f"pod {move.pod} is deleted"
+    if move.why is Why.POD_FAILED:
+        return describe(pods[move.pod])
+    joining = context.allocation.joining
+    ready = sum(name in pods and pods[name].ready_for_plan for name in joining)
+    return f"only {ready} of {len(joining)} pods ran within {context.settings.bind_seconds:g} s"

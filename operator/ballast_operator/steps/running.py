@@ -1,28 +1,15 @@
-"""A gang that has its plan: follow its reports, answer its proposals, grow it."""
+"""A gang that has its plan: follow its reports."""
 
-import dataclasses
 import datetime
 import math
 from typing import TypeVar
 
 from ballast_policies.contract import Directive, Report
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time
-from ballast_operator.steps.context import (
-    ReconcileContext,
-    StepResult,
-    WritePlan,
-    seconds_since,
-    with_condition,
-)
-from ballast_operator.steps.failure import find_failure, settling
-from ballast_operator.steps.growing import begin_growth, continue_growth, delete_abandoned_pods, wants_to_grow
-from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
-from ballast_operator.steps.shrinking import answer_proposal, continue_shrink, open_proposal
-from ballast_operator.steps.stopping import begin_termination
+from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition
 
 N = TypeVar("N", int, float)
 
@@ -31,38 +18,6 @@ LONGEST_ETA_SECONDS = 100 * 365 * 86_400.0
 
 KEPT_REBALANCES = 20
 """How many entries ``status.rebalances`` keeps, newest last."""
-
-
-def run_gang(context: ReconcileContext) -> StepResult:
-    """One pass of a launch whose plan is written."""
-    view = context.view
-    failure = find_failure(context) or _silent_exit(context)
-    if failure is not None:
-        return begin_termination(context, *failure)
-    status = track_progress(context)
-    if view.status.allocation is not None and view.status.allocation.joining:
-        result = continue_growth(_with_status(context, status))
-    elif view.shrinking:
-        result = continue_shrink(_with_status(context, status))
-    else:
-        proposal = open_proposal(context)
-        if proposal is not None:
-            result = answer_proposal(_with_status(context, status), proposal)
-        elif wants_to_grow(context):
-            result = begin_growth(_with_status(context, status))
-        else:
-            result = StepResult(status=status, requeue_after_seconds=_next_look(context))
-    written = any(isinstance(action, WritePlan) for action in result.actions)
-    lost = () if written else missing_objects(context)
-    result = dataclasses.replace(result, actions=(*lost, *delete_abandoned_pods(view), *result.actions))
-    if any(not pod.alive for pod in view.gang) or settling(context):
-        return dataclasses.replace(
-            result, requeue_after_seconds=min(result.requeue_after_seconds or 1.0, 1.0)
-        )
-    return dataclasses.replace(
-        result,
-        requeue_after_seconds=min(result.requeue_after_seconds or SILENCE_SECONDS, SILENCE_SECONDS),
-    )
 
 
 def track_progress(context: ReconcileContext) -> TrainingJobStatus:
@@ -148,28 +103,11 @@ def _rebalanced(context: ReconcileContext, status: TrainingJobStatus, report: Re
     return with_condition(context, status, JobCondition.REBALANCED, True, JobReason.LAYERS_MOVED, message)
 
 
-def _silent_exit(context: ReconcileContext) -> tuple[Cause, str] | None:
-    """Every rank exited with success, but the trainer never announced the last step."""
-    view = context.view
-    quiet = view.lease.quiet_seconds if view.lease is not None else 0.0
-    if not view.kept or any(pod.phase != "Succeeded" for pod in view.kept):
-        return None
-    if quiet < context.settings.exit_seconds:
-        return None
-    return (
-        Cause.USER_ERROR,
-        "every rank exited with success, but training is not done: the lease names no last step",
-    )
-
-
-def _next_look(context: ReconcileContext) -> float:
+def next_look(context: ReconcileContext) -> float:
+    """Seconds until a gang that trains, or whose ranks meet, is looked at again."""
     view, settings = context.view, context.settings
     if view.acknowledged or view.plan_written is None:
         return settings.heartbeat_seconds
     if view.launched_plan is not None and view.launched_plan.directive is not Directive.RUN:
         return settings.heartbeat_seconds
     return max(1.0, settings.start_seconds - seconds_since(context, view.plan_written))
-
-
-def _with_status(context: ReconcileContext, status: TrainingJobStatus) -> ReconcileContext:
-    return dataclasses.replace(context, view=dataclasses.replace(context.view, status=status))

@@ -1,25 +1,22 @@
-"""End a launch: decide it once, let the trainer save, delete the pods, then release the GPUs."""
+"""End a launch: decide it once, let the trainer save, and release the GPUs when no pod is left."""
 
+import dataclasses
 import datetime
 
-from ballast_policies.contract import Directive, ExitReason
+from ballast_policies.protocol.observed import Deadline
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import Ending, JobAllocation, Progress, TrainingJobStatus
+from ballast_operator.api.training_job_status import Ending, Progress, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
-    Action,
-    DeleteJob,
-    DeletePod,
     ReconcileContext,
     StepResult,
     WritePlan,
     seconds_since,
     with_condition,
 )
-from ballast_operator.views.clock import Time
-from ballast_operator.views.pod import PodView
+from ballast_operator.steps.observed import seconds_left
 
 CHANGES = {JobCondition.REPACKED: JobReason.REPACKING, JobCondition.GROWN: JobReason.GROWING}
 """Condition of a change of the gang's size -> its reason while the change is under way."""
@@ -56,65 +53,20 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
     return StepResult(status=status, requeue_after_seconds=0.0, metric_increments=increments, allocate=True)
 
 
-def stop_gang(context: ReconcileContext) -> StepResult:
-    """One pass of a launch that is ending."""
-    view, settings = context.view, context.settings
-    allocation, ending = context.allocation, context.allocation.ending
+def ask_to_save(context: ReconcileContext, epoch: int) -> StepResult:
+    """The plan's next epoch tells the ranks to save a checkpoint and exit."""
+    ending = context.allocation.ending
     assert ending is not None
-    alive = view.alive
-    if ending.cause is Cause.COMPLETED or view.finished_step is not None:
-        return _finish(context, allocation, ending)
-    if ending.cause.graceful and alive:
-        waited = _save_first(context, ending)
-        if waited is not None:
-            return waited
-    # A pod at fault has ended and holds no GPU: it stays for its log until the next launch ends.
-    leftovers = tuple(pod for pod in view.pods if not (pod.launch == allocation.launch and pod.at_fault))
-    if leftovers:
-        actions = deletions(context, leftovers, since=ending.since)
-        return StepResult(status=view.status, actions=actions, requeue_after_seconds=settings.exit_seconds)
-    return _release_gpus(context, ending)
+    plan = dataclasses.replace(context.plan.stop(ending.message), epoch=epoch)
+    left = seconds_left(context, Deadline.SAVE)
+    return StepResult(status=context.view.status, actions=(WritePlan(plan),), requeue_after_seconds=left)
 
 
-def deletions(context: ReconcileContext, pods: tuple[PodView, ...], *, since: Time) -> tuple[Action, ...]:
-    """Delete these pods; those on a dead node without grace, since its kubelet cannot confirm it."""
-    overdue = seconds_since(context, since) > context.settings.exit_seconds
-    wanted: list[Action] = []
-    for pod in pods:
-        if not pod.node_ready and overdue:
-            wanted.append(DeletePod(pod.name, pod.uid, grace_seconds=0))
-        elif not pod.leaving:
-            wanted.append(DeletePod(pod.name, pod.uid))
-    return tuple(wanted)
-
-
-def _save_first(context: ReconcileContext, ending: Ending) -> StepResult | None:
-    """Ask the trainer to save a checkpoint and stop; None: delete the pods now."""
-    view, settings = context.view, context.settings
-    plan = view.launched_plan
-    left = settings.stop_seconds - seconds_since(context, ending.since)
-    someone_failed = any(
-        pod.phase == "Failed" and (pod.message is None or pod.message.reason is not ExitReason.STOPPED)
-        for pod in view.kept
-    )
-    if plan is None or left <= 0 or someone_failed or not any(pod.alive for pod in view.kept):
-        return None
-    if plan.directive is Directive.CHECKPOINT_AND_STOP:
-        return StepResult(status=view.status, requeue_after_seconds=left)
-    return StepResult(
-        status=view.status, actions=(WritePlan(plan.stop(ending.message)),), requeue_after_seconds=left
-    )
-
-
-def _finish(context: ReconcileContext, allocation: JobAllocation, ending: Ending) -> StepResult:
-    """The job is done: its pods exit and are kept for their logs; those that do not exit are deleted."""
-    view, settings = context.view, context.settings
-    left = settings.exit_seconds - seconds_since(context, ending.since)
-    if view.alive:
-        overdue = tuple(DeletePod(pod.name, pod.uid) for pod in view.alive if not pod.leaving)
-        return StepResult(
-            status=view.status, actions=overdue if left <= 0 else (), requeue_after_seconds=max(left, 1.0)
-        )
+def succeed(context: ReconcileContext) -> StepResult:
+    """The job is done and its pods have ended: it holds nothing."""
+    view, allocation = context.view, context.allocation
+    ending = allocation.ending
+    assert ending is not None
     status = accrue_cost(context, view.status)
     if view.finished_step is not None:
         last = status.progress if status.progress is not None else Progress()
@@ -131,11 +83,12 @@ def _finish(context: ReconcileContext, allocation: JobAllocation, ending: Ending
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 
 
-def _release_gpus(context: ReconcileContext, ending: Ending) -> StepResult:
-    """No pod of the launch is left: its GPUs are free."""
-    view, limit = context.view, context.spec.backoff_limit
-    status = accrue_cost(context, view.status).replace(allocation=None)
-    if ending.cause.counts and status.counted_restarts > limit:
+def release_gpus(context: ReconcileContext, *, failed: bool) -> StepResult:
+    """No pod of the launch is left: its GPUs are free. ``failed``: the job is not launched again."""
+    limit, ending = context.spec.backoff_limit, context.allocation.ending
+    assert ending is not None
+    status = accrue_cost(context, context.view.status).replace(allocation=None)
+    if failed:
         status = status.replace(finished_at=context.now, next_launch_at=None)
         times = status.counted_restarts
         message = f"failed {times} times, backoffLimit={limit}; last: {ending.message}"
@@ -164,15 +117,3 @@ def _pause(context: ReconcileContext, status: TrainingJobStatus, cause: Cause) -
     ran_well = seconds_since(context, context.allocation.since) > 2 * settings.restart_max_seconds
     doubled = settings.restart_base_seconds * 2.0 ** (0 if ran_well else status.restarts[cause] - 1)
     return datetime.timedelta(seconds=min(doubled, settings.restart_max_seconds))
-
-
-def reconcile_finished(context: ReconcileContext) -> StepResult:
-    """Delete pods that should not be alive, and the job itself when its time is over."""
-    view, ttl = context.view, context.spec.ttl_seconds
-    actions: tuple[Action, ...] = tuple(DeletePod(pod.name, pod.uid) for pod in view.alive if not pod.leaving)
-    if ttl is None or view.status.finished_at is None:
-        return StepResult(status=view.status, actions=actions)
-    left = ttl - seconds_since(context, view.status.finished_at)
-    if left <= 0:
-        return StepResult(status=view.status, actions=(*actions, DeleteJob(view.uid)))
-    return StepResult(status=view.status, actions=actions, requeue_after_seconds=left)

@@ -1,85 +1,56 @@
 """A job without GPUs: wait with a reason, or write the next launch into the status."""
 
-from ballast_policies.contract import pod_name
-from ballast_policies.rounds import Placement
+from ballast_policies.protocol.moves import Wait, WaitFor
+from ballast_policies.protocol.observed import Deadline, Gang
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Decision, JobAllocation, TrainingJobStatus
-from ballast_operator.steps.context import (
-    DeletePod,
-    ReconcileContext,
-    StepResult,
-    seconds_since,
-    with_condition,
-)
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.steps.context import ReconcileContext, StepResult, with_condition
+from ballast_operator.steps.observed import seconds_left
+from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import show
+
+LOOK_AGAIN_SECONDS = 5.0
+"""Until a job that waits for GPUs is looked at again, even if nothing is told."""
 
 ENDED_REASONS = frozenset(Cause) - {Cause.COMPLETED}
 """Reasons of Running that say why the last launch ended."""
 
 
-def wait_or_launch(context: ReconcileContext) -> StepResult:
-    """One pass of a job without a gang.
-
-    The launch is only written into the status here (``status.allocation``): the pods follow in the next
-    pass, so that a crash at any point finds either nothing or the intent.
-    """
+def wait(context: ReconcileContext, waiting: Wait) -> StepResult:
+    """A job without a gang waits; its condition Admitted says for what."""
     view, status, assignment = context.view, context.view.status, context.assignment
-    if view.alive:
-        return StepResult(
-            status=_not_admitted(
-                context,
-                status,
-                JobReason.WAITING_FOR_RELEASED_PODS,
-                f"pods of an earlier launch are not gone yet: {', '.join(pod.name for pod in view.alive)}",
-            ),
-            actions=tuple(DeletePod(pod.name, pod.uid) for pod in view.alive if not pod.leaving),
-            requeue_after_seconds=5.0,
-        )
-    if context.spec.suspend:
-        return StepResult(status=_not_admitted(context, status, JobReason.SUSPENDED, "spec.suspend is set"))
-    if status.next_launch_at is not None and status.next_launch_at > context.now:
-        pause = -seconds_since(context, status.next_launch_at)
-        return StepResult(
-            status=_not_admitted(
-                context,
-                status,
-                JobReason.BACKING_OFF,
+    match waiting.reason:
+        case WaitFor.OLD_PODS:
+            alive = ", ".join(pod.name for pod in view.alive)
+            message = f"pods of an earlier launch are not gone yet: {alive}"
+            status = _not_admitted(context, status, JobReason.WAITING_FOR_RELEASED_PODS, message)
+            return StepResult(status=status, requeue_after_seconds=LOOK_AGAIN_SECONDS)
+        case WaitFor.RESUME:
+            return StepResult(
+                status=_not_admitted(context, status, JobReason.SUSPENDED, "spec.suspend is set")
+            )
+        case WaitFor.PAUSE:
+            assert status.next_launch_at is not None
+            message = (
                 f"failed {status.counted_restarts} of at most {context.spec.backoff_limit + 1} times; "
-                f"the next launch is not before {show(status.next_launch_at)}",
-            ),
-            requeue_after_seconds=pause,
-        )
-    if (
-        assignment is None
-        or assignment.launches != status.launches
-        or assignment.action is AssignmentAction.KEEP
-    ):
-        if status.condition(JobCondition.ADMITTED) is None:
-            text = "the allocator has not looked at the job yet"
-            status = _not_admitted(context, status, JobReason.PENDING, text)
-        return StepResult(status=status, allocate=True, requeue_after_seconds=5.0)
-    status = decided(status, assignment)
-    placement = assignment.placement
-    if assignment.action is AssignmentAction.RELEASE or placement is None:
-        return StepResult(status=_not_admitted(context, status, assignment.reason, assignment.why))
-    if context.shortage:
-        return StepResult(
-            status=_not_admitted(
-                context,
-                status,
-                JobReason.WAITING_FOR_RELEASED_PODS,
-                f"{assignment.chosen}: {context.shortage}",
-            ),
-            requeue_after_seconds=5.0,
-        )
-    return StepResult(
-        status=_launch(context, status, assignment, placement),
-        requeue_after_seconds=0.0,
-        metric_increments=(("launches", placement.pool, 1),),
-    )
+                f"the next launch is not before {show(status.next_launch_at)}"
+            )
+            status = _not_admitted(context, status, JobReason.BACKING_OFF, message)
+            return StepResult(status=status, requeue_after_seconds=seconds_left(context, Deadline.PAUSE))
+        case WaitFor.GPUS if assignment is not None:
+            status = decided(status, assignment)
+            return StepResult(status=_not_admitted(context, status, assignment.reason, assignment.why))
+        case WaitFor.FREE_GPUS if assignment is not None:
+            message = f"{assignment.chosen}: {context.shortage}"
+            status = decided(status, assignment)
+            status = _not_admitted(context, status, JobReason.WAITING_FOR_RELEASED_PODS, message)
+            return StepResult(status=status, requeue_after_seconds=LOOK_AGAIN_SECONDS)
+    if status.condition(JobCondition.ADMITTED) is None:
+        text = "the allocator has not looked at the job yet"
+        status = _not_admitted(context, status, JobReason.PENDING, text)
+    return StepResult(status=status, allocate=True, requeue_after_seconds=LOOK_AGAIN_SECONDS)
 
 
 def decided(status: TrainingJobStatus, assignment: Assignment) -> TrainingJobStatus:
@@ -97,26 +68,38 @@ def decided(status: TrainingJobStatus, assignment: Assignment) -> TrainingJobSta
     return status.replace(last_decision=decision)
 
 
-def _launch(
-    context: ReconcileContext, status: TrainingJobStatus, assignment: Assignment, placement: Placement
-) -> TrainingJobStatus:
-    launch = status.launches + 1
-    pods = tuple(pod_name(context.view.name, launch, rank) for rank in range(len(placement.nodes)))
+def launch(context: ReconcileContext, gang: Gang) -> StepResult:
+    """Write the next launch into the status.
+
+    The pods follow in the next pass, so that a crash at any point finds either nothing or the intent.
+    """
+    assignment = context.assignment
+    assert assignment is not None and assignment.placement is not None
+    placement = assignment.placement
     allocation = JobAllocation(
-        launch=launch,
+        launch=gang.launch,
         gpu_type=placement.gpu_type,
         pool=placement.pool,
-        gpus=len(pods),
-        pods=pods,
+        gpus=len(gang.pods),
+        pods=gang.pods,
         nodes=placement.nodes,
         plan_id=assignment.plan_id,
         since=context.now,
     )
-    status = status.replace(allocation=allocation, launches=launch, next_launch_at=None)
+    status = decided(context.view.status, assignment)
+    status = status.replace(allocation=allocation, launches=gang.launch, next_launch_at=None)
     admitted = assignment.why or assignment.chosen
     status = with_condition(context, status, JobCondition.ADMITTED, True, JobReason.ASSIGNED, admitted)
-    return with_condition(
-        context, status, JobCondition.RUNNING, False, JobReason.PODS_STARTING, f"0 of {len(pods)} pods run"
+    status = with_condition(
+        context,
+        status,
+        JobCondition.RUNNING,
+        False,
+        JobReason.PODS_STARTING,
+        f"0 of {len(gang.pods)} pods run",
+    )
+    return StepResult(
+        status=status, requeue_after_seconds=0.0, metric_increments=(("launches", placement.pool, 1),)
     )
 
 

@@ -114,20 +114,27 @@ def own_use(
     """Node -> GPUs that pods of jobs hold, or that written launches other than ``but``'s count on."""
     used: Counter[str] = Counter()
     counted: set[tuple[str, str]] = set()
+    ended: set[tuple[str, str]] = set()
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
         namespace = pod["metadata"].get("namespace", "")
-        if JOB_LABEL not in labels or not _lives(pod):
+        if JOB_LABEL not in labels:
             continue
-        counted.add((namespace, pod["metadata"]["name"]))
+        name = (namespace, pod["metadata"]["name"])
+        if not _lives(pod):
+            ended.add(name)
+            continue
+        counted.add(name)
         node = pinned_node(pod)
         if node:
             used[node] += pod_gpus(pod, resource)
     for key, gang in allocations.items():
-        if key == but or gang.ending is not None:
+        if key == but:
             continue
         for pod_name, node in gang.node_of.items():
-            if (key[0], pod_name) not in counted:
+            name = (key[0], pod_name)
+            # A pod of a launch that ends may exist without being known here, until the launch is released.
+            if name not in counted and not (gang.ending is not None and name in ended):
                 used[node] += 1
     return used
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 from ballast_operator.api.cause import Cause
-from ballast_operator.steps.failure import describe, find_failure
+from ballast_operator.steps.failure import describe
+from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
 
@@ -68,18 +69,22 @@ CASES = {
 }
 
 
+def cause(context):
+    ending = take_step(context).status.allocation.ending
+    return None if ending is None else ending.cause
+
+
 @pytest.mark.parametrize(("view", "want"), CASES.values(), ids=CASES.keys())
 def test_a_launch_fails_by(view, want):
     """None: it has not failed, or the first cause is still waited for."""
-    found = find_failure(a_context(view))
-    assert (None if found is None else found[0]) == want
+    assert cause(a_context(view)) == want
 
 
 def test_a_plan_that_is_never_acknowledged_is_a_hung_start():
     """After start_seconds; before that it is waited for."""
     view = a_running_view(lease=None)
-    assert find_failure(a_context(view, seconds=299)) is None
-    assert find_failure(a_context(view, seconds=301))[0] is Cause.HUNG
+    assert cause(a_context(view, seconds=299)) is None
+    assert cause(a_context(view, seconds=301)) is Cause.HUNG
 
 
 def test_an_end_is_described_by_pod_exit_code_reason_and_message():

@@ -2,7 +2,7 @@
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import Apply, CreatePod, WritePlan
-from ballast_operator.steps.gang import start_gang
+from ballast_operator.steps.take_step import take_step
 from ballast_policies.contract import Directive
 
 from tests.operator.steps.contexts import PODS, a_context, conditions, with_pod, without_pods
@@ -15,7 +15,7 @@ def launched(*, plan=None):
 
 def test_a_launch_creates_what_pods_need_and_every_pod():
     """Service account, role, binding and lease before the four pods."""
-    result = start_gang(a_context(without_pods(launched())))
+    result = take_step(a_context(without_pods(launched())))
     kinds = [action.kind.kind for action in result.actions if isinstance(action, Apply)]
     assert kinds == ["ServiceAccount", "Role", "RoleBinding", "Lease"]
     pods = [action.body["metadata"]["name"] for action in result.actions if isinstance(action, CreatePod)]
@@ -28,7 +28,7 @@ def test_a_pod_that_waits_is_named_with_its_reason():
     view = with_pod(
         launched(), 2, phase="Pending", address="", reason="ImagePullBackOff", detail="no such image"
     )
-    result = start_gang(a_context(view, seconds=20))
+    result = take_step(a_context(view, seconds=20))
     assert (result.actions, result.requeue_after_seconds) == ((), 100.0)
     running = result.status.condition("Running")
     assert running.message == "3 of 4 pods run; job-1-2: ImagePullBackOff no such image"
@@ -36,14 +36,14 @@ def test_a_pod_that_waits_is_named_with_its_reason():
 
 def test_a_gang_that_is_not_complete_in_time_is_taken_back():
     """All or none: the launch ends as NotBound."""
-    result = start_gang(a_context(with_pod(launched(), 2, phase="Pending", address=""), seconds=121))
+    result = take_step(a_context(with_pod(launched(), 2, phase="Pending", address=""), seconds=121))
     assert result.status.allocation.ending.cause is Cause.NOT_BOUND
     assert "only 3 of 4 pods ran within 120 s" in result.status.allocation.ending.message
 
 
 def test_a_complete_gang_gets_a_plan_with_every_address():
     """One epoch after the last launch's, eight layers over four ranks."""
-    result = start_gang(a_context(launched(plan=a_plan(PODS, launch=7, epoch=4))))
+    result = take_step(a_context(launched(plan=a_plan(PODS, launch=7, epoch=4))))
     (action,) = result.actions
     assert isinstance(action, WritePlan)
     plan = action.plan

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from ballast_operator.steps.context import CreatePod, DeletePod, WritePlan
-from ballast_operator.steps.growing import begin_growth, continue_growth, delete_abandoned_pods, wants_to_grow
+from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 from ballast_policies.rounds import Placement
@@ -49,24 +49,26 @@ def ready(name, rank):
         (keep(), False),
         (keep(extra_nodes=("m",), launches=0), False),
         (keep(extra_nodes=("m",), placement=Placement(gpu_type="v100", pool="v100", nodes=("n",))), False),
-        (release(extra_nodes=("m",)), False),
+        (release(extra_nodes=("m",), launches=0), False),
     ],
     ids=["offered", "nothing offered", "an earlier launch", "another placement", "released"],
 )
 def test_a_gang_grows_when_gpus_are_offered_to_this_very_gang(assignment, want):
     """An offer to an earlier launch or another placement is out of date."""
-    assert wants_to_grow(a_context(a_running_view(), assignment=assignment)) is want
+    allocation = take_step(a_context(a_running_view(), assignment=assignment)).status.allocation
+    assert bool(allocation.joining) is want
 
 
 def test_a_gang_does_not_grow_while_the_offered_nodes_are_taken():
     """The shortage is what keeps it."""
     offer = keep(extra_nodes=("m",))
-    assert not wants_to_grow(a_context(a_running_view(), assignment=offer, shortage="0 of 1 GPUs are free"))
+    context = a_context(a_running_view(), assignment=offer, shortage="0 of 1 GPUs are free")
+    assert take_step(context).status.allocation.joining == ()
 
 
 def test_a_growth_is_written_into_the_status_before_its_pods_exist():
     """New pods are numbered behind the old ones; nothing is created in the same pass."""
-    result = begin_growth(a_context(a_running_view(), assignment=keep(extra_nodes=("m", "m"))))
+    result = take_step(a_context(a_running_view(), assignment=keep(extra_nodes=("m", "m"))))
     allocation = result.status.allocation
     assert (allocation.pods, allocation.gpus) == (PODS + NEW, 6)
     assert (allocation.joining, allocation.nodes[4:], allocation.first_newcomer) == (NEW, ("m", "m"), 4)
@@ -76,7 +78,7 @@ def test_a_growth_is_written_into_the_status_before_its_pods_exist():
 
 def test_missing_pods_of_a_growth_are_created():
     """Only those that do not exist yet."""
-    result = continue_growth(a_context(growing(ready(NEW[0], 4)), seconds=20))
+    result = take_step(a_context(growing(ready(NEW[0], 4)), seconds=20))
     (action,) = result.actions
     assert isinstance(action, CreatePod) and action.body["metadata"]["name"] == NEW[1]
     assert result.requeue_after_seconds == 100.0
@@ -84,7 +86,7 @@ def test_missing_pods_of_a_growth_are_created():
 
 def test_new_pods_join_by_a_plan_when_all_of_them_run():
     """The next epoch, with two more ranks."""
-    result = continue_growth(a_context(growing(ready(NEW[0], 4), ready(NEW[1], 5))))
+    result = take_step(a_context(growing(ready(NEW[0], 4), ready(NEW[1], 5))))
     (action,) = result.actions
     assert isinstance(action, WritePlan)
     assert (action.plan.epoch, action.plan.directive) == (2, Directive.GROW)
@@ -94,7 +96,7 @@ def test_new_pods_join_by_a_plan_when_all_of_them_run():
 def test_a_growth_is_done_when_rank_0_acknowledges_it():
     """Nothing is joining any more, and the GPUs are counted."""
     view = growing(ready(NEW[0], 4), ready(NEW[1], 5), plan=a_plan(PODS + NEW, epoch=2), acknowledged=2)
-    result = continue_growth(a_context(view))
+    result = take_step(a_context(view))
     assert (result.status.allocation.joining, result.status.allocation.gpus) == ((), 6)
     assert conditions(result)["Grown"] == (True, "RanksJoined")
     assert result.metric_increments == (("grown_gpus", "", 2),)
@@ -111,7 +113,7 @@ def test_a_growth_is_done_when_rank_0_acknowledges_it():
 )
 def test_a_growth_that_fails_leaves_the_gang_as_it_was(pods, seconds, want_words):
     """The four ranks train on; the message says what went wrong."""
-    result = continue_growth(a_context(growing(*pods), seconds=seconds))
+    result = take_step(a_context(growing(*pods), seconds=seconds))
     assert (result.status.allocation.pods, result.status.allocation.ending) == (PODS, None)
     assert conditions(result)["Grown"] == (False, "GrowthGivenUp")
     assert want_words in result.status.condition("Grown").message
@@ -124,4 +126,4 @@ def test_pods_of_a_growth_that_failed_are_deleted():
         allocation=view.status.allocation.with_pods(dict.fromkeys(PODS, "n"), joining=())
     )
     view = dataclasses.replace(view, status=status, lease=LeaseView(ack=Ack(epoch=1, step=0)))
-    assert delete_abandoned_pods(view) == (DeletePod(NEW[0], f"uid-{NEW[0]}"),)
+    assert take_step(a_context(view)).actions == (DeletePod(NEW[0], f"uid-{NEW[0]}"),)

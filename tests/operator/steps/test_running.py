@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import WritePlan
-from ballast_operator.steps.running import progress, run_gang
+from ballast_operator.steps.running import progress
+from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 
@@ -20,8 +21,8 @@ def reporting(**changes):
 
 def test_a_gang_runs_once_rank_0_has_acknowledged_the_plan():
     """Before that the conditions stay as they are."""
-    assert conditions(run_gang(a_context(a_running_view())))["Running"] == (True, "AllRanksTrain")
-    assert conditions(run_gang(a_context(a_running_view(lease=LeaseView())))) == {}
+    assert conditions(take_step(a_context(a_running_view())))["Running"] == (True, "AllRanksTrain")
+    assert conditions(take_step(a_context(a_running_view(lease=LeaseView())))) == {}
 
 
 def test_progress_has_the_report_the_percentage_and_the_expected_end():
@@ -52,9 +53,9 @@ def test_a_reported_number_outside_its_range_is_brought_into_it(report, want):
 def test_a_rebalance_is_listed_once_and_completed_by_later_reports():
     """The imbalance after it is measured later; the entry keeps its time."""
     first = reporting(rebalances=1, last_rebalance_step=40, imbalance_before=0.5)
-    status = run_gang(a_context(first, seconds=5)).status
+    status = take_step(a_context(first, seconds=5)).status
     second = reporting(rebalances=1, last_rebalance_step=40, imbalance_before=0.5, imbalance_after=0.1)
-    result = run_gang(a_context(dataclasses.replace(second, status=status), seconds=9))
+    result = take_step(a_context(dataclasses.replace(second, status=status), seconds=9))
     (entry,) = result.status.rebalances
     assert (entry.step, entry.time) == (40, after(5))
     assert (entry.imbalance_before, entry.imbalance_after) == (0.5, 0.1)
@@ -63,7 +64,7 @@ def test_a_rebalance_is_listed_once_and_completed_by_later_reports():
 
 def test_a_report_of_a_later_epoch_than_the_plan_is_left_alone():
     """It belongs to a plan that this pass does not see yet."""
-    assert run_gang(a_context(reporting(epoch=2))).status.progress is None
+    assert take_step(a_context(reporting(epoch=2))).status.progress is None
 
 
 def test_a_proposal_is_answered_before_the_gang_grows():
@@ -78,7 +79,7 @@ def test_a_proposal_is_answered_before_the_gang_grows():
         step_seconds_after=1.05,
     )
     view = a_running_view(lease=LeaseView(ack=ACKNOWLEDGED, proposal=proposal))
-    (action,) = run_gang(a_context(view, assignment=keep(extra_nodes=("m",)))).actions
+    (action,) = take_step(a_context(view, assignment=keep(extra_nodes=("m",)))).actions
     assert isinstance(action, WritePlan) and action.plan.directive is Directive.SHRINK
 
 
@@ -88,5 +89,5 @@ def test_ranks_that_exit_with_success_before_the_last_step_end_the_launch():
     view = dataclasses.replace(
         view, pods=tuple(dataclasses.replace(pod, phase="Succeeded", exit_code=0) for pod in view.pods)
     )
-    ending = run_gang(a_context(view)).status.allocation.ending
+    ending = take_step(a_context(view)).status.allocation.ending
     assert ending.cause is Cause.USER_ERROR and "names no last step" in ending.message

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 from ballast_operator.steps.context import DeletePod
-from ballast_operator.steps.shrinking import answer_proposal, continue_shrink, open_proposal, refusal
+from ballast_operator.steps.proposal import refusal
+from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, Proposal, Stage
 
@@ -60,6 +61,10 @@ def test_a_proposal_is_checked_against_the_spec_and_the_plan(repack, changes, wa
     assert want_words in said if want_words else said == ""
 
 
+def proposing(proposal):
+    return a_running_view(lease=LeaseView(ack=Ack(epoch=1, step=0), proposal=proposal))
+
+
 SHRUNK = a_plan(PODS[:2], epoch=2, directive=Directive.SHRINK)
 
 
@@ -71,31 +76,29 @@ def shrinking(*, acknowledged, released=True):
 
 def test_an_accepted_proposal_becomes_the_next_plan():
     """Repacked says which pods go; a refused one writes no plan and says why."""
-    context = a_context(a_running_view())
-    (action,) = answer_proposal(context, GOOD).actions
+    (action,) = take_step(a_context(proposing(GOOD))).actions
     assert [rank.pod for rank in action.plan.ranks] == list(PODS[:2])
-    late = answer_proposal(context, dataclasses.replace(GOOD, step_seconds_after=2.0))
+    late = take_step(a_context(proposing(dataclasses.replace(GOOD, step_seconds_after=2.0))))
     assert late.actions == () and conditions(late)["Repacked"] == (False, "ProposalRefused")
 
 
 def test_a_proposal_of_an_earlier_epoch_is_not_open():
     """The plan has changed since; only rank 0's answer to the present one counts."""
-    lease = LeaseView(ack=Ack(epoch=1, step=0), proposal=GOOD)
-    assert open_proposal(a_context(a_running_view(lease=lease))) == GOOD
-    stale = LeaseView(ack=Ack(epoch=1, step=0), proposal=dataclasses.replace(GOOD, epoch=3))
-    assert open_proposal(a_context(a_running_view(lease=stale))) is None
+    assert take_step(a_context(proposing(GOOD))).actions
+    stale = take_step(a_context(proposing(dataclasses.replace(GOOD, epoch=3))))
+    assert (stale.actions, "Repacked" in conditions(stale)) == ((), False)
 
 
 def test_released_pods_are_deleted_only_after_the_acknowledgement():
     """Exactly those, by name and uid."""
-    assert continue_shrink(a_context(shrinking(acknowledged=1))).actions == ()
-    actions = continue_shrink(a_context(shrinking(acknowledged=2))).actions
+    assert take_step(a_context(shrinking(acknowledged=1))).actions == ()
+    actions = take_step(a_context(shrinking(acknowledged=2))).actions
     assert actions == tuple(DeletePod(pod, f"uid-{pod}") for pod in PODS[2:])
 
 
 def test_a_shrink_is_recorded_when_the_released_pods_are_gone():
     """Survivors with their uids, the pause, and the predicted step times."""
-    result = continue_shrink(a_context(shrinking(acknowledged=2, released=False), seconds=5))
+    result = take_step(a_context(shrinking(acknowledged=2, released=False), seconds=5))
     (entry,) = result.status.repacks
     assert [(kept.name, kept.uid) for kept in entry.survivors] == [(pod, f"uid-{pod}") for pod in PODS[:2]]
     assert (entry.epoch, entry.step, entry.pause_ms, entry.time) == (2, 41, 12.5, after(5))

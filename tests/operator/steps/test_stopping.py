@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import DeleteJob, DeletePod, WritePlan
-from ballast_operator.steps.stopping import begin_termination, reconcile_finished, stop_gang
+from ballast_operator.steps.stopping import begin_termination
+from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive
 
@@ -70,29 +71,29 @@ def test_a_change_of_size_under_way_is_aborted_with_the_launch():
 def test_a_preempted_gang_saves_before_its_pods_are_deleted():
     """checkpointAndStop first; pods only when the time for it is over."""
     view = with_ending(a_running_view(), Cause.PREEMPTED)
-    (save,) = stop_gang(a_context(view, seconds=1)).actions
+    (save,) = take_step(a_context(view, seconds=1)).actions
     assert isinstance(save, WritePlan) and save.plan.directive is Directive.CHECKPOINT_AND_STOP
-    late = stop_gang(a_context(view, seconds=61)).actions
+    late = take_step(a_context(view, seconds=61)).actions
     assert late == tuple(DeletePod(pod, f"uid-{pod}") for pod in PODS)
 
 
 def test_a_failed_gang_is_deleted_without_saving():
     """The pod at fault stays for its log."""
     view = with_pod(a_running_view(), 2, phase="Failed", exit_code=1)
-    actions = stop_gang(a_context(with_ending(view, Cause.USER_ERROR))).actions
+    actions = take_step(a_context(with_ending(view, Cause.USER_ERROR))).actions
     assert [action.name for action in actions] == [PODS[0], PODS[1], PODS[3]]
 
 
 def test_pods_on_a_dead_node_are_deleted_without_grace():
     """Only after exit_seconds: the node may come back."""
     view = with_ending(with_pod(a_running_view(), 2, node_ready=False), Cause.NODE_LOST)
-    assert stop_gang(a_context(view, seconds=1)).actions[2].grace_seconds is None
-    assert stop_gang(a_context(view, seconds=11)).actions[2].grace_seconds == 0
+    assert take_step(a_context(view, seconds=1)).actions[2].grace_seconds is None
+    assert take_step(a_context(view, seconds=11)).actions[2].grace_seconds == 0
 
 
 def test_gpus_are_released_when_the_last_pod_is_gone():
     """The job waits for the next round."""
-    result = stop_gang(a_context(without_pods(with_ending(a_running_view(), Cause.PREEMPTED))))
+    result = take_step(a_context(without_pods(with_ending(a_running_view(), Cause.PREEMPTED))))
     assert result.status.allocation is None and result.allocate
     assert conditions(result)["Admitted"] == (False, "Pending")
 
@@ -101,7 +102,7 @@ def test_a_job_beyond_its_backoff_limit_has_failed():
     """Four failures with a limit of three."""
     view = without_pods(with_ending(a_running_view(), Cause.USER_ERROR, "boom"))
     view = dataclasses.replace(view, status=view.status.replace(restarts={"UserError": 3, "Hung": 1}))
-    result = stop_gang(a_context(view))
+    result = take_step(a_context(view))
     assert conditions(result)["Failed"] == (True, "BackoffLimitExceeded")
     assert result.status.finished_at == after(1)
     assert "failed 4 times" in result.status.condition("Failed").message
@@ -113,7 +114,7 @@ def test_a_completed_job_succeeds_when_its_pods_have_ended():
     view = dataclasses.replace(
         view, pods=tuple(dataclasses.replace(pod, phase="Succeeded") for pod in view.pods)
     )
-    result = stop_gang(a_context(with_ending(view, Cause.COMPLETED)))
+    result = take_step(a_context(with_ending(view, Cause.COMPLETED)))
     assert conditions(result)["Succeeded"] == (True, "AllStepsDone")
     assert (result.status.progress.step, result.status.progress.percent) == (100, 100)
     assert (result.status.allocation, result.actions) == (None, ())
@@ -122,8 +123,10 @@ def test_a_completed_job_succeeds_when_its_pods_have_ended():
 def test_a_finished_job_is_deleted_when_its_time_is_over():
     """ttlSecondsAfterFinished; before that the rest of it is waited for."""
     view = an_idle_view()
-    view = dataclasses.replace(view, status=view.status.replace(finished_at=NOW))
+    status = view.status.replace(finished_at=NOW)
+    status = status.with_condition("Succeeded", True, "AllStepsDone", "", now=NOW, generation=1)
+    view = dataclasses.replace(view, status=status)
     spec = {"ttl_seconds": 60}
-    assert reconcile_finished(a_context(view, seconds=20, spec=spec)).requeue_after_seconds == 40.0
-    assert reconcile_finished(a_context(view, seconds=60, spec=spec)).actions == (DeleteJob("uid-job"),)
-    assert reconcile_finished(a_context(view, seconds=60)).actions == ()
+    assert take_step(a_context(view, seconds=20, spec=spec)).requeue_after_seconds == 40.0
+    assert take_step(a_context(view, seconds=60, spec=spec)).actions == (DeleteJob("uid-job"),)
+    assert take_step(a_context(view, seconds=60)).actions == ()

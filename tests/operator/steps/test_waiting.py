@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.steps.context import DeletePod
-from ballast_operator.steps.waiting import decided, wait_or_launch
+from ballast_operator.steps.take_step import take_step
+from ballast_operator.steps.waiting import decided
 
 from tests.operator.steps.contexts import (
     FOUR_V100,
@@ -23,7 +24,7 @@ from tests.operator.steps.contexts import (
 
 def test_a_launch_is_written_into_the_status_before_its_pods_exist():
     """Number, placement and pod names; no action in the same pass."""
-    result = wait_or_launch(a_context(an_idle_view(), assignment=place(plan_id="round-3")))
+    result = take_step(a_context(an_idle_view(), assignment=place(plan_id="round-3")))
     allocation = result.status.allocation
     assert (allocation.launch, allocation.placement, allocation.pods) == (1, FOUR_V100, PODS)
     assert (allocation.gpus, allocation.plan_id, allocation.since) == (4, "round-3", after(1))
@@ -56,7 +57,7 @@ def test_a_job_waits_with_the_reason(status, context, want):
     """No launch is written."""
     view = an_idle_view()
     view = dataclasses.replace(view, status=view.status.replace(**status))
-    result = wait_or_launch(a_context(view, **context))
+    result = take_step(a_context(view, **context))
     assert result.status.allocation is None
     assert conditions(result)["Admitted"] == (False, want)
 
@@ -64,7 +65,7 @@ def test_a_job_waits_with_the_reason(status, context, want):
 def test_pods_of_an_earlier_launch_are_deleted_before_the_next_one():
     """Two launches never hold GPUs at once."""
     view = dataclasses.replace(an_idle_view(), pods=(a_pod("job-1-0", 0, phase="Running"),))
-    result = wait_or_launch(a_context(view, assignment=place()))
+    result = take_step(a_context(view, assignment=place()))
     assert result.actions == (DeletePod("job-1-0", "uid-job-1-0"),)
     assert conditions(result)["Admitted"] == (False, "WaitingForReleasedPods")
 
@@ -77,7 +78,7 @@ def test_why_the_last_launch_ended_is_kept_while_the_job_waits():
     )
     view = dataclasses.replace(view, status=status)
     waiting = release(launches=0, reason=JobReason.WAITING_FOR_CAPACITY)
-    running = wait_or_launch(a_context(view, assignment=waiting)).status.condition("Running")
+    running = take_step(a_context(view, assignment=waiting)).status.condition("Running")
     assert running.message == "ValueError: boom"
 
 

@@ -1,0 +1,168 @@
+"""What the state machine looks at, read from a pass's context."""
+
+import math
+
+from ballast_policies.contract import Directive, ExitReason
+from ballast_policies.protocol.observed import (
+    Deadline,
+    Failure,
+    Gang,
+    Observed,
+    Offer,
+    OfferKind,
+    Phase,
+    Pod,
+    ProposedShrink,
+    WrittenPlan,
+)
+
+from ballast_operator.steps.context import ReconcileContext, seconds_since
+from ballast_operator.steps.proposal import refusal
+from ballast_operator.views.lease import LeaseView
+from ballast_operator.views.pod import PodView
+
+
+def observed(context: ReconcileContext) -> Observed:
+    """The job as the machine sees it."""
+    view, spec, status = context.view, context.spec, context.view.status
+    allocation, plan, lease = status.allocation, view.plan, view.lease
+    gang = None
+    if allocation is not None:
+        gang = Gang(
+            launch=allocation.launch,
+            pods=allocation.pods,
+            joining=allocation.joining,
+            first_newcomer=allocation.first_newcomer,
+            ending=allocation.ending.cause if allocation.ending is not None else None,
+        )
+    written = None
+    if plan is not None:
+        names = tuple(rank.pod for rank in plan.ranks)
+        written = WrittenPlan(plan.epoch, plan.launch, plan.directive, names)
+    return Observed(
+        job=view.name,
+        ended=status.finished,
+        launches=status.launches,
+        gang=gang,
+        plan=written,
+        pods=tuple(_pod(pod) for pod in view.pods),
+        acknowledged=lease.ack.epoch if lease is not None and lease.ack is not None else 0,
+        heard=_heard(lease),
+        proposal=_proposal(context),
+        finished=view.finished_step is not None,
+        suspended=spec.suspend,
+        offer=_offer(context),
+        gpus_free=not context.shortage,
+        over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),
+        tries_left=status.counted_restarts <= spec.backoff_limit,
+    )
+
+
+def seconds_left(context: ReconcileContext, deadline: Deadline) -> float:
+    """Until ``deadline`` passes; 0 or less: it has; infinite: it is not set."""
+    since = _since(context, deadline)
+    return math.inf if since is None else _limit(context, deadline) - since
+
+
+def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
+    """Seconds that what ``deadline`` limits has lasted; None: it does not last."""
+    view, status, lease = context.view, context.view.status, context.view.lease
+    allocation = status.allocation
+    ending = allocation.ending if allocation is not None else None
+    written = view.plan_written if view.launched_plan is not None else None
+    begun = None
+    match deadline:
+        case Deadline.HEARTBEAT:
+            return lease.quiet_seconds if lease is not None else 0.0
+        case Deadline.QUIET:  # a lease that does not exist will not be renewed
+            return lease.quiet_seconds if lease is not None else math.inf
+        case Deadline.PAUSE:
+            return 0.0 if status.next_launch_at is None else seconds_since(context, status.next_launch_at)
+        case Deadline.BIND if allocation is not None:
+            begun = allocation.joining_since if allocation.joining else allocation.since
+        case Deadline.ACKNOWLEDGEMENT:
+            begun = written
+        case Deadline.SAVE:
+            begun = ending.since if ending is not None else None
+        case Deadline.EXIT if allocation is None:
+            return math.inf  # what is left of an earlier launch has had its time
+        case Deadline.EXIT:
+            begun = ending.since if ending is not None else written
+        case Deadline.KEPT:
+            begun = status.finished_at
+    return None if begun is None else seconds_since(context, begun)
+
+
+def _limit(context: ReconcileContext, deadline: Deadline) -> float:
+    """How long what ``deadline`` limits may last, in seconds."""
+    settings, plan = context.settings, context.view.launched_plan
+    match deadline:
+        case Deadline.PAUSE:
+            return 0.0
+        case Deadline.BIND:
+            return settings.bind_seconds
+        case Deadline.ACKNOWLEDGEMENT:
+            shrinks = plan is not None and plan.directive is Directive.SHRINK
+            return settings.shrink_seconds if shrinks else settings.start_seconds
+        case Deadline.HEARTBEAT:
+            return settings.heartbeat_seconds
+        case Deadline.QUIET | Deadline.EXIT:
+            return settings.exit_seconds
+        case Deadline.SAVE:
+            return settings.stop_seconds
+        case Deadline.KEPT:
+            return math.inf if context.spec.ttl_seconds is None else context.spec.ttl_seconds
+
+
+def _heard(lease: LeaseView | None) -> int:
+    """The highest epoch that the trainer has spoken of."""
+    heard = (lease.ack, lease.report) if lease is not None else ()
+    return max((message.epoch for message in heard if message is not None), default=0)
+
+
+def _pod(pod: PodView) -> Pod:
+    phase = Phase.PENDING
+    if pod.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        phase = Phase(pod.phase)
+    elif pod.phase == Phase.RUNNING and pod.address:
+        phase = Phase.RUNNING
+    failure = None
+    if phase is Phase.FAILED:
+        stopped = pod.message is not None and pod.message.reason is ExitReason.STOPPED
+        if pod.at_fault:
+            failure = Failure.AT_FAULT
+        elif pod.lost_peer:
+            failure = Failure.PEER_LOST
+        else:
+            failure = Failure.STOPPED if stopped else Failure.KILLED
+    return Pod(
+        name=pod.name,
+        launch=pod.launch,
+        number=pod.rank,
+        phase=phase,
+        leaving=pod.leaving,
+        failure=failure,
+        node_ready=pod.node_ready,
+    )
+
+
+def _proposal(context: ReconcileContext) -> ProposedShrink | None:
+    lease = context.view.lease
+    proposal = lease.proposal if lease is not None else None
+    if proposal is None:
+        return None
+    open_one = context.view.launched_plan is not None and proposal.epoch == context.plan.epoch
+    wanted = open_one and not refusal(context, proposal)
+    return ProposedShrink(proposal.epoch, proposal.kept_pods, proposal.released_pods, wanted)
+
+
+def _offer(context: ReconcileContext) -> Offer | None:
+    assignment, allocation = context.assignment, context.view.status.allocation
+    if assignment is None:
+        return None
+    placement, kind = assignment.placement, OfferKind(assignment.action)
+    size = len(assignment.extra_nodes)
+    if kind is OfferKind.PLACE:
+        size = len(placement.nodes) if placement is not None else 0
+    same = allocation is not None and placement == allocation.placement
+    return Offer(kind, assignment.launches, size=size, same_placement=same)

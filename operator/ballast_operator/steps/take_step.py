@@ -1,0 +1,132 @@
+"""Asks the state machine for a job's next move, and turns it into objects, conditions and messages."""
+
+import dataclasses
+import math
+
+from ballast_policies.contract import Directive
+from ballast_policies.protocol import Decision, next_move
+from ballast_policies.protocol.moves import (
+    AbandonGrowth,
+    BeginGrowth,
+    CreatePods,
+    DeleteJob,
+    End,
+    Launch,
+    RecordGrowth,
+    RecordShrink,
+    RefuseProposal,
+    Release,
+    State,
+    Succeed,
+    Wait,
+    WritePlan,
+)
+from ballast_policies.protocol.observed import Observed
+
+from ballast_operator.steps import context as actions
+from ballast_operator.steps.context import Action, DeletePod, ReconcileContext, StepResult, with_status
+from ballast_operator.steps.failure import why_it_ends
+from ballast_operator.steps.gang import await_pods, write_first_plan
+from ballast_operator.steps.growing import (
+    abandon_growth,
+    begin_growth,
+    create_newcomers,
+    record_growth,
+    write_grown_plan,
+)
+from ballast_operator.steps.observed import observed, seconds_left
+from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
+from ballast_operator.steps.running import next_look, track_progress
+from ballast_operator.steps.shrinking import accept_proposal, record_shrink, refuse_proposal
+from ballast_operator.steps.stopping import ask_to_save, begin_termination, release_gpus, succeed
+from ballast_operator.steps.waiting import launch, wait
+
+WITH_PLAN = frozenset({State.TRAINING, State.SHRINKING, State.JOINING, State.GROWING})
+"""States in which the gang's reports are followed."""
+
+
+def take_step(context: ReconcileContext) -> StepResult:
+    """The machine's next move for the job, as a result."""
+    seen = observed(context)
+    decision = next_move(seen)
+    if decision.state in WITH_PLAN and not isinstance(decision.move, End):
+        context = with_status(context, track_progress(context))
+    result = _carry_out(context, decision)
+    again = result.requeue_after_seconds
+    lost: tuple[Action, ...] = ()
+    if decision.state in WITH_PLAN and not isinstance(decision.move, End):
+        again = _soon_if_something_ends(seen, again)
+        lost = () if isinstance(decision.move, WritePlan) else missing_objects(context)
+    return dataclasses.replace(
+        result,
+        actions=(*lost, *_deletions(context, decision), *result.actions),
+        requeue_after_seconds=again,
+        needs_fresh_pods=decision.needs_fresh_pods,
+    )
+
+
+def _carry_out(context: ReconcileContext, decision: Decision) -> StepResult:
+    match decision.move:
+        case Wait() as waiting:
+            return _wait(context, decision.state, waiting)
+        case CreatePods(pods) if decision.state is State.STARTING:
+            return await_pods(context, pods)
+        case CreatePods(pods):
+            return create_newcomers(context, pods)
+        case WritePlan(epoch, Directive.RUN):
+            return write_first_plan(context, epoch)
+        case WritePlan(epoch, Directive.SHRINK):
+            return accept_proposal(context, epoch)
+        case WritePlan(epoch, Directive.GROW):
+            return write_grown_plan(context, epoch)
+        case WritePlan(epoch):
+            return ask_to_save(context, epoch)
+        case RefuseProposal():
+            return refuse_proposal(context)
+        case Launch(gang):
+            return launch(context, gang)
+        case BeginGrowth(gang):
+            return begin_growth(context, gang)
+        case AbandonGrowth() as given_up:
+            return abandon_growth(context, given_up)
+        case RecordGrowth(gang):
+            return record_growth(context, gang)
+        case RecordShrink() as shrunk:
+            return record_shrink(context, shrunk)
+        case End(_, cause) as end:
+            return begin_termination(context, cause, why_it_ends(context, end))
+        case Release(failed):
+            return release_gpus(context, failed=failed)
+        case Succeed():
+            return succeed(context)
+        case DeleteJob():
+            return StepResult(status=context.view.status, actions=(actions.DeleteJob(context.view.uid),))
+
+
+def _wait(context: ReconcileContext, state: State, waiting: Wait) -> StepResult:
+    if state is State.WAITING:
+        return wait(context, waiting)
+    if state is State.STARTING:
+        return await_pods(context, ())
+    status = context.view.status
+    if state is State.TRAINING:
+        return StepResult(status=status, requeue_after_seconds=next_look(context))
+    if waiting.until is None:
+        return StepResult(status=status, requeue_after_seconds=context.settings.exit_seconds)
+    left = seconds_left(context, waiting.until)
+    return StepResult(status=status, requeue_after_seconds=None if math.isinf(left) else max(left, 0.0))
+
+
+def _deletions(context: ReconcileContext, decision: Decision) -> tuple[DeletePod, ...]:
+    pods = {pod.name: pod for pod in context.view.pods}
+    return tuple(
+        DeletePod(name, pods[name].uid, grace_seconds=0 if name in decision.force else None)
+        for name in decision.delete
+    )
+
+
+def _soon_if_something_ends(seen: Observed, again: float | None) -> float:
+    """A gang of which a rank or a node has ended is looked at each second: the others' ends may follow."""
+    if any(not pod.alive or not pod.node_ready for pod in seen.gang_pods):
+        return min(again or 1.0, 1.0)
+    return SILENCE_SECONDS if again is None else min(again, SILENCE_SECONDS)

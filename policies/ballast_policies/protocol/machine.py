@@ -1,0 +1,278 @@
+"""The machine: which state a job is in, and the next move in each of them."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from ballast_policies.contract.names import pod_name
+from ballast_policies.contract.plan import Directive
+from ballast_policies.protocol.cause import Cause
+from ballast_policies.protocol.failures import seen_failure
+from ballast_policies.protocol.moves import (
+    AbandonGrowth,
+    BeginGrowth,
+    CreatePods,
+    Decision,
+    DeleteJob,
+    End,
+    Launch,
+    Move,
+    RecordGrowth,
+    RecordShrink,
+    RefuseProposal,
+    Release,
+    State,
+    Succeed,
+    Wait,
+    WaitFor,
+    Why,
+    WritePlan,
+)
+from ballast_policies.protocol.observed import (
+    Deadline,
+    Failure,
+    Gang,
+    Observed,
+    OfferKind,
+    Phase,
+    Pod,
+    ProposedShrink,
+    WrittenPlan,
+)
+
+
+def state_of(seen: Observed) -> State:
+    """The state a job is in."""
+    gang, plan = seen.gang, seen.gang_plan
+    if seen.ended:
+        return State.ENDED
+    if gang is None:
+        return State.WAITING
+    if gang.ending is not None:
+        return State.COMPLETING if seen.finished or gang.ending is Cause.COMPLETED else State.STOPPING
+    if plan is None:
+        return State.STARTING
+    if gang.joining:
+        return State.GROWING if gang.joining[0] in plan.pods else State.JOINING
+    if plan.directive is Directive.SHRINK and len(plan.pods) < len(gang.pods):
+        return State.SHRINKING
+    return State.TRAINING
+
+
+def next_move(seen: Observed) -> Decision:
+    """The next move of a job; nothing but ``seen`` is read, and nothing is remembered."""
+    state = state_of(seen)
+    interruption = _interruption(seen, state)
+    decision = MOVES[state](seen) if interruption is None else Decision(state, interruption)
+    strays = _deleting(state, seen, tuple(pod for pod in seen.strays if pod.name not in decision.delete))
+    return dataclasses.replace(
+        decision, delete=(*strays.delete, *decision.delete), force=strays.force | decision.force
+    )
+
+
+def _interruption(seen: Observed, state: State) -> End | None:
+    """Why a launch that is not ending yet has to end, whatever is under way."""
+    gang, offer = seen.gang, seen.offer
+    if gang is None or gang.ending is not None or state is State.ENDED:
+        return None
+    if seen.finished:
+        # A shrink that rank 0 has acknowledged was done before the job was: it is recorded first.
+        recorded_first = state is State.SHRINKING and seen.reached
+        return None if recorded_first else end(seen, Cause.COMPLETED, Why.DONE)
+    if seen.suspended:
+        return end(seen, Cause.SUSPENDED, Why.SUSPENDED)
+    taken_back = offer is not None and offer.launch == gang.launch and offer.kind is not OfferKind.KEEP
+    # A change of the gang's size that the plan announces is finished first.
+    if taken_back and state not in (State.SHRINKING, State.GROWING):
+        return end(seen, Cause.PREEMPTED, Why.TAKEN_BACK)
+    failure = seen_failure(seen)
+    return None if failure is None else end(seen, *failure)
+
+
+def end(seen: Observed, cause: Cause, why: Why, pods: tuple[str, ...] = ()) -> End:
+    """The move that ends the gang's launch."""
+    assert seen.gang is not None
+    return End(dataclasses.replace(seen.gang, ending=cause), cause, why, pods)
+
+
+def _waiting(seen: Observed) -> Decision:
+    return Decision(State.WAITING, _wait_or_launch(seen))
+
+
+def _wait_or_launch(seen: Observed) -> Move:
+    offer = seen.offer
+    if seen.strays:
+        return Wait(WaitFor.OLD_PODS)
+    if seen.suspended:
+        return Wait(WaitFor.RESUME)
+    if Deadline.PAUSE not in seen.over:
+        return Wait(WaitFor.PAUSE, Deadline.PAUSE)
+    if offer is None or offer.launch != seen.launches or offer.kind is OfferKind.KEEP:
+        return Wait(WaitFor.DECISION)
+    if offer.kind is OfferKind.RELEASE or not offer.size:
+        return Wait(WaitFor.GPUS)
+    if not seen.gpus_free:
+        return Wait(WaitFor.FREE_GPUS)
+    launch = seen.launches + 1
+    return Launch(Gang(launch, tuple(pod_name(seen.job, launch, number) for number in range(offer.size))))
+
+
+def _starting(seen: Observed) -> Decision:
+    gang = seen.gang
+    assert gang is not None
+    pods = {pod.name: pod for pod in seen.gang_pods}
+    if all(name in pods and pods[name].ready for name in gang.pods):
+        return Decision(State.STARTING, WritePlan(seen.next_epoch, Directive.RUN, gang.pods))
+    if Deadline.BIND in seen.over:
+        return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.NOT_RUNNING_IN_TIME))
+    if not pods and not seen.gpus_free:
+        # A leader that has just lost its lease may have written this launch while another was written.
+        return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.GPUS_TAKEN))
+    return Decision(State.STARTING, _make_missing(gang.pods, pods))
+
+
+def _make_missing(wanted: Iterable[str], there: Mapping[str, Pod]) -> CreatePods | Wait:
+    missing = tuple(name for name in wanted if name not in there)
+    return CreatePods(missing) if missing else Wait(WaitFor.PODS, Deadline.BIND)
+
+
+def _training(seen: Observed) -> Decision:
+    gang, plan, proposal = seen.gang, seen.gang_plan, seen.proposal
+    assert gang is not None and plan is not None
+    if not seen.reached:
+        return Decision(State.TRAINING, Wait(WaitFor.TRAINER))
+    is_open = proposal is not None and proposal.epoch == plan.epoch
+    if is_open and proposal is not None and proposal.wanted and not misfit(plan, proposal):
+        shrunk = WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
+        return Decision(State.TRAINING, shrunk)
+    if _may_grow(seen, gang, plan):
+        assert seen.offer is not None
+        first = max(pod.number for pod in seen.gang_pods) + 1
+        new = tuple(pod_name(seen.job, gang.launch, first + i) for i in range(seen.offer.size))
+        larger = Gang(gang.launch, (*gang.pods, *new), joining=new, first_newcomer=first)
+        return Decision(State.TRAINING, BeginGrowth(larger))
+    return Decision(State.TRAINING, RefuseProposal() if is_open else Wait(WaitFor.TRAINER))
+
+
+def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
+    """Whether the allocator offers GPUs to this very gang, and it is in a state to take them."""
+    offer = seen.offer
+    if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
+        return False
+    offered = offer.size > 0 and offer.same_placement and seen.gpus_free
+    return offered and len(plan.pods) == len(gang.pods) and bool(seen.gang_pods) and not seen.strays
+
+
+def misfit(plan: WrittenPlan, proposal: ProposedShrink) -> str:
+    """Why a proposal does not fit the plan's pods, as text; empty: it does."""
+    named = sorted((*proposal.kept, *proposal.released))
+    if named != sorted(plan.pods):
+        return f"the proposal names {named}, the plan's pods are {sorted(plan.pods)}"
+    if not proposal.kept or not proposal.released:
+        return "a repack keeps at least one pod and releases at least one"
+    if proposal.kept[0] != plan.pods[0]:
+        return f"rank 0 must stay {plan.pods[0]}, the proposal moves it to {proposal.kept[0]}"
+    return ""
+
+
+def _shrinking(seen: Observed) -> Decision:
+    gang, plan = seen.gang, seen.gang_plan
+    assert gang is not None and plan is not None
+    late = _unacknowledged(seen, Cause.SHRINK_TIMEOUT)
+    if late is not None:
+        return Decision(State.SHRINKING, late)
+    if seen.released:
+        return _deleting(State.SHRINKING, seen, seen.released)
+    smaller = dataclasses.replace(gang, pods=plan.pods)
+    released = tuple(name for name in gang.pods if name not in plan.pods)
+    return Decision(State.SHRINKING, RecordShrink(smaller, released))
+
+
+def _joining(seen: Observed) -> Decision:
+    gang, plan = seen.gang, seen.gang_plan
+    assert gang is not None and plan is not None
+    without = dataclasses.replace(
+        gang, pods=tuple(name for name in gang.pods if name not in gang.joining), joining=()
+    )
+    new = {pod.name: pod for pod in seen.gang_pods if pod.name in gang.joining}
+    for pod in new.values():
+        if not pod.alive or pod.leaving:
+            why = Why.POD_DELETED if pod.alive else Why.POD_FAILED
+            return Decision(State.JOINING, AbandonGrowth(without, why, pod.name))
+    if all(name in new and new[name].ready for name in gang.joining):
+        grown = (*plan.pods, *gang.joining)
+        return Decision(State.JOINING, WritePlan(seen.next_epoch, Directive.GROW, grown))
+    if Deadline.BIND in seen.over:
+        return Decision(State.JOINING, AbandonGrowth(without, Why.NOT_RUNNING_IN_TIME))
+    return Decision(State.JOINING, _make_missing(gang.joining, new))
+
+
+def _growing(seen: Observed) -> Decision:
+    gang, plan = seen.gang, seen.gang_plan
+    assert gang is not None and plan is not None
+    late = _unacknowledged(seen, Cause.GROW_TIMEOUT)
+    joined = dataclasses.replace(gang, pods=plan.pods, joining=())
+    return Decision(State.GROWING, late if late is not None else RecordGrowth(joined))
+
+
+def _unacknowledged(seen: Observed, cause: Cause) -> Move | None:
+    """While rank 0 has not acknowledged the plan: wait, or end the launch."""
+    if seen.reached:
+        return None
+    if Deadline.ACKNOWLEDGEMENT in seen.over:
+        return end(seen, cause, Why.NOT_ACKNOWLEDGED)
+    return Wait(WaitFor.ACKNOWLEDGEMENT, Deadline.ACKNOWLEDGEMENT)
+
+
+def _stopping(seen: Observed) -> Decision:
+    gang, plan = seen.gang, seen.gang_plan
+    assert gang is not None and gang.ending is not None
+    failed = any(pod.phase is Phase.FAILED and pod.failure is not Failure.STOPPED for pod in seen.ranks)
+    saves = gang.ending.graceful and plan is not None and Deadline.SAVE not in seen.over and not failed
+    if saves and plan is not None and any(pod.alive for pod in seen.ranks):
+        if plan.directive is Directive.CHECKPOINT_AND_STOP:
+            return Decision(State.STOPPING, Wait(WaitFor.SAVE, Deadline.SAVE))
+        return Decision(State.STOPPING, WritePlan(seen.next_epoch, Directive.CHECKPOINT_AND_STOP, plan.pods))
+    # A pod at fault has ended and holds no GPU: it stays for its log until the next launch ends.
+    left = tuple(
+        pod for pod in seen.pods if not (pod.launch == gang.launch and pod.failure is Failure.AT_FAULT)
+    )
+    if left:
+        return _deleting(State.STOPPING, seen, left)
+    return Decision(State.STOPPING, Release(failed=gang.ending.counts and not seen.tries_left))
+
+
+def _completing(seen: Observed) -> Decision:
+    """Pods exit by themselves and are kept for their logs; those that do not exit are deleted."""
+    alive = tuple(pod for pod in seen.pods if pod.alive)
+    if not alive:
+        return Decision(State.COMPLETING, Succeed())
+    if Deadline.EXIT in seen.over:
+        return _deleting(State.COMPLETING, seen, alive)
+    return Decision(State.COMPLETING, Wait(WaitFor.EXIT, Deadline.EXIT))
+
+
+def _deleting(state: State, seen: Observed, pods: tuple[Pod, ...]) -> Decision:
+    """Delete these pods and wait; those on a dead node without grace, since its kubelet cannot confirm it."""
+    overdue = Deadline.EXIT in seen.over
+    force = frozenset(pod.name for pod in pods if overdue and not pod.node_ready)
+    delete = tuple(pod.name for pod in pods if pod.name in force or not pod.leaving)
+    return Decision(state, Wait(WaitFor.EXIT), delete, force)
+
+
+def _ended(seen: Observed) -> Decision:
+    over = Deadline.KEPT in seen.over
+    return Decision(State.ENDED, DeleteJob() if over else Wait(WaitFor.READERS, Deadline.KEPT))
+
+
+MOVES: Mapping[State, Callable[[Observed], Decision]] = {
+    State.WAITING: _waiting,
+    State.STARTING: _starting,
+    State.TRAINING: _training,
+    State.SHRINKING: _shrinking,
+    State.JOINING: _joining,
+    State.GROWING: _growing,
+    State.STOPPING: _stopping,
+    State.COMPLETING: _completing,
+    State.ENDED: _ended,
+}
+"""State -> what is done in it."""

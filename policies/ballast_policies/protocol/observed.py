@@ -1,0 +1,239 @@
+"""What the machine looks at: a job as it is stored and as its pods and its trainer show themselves."""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.limits import MOST_EPOCH
+from ballast_policies.contract.plan import Directive
+from ballast_policies.protocol.cause import Cause
+
+
+class Phase(enum.StrEnum):
+    """How far a pod is."""
+
+    PENDING = "Pending"
+    """It does not run yet, or has no address yet."""
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Failure(enum.StrEnum):
+    """How a pod failed."""
+
+    AT_FAULT = "AtFault"
+    """By the user's model, data, configuration or memory."""
+    PEER_LOST = "PeerLost"
+    """Because another rank was lost."""
+    STOPPED = "Stopped"
+    """It saved and stopped, as it was told."""
+    KILLED = "Killed"
+    """By the cluster, a signal, or somebody."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of the job.
+
+    Attributes:
+        launch: of the job, that it was made for.
+        number: in its name; its rank at launch.
+        leaving: it is being deleted.
+        failure: how it failed; None unless ``phase`` is FAILED.
+        node_ready: whether its node is there and ready.
+    """
+
+    name: str
+    launch: int
+    number: int
+    phase: Phase = Phase.PENDING
+    leaving: bool = False
+    failure: Failure | None = None
+    node_ready: bool = True
+
+    @property
+    def alive(self) -> bool:
+        """It holds, or may come to hold, its GPU."""
+        return self.phase in (Phase.PENDING, Phase.RUNNING)
+
+    @property
+    def ready(self) -> bool:
+        """A plan may name it."""
+        return self.phase is Phase.RUNNING and not self.leaving
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gang:
+    """The launch that holds GPUs, one for each of its pods: written before the first pod is made.
+
+    Attributes:
+        launch: its number.
+        pods: names.
+        joining: those of ``pods`` that are to join the running gang, and have not.
+        first_newcomer: number in the name of the first pod of the last growth; 0: it has not grown.
+        ending: why it has to end; never unset.
+    """
+
+    launch: int
+    pods: tuple[str, ...]
+    joining: tuple[str, ...] = ()
+    first_newcomer: int = 0
+    ending: Cause | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrittenPlan:
+    """The newest plan, as far as the machine reads it; ``pods`` by rank."""
+
+    epoch: int
+    launch: int
+    directive: Directive
+    pods: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProposedShrink:
+    """The trainer's proposal; ``wanted``: the job's spec allows its size and its speed."""
+
+    epoch: int
+    kept: tuple[str, ...]
+    released: tuple[str, ...]
+    wanted: bool = True
+
+
+class OfferKind(enum.StrEnum):
+    """What the allocator wants of the job."""
+
+    KEEP = "keep"
+    PLACE = "place"
+    RELEASE = "release"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """The allocator's assignment.
+
+    Attributes:
+        launch: number of launches of the job when it was decided.
+        size: PLACE: pods of the gang; KEEP: pods that may be added to it.
+        same_placement: KEEP: it is about the nodes that the gang is on.
+    """
+
+    kind: OfferKind
+    launch: int
+    size: int = 0
+    same_placement: bool = True
+
+
+class Deadline(enum.StrEnum):
+    """What is waited for no longer than a limit."""
+
+    PAUSE = "Pause"
+    """After a failure, before the next launch."""
+    BIND = "Bind"
+    """Every pod of a launch or of a growth runs."""
+    ACKNOWLEDGEMENT = "Acknowledgement"
+    """Rank 0 has reached the plan."""
+    HEARTBEAT = "Heartbeat"
+    """The trainer's lease is renewed."""
+    QUIET = "Quiet"
+    """The lease has not been renewed for so long that what ended its ranks has been seen."""
+    SAVE = "Save"
+    """The trainer has saved and its pods have ended."""
+    EXIT = "Exit"
+    """Pods that have to end have ended by themselves, or their node has confirmed their deletion."""
+    KEPT = "Kept"
+    """A finished job is kept for its readers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One job, read once.
+
+    Attributes:
+        ended: it succeeded, or failed for good.
+        launches: how often it was launched.
+        gang: the launch that holds GPUs; None: none does.
+        plan: the newest, of whichever launch; None: there is none.
+        acknowledged: the epoch that rank 0 has acknowledged; 0: none.
+        heard: the highest epoch that the trainer has spoken of; 0: none.
+        finished: the last step is done and saved.
+        offer: None: the allocator has not decided.
+        gpus_free: the GPUs that the next launch or growth would take are free; of a launch whose pods have
+            not been made: no other job has taken them.
+        over: deadlines that have passed.
+        tries_left: one more failure of the job's own is within its limit.
+    """
+
+    job: str
+    ended: bool = False
+    launches: int = 0
+    gang: Gang | None = None
+    plan: WrittenPlan | None = None
+    pods: tuple[Pod, ...] = ()
+    acknowledged: int = 0
+    heard: int = 0
+    proposal: ProposedShrink | None = None
+    finished: bool = False
+    suspended: bool = False
+    offer: Offer | None = None
+    gpus_free: bool = True
+    over: frozenset[Deadline] = frozenset()
+    tries_left: bool = True
+
+    @property
+    def gang_plan(self) -> WrittenPlan | None:
+        """The plan, if it is one of the gang's launch."""
+        same = self.plan is not None and self.gang is not None and self.plan.launch == self.gang.launch
+        return self.plan if same else None
+
+    @property
+    def reached(self) -> bool:
+        """Rank 0 has acknowledged the gang's plan."""
+        plan = self.gang_plan
+        return plan is not None and self.acknowledged >= plan.epoch
+
+    @property
+    def gang_pods(self) -> tuple[Pod, ...]:
+        """Pods of the gang that exist."""
+        gang = self.gang
+        if gang is None:
+            return ()
+        return tuple(pod for pod in self.pods if pod.launch == gang.launch and pod.name in gang.pods)
+
+    @property
+    def ranks(self) -> tuple[Pod, ...]:
+        """Pods of the gang that its plan names."""
+        plan = self.gang_plan
+        return () if plan is None else tuple(pod for pod in self.gang_pods if pod.name in plan.pods)
+
+    @property
+    def released(self) -> tuple[Pod, ...]:
+        """Pods of the gang that its plan leaves out."""
+        plan = self.gang_plan
+        return () if plan is None else tuple(pod for pod in self.gang_pods if pod.name not in plan.pods)
+
+    @property
+    def strays(self) -> tuple[Pod, ...]:
+        """Pods that hold a GPU, or a name, without a right to it."""
+        gang = self.gang
+        if gang is None:
+            return tuple(pod for pod in self.pods if pod.alive)
+        return tuple(
+            pod
+            for pod in self.pods
+            if (pod.alive if pod.launch != gang.launch else pod.name not in gang.pods)
+        )
+
+    @property
+    def settling(self) -> bool:
+        """A rank may have ended because of another one, whose end has not been observed yet."""
+        return Deadline.QUIET not in self.over and any(pod.alive and pod.node_ready for pod in self.gang_pods)
+
+    @property
+    def next_epoch(self) -> int:
+        """Of the next plan: above the last one's; where that is lost, above what the trainer has heard of.
+
+        So an old acknowledgement is never taken for one of the next plan.
+        """
+        return self.plan.epoch + 1 if self.plan is not None else min(self.heard, MOST_EPOCH - 1) + 1
