@@ -81,7 +81,6 @@ def test_missing_pods_of_a_growth_are_created():
     result = take_step(a_context(growing(ready(NEW[0], 4)), seconds=20))
     (action,) = result.actions
     assert isinstance(action, CreatePod) and action.body["metadata"]["name"] == NEW[1]
-    assert result.requeue_after_seconds == 100.0
 
 
 def test_new_pods_join_by_a_plan_when_all_of_them_run():
