@@ -9,9 +9,9 @@ from ballast_operator.steps.context import ReconcileContext
 
 def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     """Why the proposal cannot be accepted, with numbers; empty: it can."""
-    plan, spec = context.plan, context.spec
+    plan, spec, repack = context.plan, context.spec, context.spec.config.repack
     kept = len(proposal.kept_pods)
-    if not spec.config.repack.enabled:
+    if not repack.enabled:
         return "spec.repack.enabled is false"
     written = WrittenPlan(plan.epoch, plan.launch, plan.directive, tuple(rank.pod for rank in plan.ranks))
     proposed = ProposedShrink(proposal.epoch, proposal.kept_pods, proposal.released_pods)
@@ -21,19 +21,17 @@ def refusal(context: ReconcileContext, proposal: Proposal) -> str:
     pods_each = f" with {each} pods each" if each > 1 else ""
     if kept % each:
         return f"the proposal keeps {kept} pods, not a multiple of the {each} at each pipeline position"
-    if kept < spec.config.repack.min_stages * each:
-        return (
-            f"the proposal keeps {kept} pods, below spec.repack.minStages={spec.config.repack.min_stages}{pods_each}"
-        )
-    target = spec.config.repack.target_stages
+    if kept < repack.min_stages * each:
+        return f"the proposal keeps {kept} pods, below spec.repack.minStages={repack.min_stages}{pods_each}"
+    target = repack.target_stages
     if target is not None and kept != target * each:
         return f"the proposal keeps {kept} pods, spec.repack.targetStages={target}{pods_each}"
-    limit = proposal.step_seconds_before * (1 + spec.config.repack.max_slowdown)
+    limit = proposal.step_seconds_before * (1 + repack.max_slowdown)
     if not proposal.step_seconds_after <= limit:
         return (
             f"a step would take {proposal.step_seconds_after:.4g} s instead of "
             f"{proposal.step_seconds_before:.4g} s, above the {limit:.4g} s that "
-            f"spec.repack.maxSlowdown={spec.config.repack.max_slowdown:g} allows"
+            f"spec.repack.maxSlowdown={repack.max_slowdown:g} allows"
         )
     if text := _stages_problem(context, proposal):
         return text
