@@ -1,9 +1,9 @@
 """From JSON values to frozen dataclasses: the one decoder of messages, configurations and command inputs.
 
 Types are strict: a truth value is no number, text is no number, a whole number is a float where one is
-expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names in
-camelCase.  A null is a field left out, unless the field's type has None.  All problems of a value are
-collected, so that a user corrects them in one go.
+expected, numbers are finite, and text has characters of Unicode only.  Keys are the fields' names, in
+camelCase unless the caller spells them otherwise.  A null is a field left out, unless the field's type has
+None.  All problems of a value are collected, so that a user corrects them in one go.
 """
 
 import collections.abc
@@ -14,7 +14,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
@@ -24,6 +24,9 @@ from ballast_policies.contract.settings import field_problem, suggestion
 T = TypeVar("T")
 Unknown = Literal["ignore", "refuse"]
 
+Spelling = Callable[[str], str]
+"""From a field's name to its key."""
+
 _Reader = Callable[[Any, str, list[Problem]], Any]
 _FAILED: Any = object()
 _MOST_WHOLE = 2**63 - 1
@@ -31,7 +34,9 @@ _DIGITS = 20
 """Longest decimal of a whole number of 64 bits, its sign included."""
 
 
-def decode(kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str = "") -> T:
+def decode(
+    kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str = "", spelling: Spelling = camel
+) -> T:
     """``value``, as JSON or YAML has it, as a ``kind``.
 
     Args:
@@ -41,12 +46,13 @@ def decode(kind: type[T], value: Any, *, unknown: Unknown = "refuse", path: str 
         unknown: what becomes of keys that ``kind`` has no field for: ``ignore`` for messages, so that two
             releases understand each other; ``refuse`` for what people write.
         path: of ``value`` itself, for the problems' paths.
+        spelling: of the keys.
 
     Raises:
         ContractError: the value does not fit.
     """
     problems: list[Problem] = []
-    read = _reader(cast("Any", kind), unknown)(value, path, problems)
+    read = _reader(cast("Any", kind), unknown, spelling)(value, path, problems)
     if problems:
         raise ContractError(problems)
     return cast("T", read)
@@ -80,62 +86,80 @@ def parse_json(text: str, *, path: str = "", limits: Limits = FILE) -> Any:
     if problem:
         raise ContractError(Problem(path, problem))
     try:
-        return json.loads(
+        value = json.loads(
             text,
             object_pairs_hook=_each_key_once,
-            parse_constant=_refuse_constant,
+            parse_constant=lambda name: _Refused(f"not JSON: {name} is no number of JSON"),
             parse_float=_finite,
             parse_int=_whole,
         )
-    except ContractError as error:
-        raise ContractError([problem.below(path) for problem in error.problems]) from error
     except (ValueError, RecursionError) as error:
         raise ContractError(Problem(path, f"not JSON: {error}")) from error
+    problems = list(_refused(value, path))
+    if problems:
+        raise ContractError(problems)
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Refused:
+    """Stands in a value for what JSON does not have: the reason is reported with its path."""
+
+    reason: str
+
+
+def _refused(value: Any, path: str) -> Iterator[Problem]:
+    """One for each value of the tree that was refused while the text was read."""
+    if type(value) is _Refused:
+        yield Problem(path, value.reason)
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(item) in _NOT_LEAVES:
+                yield from _refused(item, join_path(path, key))
+    elif type(value) is list:
+        for index, item in enumerate(value):
+            if type(item) in _NOT_LEAVES:
+                yield from _refused(item, f"{path}[{index}]")
+
+
+_NOT_LEAVES = {dict, list, _Refused}
 
 
 def _each_key_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     """JSON itself would let the last of several equal keys win, silently."""
     found: dict[str, Any] = {}
     for key, value in items:
-        if key in found:
-            raise ContractError(Problem("", f"{key!r} is given twice in one object. To fix: give it once"))
-        found[key] = value
+        found[key] = _Refused("given twice in one object. To fix: give it once") if key in found else value
     return found
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ContractError(Problem("", f"not JSON: {name} is no number of JSON"))
-
-
-def _finite(digits: str) -> float:
+def _finite(digits: str) -> Any:
     number = float(digits)
     if not math.isfinite(number):
-        raise ContractError(
-            Problem("", f"the number {digits[:_DIGITS]} is beyond what a computer's number holds")
-        )
+        return _Refused(f"the number {digits[:_DIGITS]} is beyond what a computer's number holds")
     return number
 
 
-def _whole(digits: str) -> int:
+def _whole(digits: str) -> Any:
     if len(digits) > _DIGITS or not -_MOST_WHOLE <= (number := int(digits)) <= _MOST_WHOLE:
-        raise ContractError(Problem("", f"the whole number {digits[:_DIGITS]} is beyond 64 bits"))
+        return _Refused(f"the whole number {digits[:_DIGITS]} is beyond 64 bits")
     return number
 
 
 @functools.cache
-def _reader(kind: Any, unknown: Unknown) -> _Reader:
+def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
     """What reads a ``kind``; made once for each, since types are slow to look into."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _reader(arguments[0], unknown)
+        return _reader(arguments[0], unknown, spelling)
     if origin in (typing.Union, types.UnionType):
-        return _optional(arguments, unknown)
+        return _optional(arguments, unknown, spelling)
     if origin is tuple:
-        return _list(arguments, unknown)
+        return _list(arguments, unknown, spelling)
     if origin in (dict, Mapping, collections.abc.Mapping):
-        return _mapping(_reader(arguments[1], unknown))
+        return _mapping(_reader(arguments[1], unknown, spelling))
     if dataclasses.is_dataclass(kind):
-        return _object(kind, unknown)
+        return _object(kind, unknown, spelling)
     if kind is Any:
         return lambda value, path, problems: value
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -186,15 +210,15 @@ def _member(kind: type[enum.Enum]) -> _Reader:
     return read
 
 
-def _optional(arguments: tuple[Any, ...], unknown: Unknown) -> _Reader:
+def _optional(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _Reader:
     (kind,) = [argument for argument in arguments if argument is not type(None)]
-    inner = _reader(kind, unknown)
+    inner = _reader(kind, unknown, spelling)
     return lambda value, path, problems: None if value is None else inner(value, path, problems)
 
 
-def _list(arguments: tuple[Any, ...], unknown: Unknown) -> _Reader:
+def _list(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _Reader:
     count = None if arguments[-1] is Ellipsis else len(arguments)
-    inner = _reader(arguments[0], unknown)
+    inner = _reader(arguments[0], unknown, spelling)
 
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if not isinstance(value, list | tuple):
@@ -222,12 +246,13 @@ def _mapping(inner: _Reader) -> _Reader:
     return read
 
 
-def _object(kind: Any, unknown: Unknown) -> _Reader:
+def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
     hints = typing.get_type_hints(kind)
     fields = {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
-        fields[camel(field.name)] = field, _reader(hint, unknown), type(None) in typing.get_args(hint)
+        reader = _reader(hint, unknown, spelling)
+        fields[spelling(field.name)] = field, reader, type(None) in typing.get_args(hint)
 
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
         if not isinstance(value, Mapping):
