@@ -9,7 +9,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ballast-setup
 # Four workers also on two cores: many tests wait for processes. `make test WORKERS=0` runs one at a time.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(if $(CI),--durations=25)
+# Unit tests wait for nothing, and each worker imports everything: one a core.
+test-unit: WORKERS = logical --maxprocesses=8
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(if $(CI),--durations=25)
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
@@ -43,7 +45,7 @@ else
 	@$(PYTEST) $(ARGS)
 endif
 
-test-unit: $(STAMP) ## run the tests that need no cluster and no trainer processes
+test-unit: $(STAMP) ## run the tests that need no cluster and start no processes
 	@$(PYTEST) -m "not api and not processes and not e2e" $(ARGS)
 
 test-api: setup ## run the tests on a real API server

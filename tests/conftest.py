@@ -13,14 +13,16 @@ from tests.support.control_plane import control_plane, namespace
 __all__ = ["control_plane", "namespace"]
 
 # No deadlines: machines are shared. In CI the same examples every time, so that a change is judged by itself;
-# elsewhere new ones at each run, which is how rare cases are found.
+# elsewhere new ones at each run, which is how rare cases are found. `--hypothesis-profile=thorough` looks longer.
 settings.register_profile(
     "ballast",
+    max_examples=50,
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("thorough", settings.get_profile("ballast"), max_examples=2000, derandomize=False)
 settings.load_profile("ballast")
 
 CLUSTERS = ("control_plane", "cluster", "live_cluster")

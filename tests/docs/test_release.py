@@ -20,6 +20,8 @@ FILES = (
     "scripts/changelog-section",
 )
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def release(tmp_path):

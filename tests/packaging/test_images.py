@@ -20,6 +20,7 @@ PACKAGES = {
 UV = shutil.which("uv") or shutil.which("uv", path=ROOT / ".venv-tools" / "bin")
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.xdist_group("packaging"),
     pytest.mark.skipif(UV is None, reason="uv is not installed; `make setup` installs it"),
 ]

@@ -11,6 +11,9 @@ import pytest
 
 from tests.support.distributions import install
 
+# The module's fixtures are processes that import everything: once, in one worker.
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("made-up rows")]
+
 ROOT = Path(__file__).parents[2]
 GROUPS = {
     "policy": "ballast.policies",

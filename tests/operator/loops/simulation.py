@@ -147,11 +147,14 @@ class Simulation:
         except (Conflict, NotFound, Unavailable):
             return
         for _ in range(3):
+            written = self.world.writes
             for key in sorted(self.keys()):
                 try:
                     await self.reconciler.reconcile(key)
                 except (Conflict, NotFound, Unavailable):
                     continue
+            if self.world.writes == written:  # the caches are as they were: another pass decides the same
+                return
 
     def keys(self) -> list[Key]:
         return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in self.world.items(JOB)]

@@ -35,8 +35,8 @@ class Chaos(RuleBasedStateMachine):
             nodes={"a": ("fast", 2), "b": ("slow", 2)}, roundSeconds=30, moves={"maxMovesPerHour": 1000}
         )
         for name in NAMES:
-            script = {"total": 400, "shrink_at": 100 if name == "one" else None}
-            self.simulation.add_job(name, trainer=script, totalSteps=400, backoffLimit=1000)
+            script = {"total": 240, "shrink_at": 60 if name == "one" else None}
+            self.simulation.add_job(name, trainer=script, totalSteps=240, backoffLimit=1000)
 
     @rule(ticks=st.integers(1, 5), seconds=st.sampled_from([1.0, 7.0]))
     def time_passes(self, ticks, seconds) -> None:
@@ -146,7 +146,7 @@ class GrowingChaos(Chaos):
             nodes={"a": ("fast", 2), "b": ("fast", 0)}, roundSeconds=30, moves={"maxMovesPerHour": 1000}
         )
         self.simulation.add_job(
-            "one", trainer={"total": 800}, totalSteps=800, backoffLimit=1000, stages=(1, 4), grow=True
+            "one", trainer={"total": 400}, totalSteps=400, backoffLimit=1000, stages=(1, 4), grow=True
         )
         self.time_passes(5, 1.0)
         # It grows in the next moments, whatever befalls it.

@@ -15,14 +15,14 @@ from tests.operator.loops.world import Crash
 def shrinking_cluster() -> Simulation:
     """One node with two GPUs: the first job takes both and gives one back, the second waits for it."""
     simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
-    simulation.add_job("first", trainer={"shrink_at": 30, "total": 120}, totalSteps=120)
+    simulation.add_job("first", trainer={"shrink_at": 20, "total": 80}, totalSteps=80)
     return simulation
 
 
 async def run_to_the_end(simulation: Simulation) -> None:
     if "second" not in simulation.trainers and "first" in simulation.trainers:
         await simulation.until(lambda: simulation.status("first").allocation is not None, seconds=2.0)
-        simulation.add_job("second", stages=(1, 1), trainer={"total": 50}, totalSteps=50)
+        simulation.add_job("second", stages=(1, 1), trainer={"total": 20}, totalSteps=20)
     await simulation.until(
         lambda: all(simulation.state(name) == "Succeeded" for name in simulation.trainers), seconds=2.0
     )
@@ -100,7 +100,7 @@ async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
     def taking_turns() -> Simulation:
         simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})
         for name in ("one", "two"):
-            simulation.add_job(name, stages=(1, 1), totalSteps=160, trainer={"total": 160})
+            simulation.add_job(name, stages=(1, 1), totalSteps=120, trainer={"total": 120})
         return simulation
 
     reference = taking_turns()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound, Unavailable
-from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, NODE, POD, POLICY, Key, Kind
+from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, NODE, POD, POLICY, Key, Kind, key_of
 from ballast_operator.views.nodes import pod_gpus, read_node
 from ballast_operator.views.pod import pinned_node
 from ballast_policies.contract import (
@@ -145,6 +145,7 @@ class FakeCluster:
         self.world = world
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
+        self._sent: dict[tuple[Kind, Key], tuple[str, dict[str, Any]]] = {}
 
     async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
         item = self.world.get(kind, namespace, name)
@@ -154,11 +155,20 @@ class FakeCluster:
 
     async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> Any:
         found = [
-            as_sent(item)
+            self._listed(kind, item)
             for item in self.world.items(kind)
             if not label_selector or label_selector in (item["metadata"].get("labels") or {})
         ]
         return found, self.world.version
+
+    def _listed(self, kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
+        """The copy that this client was sent when the object last changed."""
+        key, version = (kind, key_of(item)), item["metadata"]["resourceVersion"]
+        sent = self._sent.get(key)
+        if sent is None or sent[0] != version:
+            sent = (version, as_sent(item))
+            self._sent[key] = sent
+        return sent[1]
 
     async def apply(self, kind: Kind, body: Any, *, subresource: str = "") -> dict[str, Any]:
         metadata = body["metadata"]

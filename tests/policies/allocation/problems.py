@@ -113,7 +113,7 @@ STANDARD = {
     "rates of very different size": problem([[1e-4, 3e-4], [5e3, 1e3], [1, 2]], [1, 1]),
     "nothing left to do": problem([[1, 2], [2, 1]], [1, 1], steps=[0.0, 0.0]),
     "sixty jobs, three types": random_problem(0, 60, 3),
-    "a hundred jobs, ten types, teams": random_problem(1, 100, 10, entities=4),
+    "fifty jobs, ten types, teams": random_problem(1, 50, 10, entities=4),
     "twenty jobs with pairs": random_problem(2, 20, 3, pairs=0.5),
 }
 """What every policy must answer; each is named by what is special about it."""

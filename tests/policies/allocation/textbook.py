@@ -54,17 +54,20 @@ class Book:
 
     def furthest(self, base, slope):
         """max t with speed_m >= base_m + slope_m t."""
+        # In units in which speeds and t are about 1: the solver's tolerance is absolute.
         A, b = self.limits(extra=1)
-        demand = np.hstack([-self.rows_of_speed(), slope[:, None]])
+        full = np.where(self.full > 0, self.full, 1.0)
+        unit = (slope / full).max() or 1.0
+        demand = np.hstack([-self.rows_of_speed(), slope[:, None] / unit]) / full[:, None]
         solution = linprog(
             np.concatenate([np.zeros(self.n * self.k), [-1.0]]),
             A_ub=np.vstack([A, demand]),
-            b_ub=np.concatenate([b, -base]),
+            b_ub=np.concatenate([b, -base / full]),
             bounds=[(0, 1)] * (self.n * self.k) + [(0, None)],
             method="highs",
         )
         assert solution.status == 0, solution.message
-        return solution.x[-1]
+        return solution.x[-1] / unit
 
     def convex(self, loss):
         """min loss(speeds relative to the fastest) by cvxpy, over the jobs that can run."""

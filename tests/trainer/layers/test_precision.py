@@ -221,7 +221,7 @@ def test_fp16_with_a_loss_scale_learns_as_fp32_does(fp16_on_the_cpu):
 
 def test_fp16_skips_steps_that_overflow_and_resumes_with_its_scale(fp16_on_the_cpu, monkeypatch, tmp_path):
     """A scale that is far too large is halved step by step, weights untouched, then learning begins."""
-    monkeypatch.setattr("ballast_trainer.layers.precision.FIRST_SCALE", 2.0**40)
+    monkeypatch.setattr("ballast_trainer.layers.precision.FIRST_SCALE", 2.0**28)
     used = []
     judge = LossScale.step_is_sound
 
@@ -231,11 +231,11 @@ def test_fp16_skips_steps_that_overflow_and_resumes_with_its_scale(fp16_on_the_c
 
     monkeypatch.setattr(LossScale, "step_is_sound", watched)
     saved = {"path": str(tmp_path / "saved"), "everySteps": 100}
-    fp16_on_the_cpu(30, checkpoint=saved)
+    fp16_on_the_cpu(16, checkpoint=saved)
     skipped = [value for value, sound in used if not sound]
-    assert skipped == [2.0 ** (40 - k) for k in range(len(skipped))]
-    assert 3 <= len(skipped) < 30
+    assert skipped == [2.0 ** (28 - k) for k in range(len(skipped))]
+    assert 3 <= len(skipped) < 16
     last = used[-1][0] / (1 if used[-1][1] else 2)
     used.clear()
-    fp16_on_the_cpu(31, checkpoint=saved)
+    fp16_on_the_cpu(17, checkpoint=saved)
     assert [value for value, _ in used] == [last]

@@ -27,6 +27,7 @@ sys.stdout.buffer.flush()
 """
 
 
+@pytest.mark.processes
 async def test_the_process_solves_and_is_used_again():
     """The same process answers twice; the allocation is the policy's."""
     async with Solver(SolverSettings()) as solver:
@@ -39,6 +40,7 @@ async def test_the_process_solves_and_is_used_again():
     assert second.allocation.allocation == first.allocation.allocation
 
 
+@pytest.mark.processes
 async def test_a_process_that_was_warmed_up_answers_the_first_question():
     """No second one is started; one that cannot start is told of by the first question."""
     async with Solver(SolverSettings()) as solver:
@@ -75,6 +77,7 @@ def test_a_question_is_answered_from_the_last_answer_of_its_policy(monkeypatch):
     assert starts == [("max-min-fairness", None), ("makespan", None), ("max-min-fairness", first)]
 
 
+@pytest.mark.processes
 async def test_a_solver_that_is_late_is_killed_and_the_greedy_allocation_is_used():
     """The condition's reason says which; the next solve starts a fresh process."""
     command = (sys.executable, "-c", READY + "time.sleep(3600)")
@@ -87,6 +90,7 @@ async def test_a_solver_that_is_late_is_killed_and_the_greedy_allocation_is_used
     assert "limit 0.2 s" in late.message
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("end", "code"),
     [("import os; os._exit(3)", "3"), ("import os; os.kill(os.getpid(), 9)", "-9")],
@@ -104,6 +108,7 @@ async def test_a_solver_whose_process_dies_over_a_question_is_replaced_by_the_fa
     assert died.allocation.status == "greedy"
 
 
+@pytest.mark.processes
 async def test_a_solver_that_never_becomes_ready_is_replaced_by_the_fallback():
     """A process that hangs over its imports has its own limit."""
     command = (sys.executable, "-c", "import time; time.sleep(3600)")
@@ -122,6 +127,7 @@ met.touch()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("end", "health"),
     [
@@ -141,6 +147,7 @@ async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, he
     assert (good.health, good.outcome) == (PolicyReason.SOLVER_ANSWERS, PolicyReason.OPTIMAL)
 
 
+@pytest.mark.processes
 async def test_a_solver_that_is_stopped_in_its_tracks_counts_as_hung():
     """SIGSTOP: the process lives and says nothing."""
     async with Solver(SolverSettings()) as solver:
@@ -152,6 +159,7 @@ async def test_a_solver_that_is_stopped_in_its_tracks_counts_as_hung():
     assert good.health is PolicyReason.SOLVER_ANSWERS
 
 
+@pytest.mark.processes
 async def test_an_unknown_policy_is_a_solver_error_with_its_name():
     """The process lives on; the message says what it refused."""
     async with Solver(SolverSettings()) as solver:

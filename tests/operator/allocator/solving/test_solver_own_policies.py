@@ -8,6 +8,8 @@ from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_policies.allocation.problem import Job, Problem
 
+pytestmark = pytest.mark.processes
+
 PROBLEM = Problem(
     gpu_types=("a", "b"),
     capacity={"a": 1, "b": 1},

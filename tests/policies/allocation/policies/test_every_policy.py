@@ -58,9 +58,16 @@ def consistent(p, answer):
 
 
 @pytest.mark.parametrize("agnostic", [False, True], ids=["aware", "agnostic"])
-@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
 @pytest.mark.parametrize("policy", POLICIES.builtin)
-@pytest.mark.parametrize("name", STANDARD)
+@pytest.mark.parametrize(
+    ("name", "sharing"),
+    [
+        pytest.param(name, sharing, id=f"{name}-{'sharing' if sharing else 'alone'}")
+        for name, p in STANDARD.items()
+        for sharing in (False, True)
+        if p.pairs or not sharing
+    ],
+)
 def test_standard_instances_are_answered_within_all_limits(name, policy, sharing, agnostic):
     """Feasible, consistent, and with a certified gap where the policy has an optimum."""
     p = STANDARD[name]
@@ -71,6 +78,14 @@ def test_standard_instances_are_answered_within_all_limits(name, policy, sharing
     if policy in BOUNDED:
         assert answer.status == "optimal"
         assert answer.gap <= 1e-6
+
+
+@pytest.mark.parametrize("policy", POLICIES.builtin)
+def test_sharing_is_nothing_where_no_jobs_may_share(policy):
+    """A problem without pairs has the same answer either way."""
+    p = STANDARD["sixty jobs, three types"]
+    alone, sharing = (allocate(policy, p, space_sharing=sharing) for sharing in (False, True))
+    assert dataclasses.replace(alone, solve_seconds=0) == dataclasses.replace(sharing, solve_seconds=0)
 
 
 @settings(max_examples=150)

@@ -11,7 +11,14 @@ from ballast_policies.planning.schedules import (
     zero_bubble_v,
 )
 
-torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+# One worker of pytest-xdist imports torch's pipelining, which takes seconds, and only if it runs these.
+pytestmark = pytest.mark.xdist_group("torch pipelining")
+
+
+@pytest.fixture(scope="module")
+def torch_schedules():
+    """The module with torch's schedules."""
+    return pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
 def torch_order(kind, ranks, microbatches, chunks):
@@ -40,7 +47,7 @@ def torch_order(kind, ranks, microbatches, chunks):
         (lambda ranks, microbatches, chunks: zero_bubble_v(ranks, microbatches), "ScheduleZBVZeroBubble"),
     ],
 )
-def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks):
+def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks, torch_schedules):
     """Action by action, on every rank."""
     chunks = 2 if theirs == "ScheduleZBVZeroBubble" else chunks
     schedule = ours(ranks, ranks * rounds, chunks)
@@ -50,7 +57,7 @@ def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("extra", [0, 1, 5])
-def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_other(ranks, extra):
+def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_other(ranks, extra, torch_schedules):
     """Action by action, on every rank."""
     schedule = dual_pipe_v(ranks, 2 * ranks + extra)
     counts = SimpleNamespace(pp_group_size=ranks, _n_microbatches=2 * ranks + extra)
@@ -61,7 +68,7 @@ def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_
         assert [str(action) for action in row] == want
 
 
-def test_torch_reads_our_csv():
+def test_torch_reads_our_csv(torch_schedules):
     """Each entry is an action of torch's own, and says the same."""
     text = schedule_csv(zero_bubble_v(4, 8))
     read = [
