@@ -57,7 +57,9 @@ def test_the_order_is_torchs(ours, theirs, ranks, rounds, chunks, torch_schedule
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("extra", [0, 1, 5])
-def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_other(ranks, extra, torch_schedules):
+def test_the_order_of_dual_pipe_v_is_torchs_with_overlapped_pairs_one_after_the_other(
+    ranks, extra, torch_schedules
+):
     """Action by action, on every rank."""
     schedule = dual_pipe_v(ranks, 2 * ranks + extra)
     counts = SimpleNamespace(pp_group_size=ranks, _n_microbatches=2 * ranks + extra)
