@@ -13,7 +13,7 @@ from tests.support.control_plane import control_plane, namespace
 __all__ = ["control_plane", "namespace"]
 
 # No deadlines: machines are shared. In CI the same examples every time, so that a change is judged by itself;
-# elsewhere new ones at each run, which is how rare cases are found. `--hypothesis-profile=thorough` looks longer.
+# elsewhere new ones at each run, which is how rare cases are found (--hypothesis-profile=thorough: longer).
 settings.register_profile(
     "ballast",
     max_examples=50,
