@@ -7,11 +7,12 @@ printed or reported is marked as emulated.
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 
 from ballast_policies.contract import EMULATED_SLOWDOWN_ENV
+from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.limits import MESSAGE
 
 from ballast_trainer.errors import ConfigurationError
 
@@ -69,7 +70,7 @@ def _products(text: str) -> float:
 
 def _factor(text: str, family: str) -> float:
     try:
-        factors = json.loads(text)
+        factors = parse_json(text, limits=MESSAGE)
         factor = float(factors.get(family, factors.get("default", 1.0)))
     except (ValueError, TypeError, AttributeError) as error:
         reason = (

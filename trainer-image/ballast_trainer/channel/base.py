@@ -1,11 +1,12 @@
 """The channel between rank 0 and the operator, or whatever else decides on its pods."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ballast_policies.contract import CONFIG_KEY, Ack, ContractError, Plan, Proposal, Report
+from ballast_policies.contract.decode import decode_text
+from ballast_policies.contract.limits import OBJECT
 
 
 class ChannelError(RuntimeError):
@@ -84,10 +85,9 @@ def config_from(text: str | None, source: object) -> Mapping[str, Any] | None:
         source: where it was read, for the message.
 
     Raises:
-        ChannelError: the text is not JSON.
+        ChannelError: the text is not a JSON object, or above the contract's limits.
     """
     try:
-        config: Mapping[str, Any] | None = json.loads(text) if text else None
-    except ValueError as error:
-        raise ChannelError(f"{source}: {CONFIG_KEY} is not JSON: {error}") from error
-    return config
+        return decode_text(dict[str, Any], text, limits=OBJECT) if text else None
+    except ContractError as error:
+        raise ChannelError(f"{source}: {CONFIG_KEY} cannot be read: {error}") from error
