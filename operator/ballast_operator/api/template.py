@@ -1,4 +1,8 @@
-"""The part of a PodTemplateSpec that Ballast checks; all its other fields pass through to the pods."""
+"""The part of a PodTemplateSpec that Ballast reads or checks; all its other fields pass through to the pods.
+
+What is typed here is refused by the API server on ``kubectl apply``; whatever else is wrong with a template is
+found by a dry run of its first pod (``ballast_operator.template_check``).
+"""
 
 from typing import Annotated, Any
 
@@ -6,11 +10,36 @@ from pydantic import ConfigDict, Field
 
 from ballast_operator.api.base import ApiModel, DnsLabel, Rule, schema
 
+Name = Annotated[str, Field(max_length=253)]
+"""Name of a Kubernetes object or label."""
 
-class TemplateContainer(ApiModel):
-    """A container. In the first one, which trains, Ballast fills in command, environment and GPU."""
+
+class TemplatePart(ApiModel):
+    """A part of a pod's template, of which only some fields are typed."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class EnvironmentVariable(TemplatePart):
+    """A variable of a container's environment."""
+
+    name: Annotated[str, Field(min_length=1, max_length=1024)]
+    """The variable."""
+    value: str | None = None
+    """Its value."""
+
+
+class Resources(TemplatePart):
+    """What a container asks for. GPUs are Ballast's to fill in: one in the first container of each pod."""
+
+    limits: dict[str, Any] | None = None
+    """The most it may use, by resource."""
+    requests: dict[str, Any] | None = None
+    """What is kept free for it, by resource."""
+
+
+class TemplateContainer(TemplatePart):
+    """A container. In the first one, which trains, Ballast fills in command, environment and GPU."""
 
     name: DnsLabel
     """The container's name."""
@@ -20,12 +49,70 @@ class TemplateContainer(ApiModel):
     """Program and first arguments; the first container's default is ``ballast-train pod``."""
     args: tuple[str, ...] | None = None
     """Further arguments."""
+    env: tuple[EnvironmentVariable, ...] | None = None
+    """Environment; in the first container beside what Ballast sets."""
+    resources: Resources | None = None
+    """What it asks for beside its GPU."""
+    termination_message_path: Annotated[str, Field(max_length=4096)] | None = None
+    """Where the trainer writes why it ended."""
 
 
-class TemplatePodSpec(ApiModel):
+class Toleration(TemplatePart):
+    """A taint that the pods tolerate."""
+
+    key: Name | None = None
+    """The taint's key; empty: every one."""
+    operator: Annotated[str, Field(max_length=32)] | None = None
+    """Equal or Exists."""
+    value: Annotated[str, Field(max_length=253)] | None = None
+    """The taint's value, for Equal."""
+    effect: Annotated[str, Field(max_length=32)] | None = None
+    """NoSchedule, PreferNoSchedule or NoExecute; empty: every one."""
+
+
+class NodeRequirement(TemplatePart):
+    """What a label or a field of a node has to be."""
+
+    key: Annotated[str, Field(max_length=317)]
+    """The label or the field."""
+    operator: Annotated[str, Field(max_length=32)]
+    """In, NotIn, Exists, DoesNotExist, Gt or Lt."""
+    values: tuple[Annotated[str, Field(max_length=253)], ...] | None = None
+    """What it is compared with."""
+
+
+class NodeTerm(TemplatePart):
+    """Requirements that hold together."""
+
+    match_expressions: tuple[NodeRequirement, ...] | None = None
+    """On the node's labels."""
+    match_fields: tuple[NodeRequirement, ...] | None = None
+    """On its fields."""
+
+
+class NodeTerms(TemplatePart):
+    """Terms of which one has to hold."""
+
+    node_selector_terms: tuple[NodeTerm, ...]
+    """The terms."""
+
+
+class NodeAffinity(TemplatePart):
+    """Nodes that the pods may run on."""
+
+    required_during_scheduling_ignored_during_execution: NodeTerms | None = None
+    """Without these a pod is not started."""
+
+
+class Affinity(TemplatePart):
+    """Where pods may run, beside the node that Ballast chooses."""
+
+    node_affinity: NodeAffinity | None = None
+    """By the nodes' labels."""
+
+
+class TemplatePodSpec(TemplatePart):
     """A PodSpec. Node, restart policy and service account are Ballast's to choose."""
-
-    model_config = ConfigDict(extra="allow")
 
     RULES = (
         Rule(
@@ -46,6 +133,13 @@ class TemplatePodSpec(ApiModel):
             field=".serviceAccountName",
             holds=lambda spec: spec.service_account_name is None,
         ),
+        Rule(
+            "!has(self.activeDeadlineSeconds)",
+            "Kubernetes would end the pods one by one, and the gang would be launched again each time. "
+            "To fix: leave activeDeadlineSeconds out; spec.suspend and totalSteps end a job",
+            field=".activeDeadlineSeconds",
+            holds=lambda spec: spec.active_deadline_seconds is None,
+        ),
     )
 
     containers: Annotated[
@@ -53,12 +147,35 @@ class TemplatePodSpec(ApiModel):
         Field(min_length=1, max_length=64, json_schema_extra=schema(list_type="map", list_map_keys=["name"])),
     ]
     """Containers; the first one trains."""
+    init_containers: (
+        Annotated[
+            tuple[TemplateContainer, ...],
+            Field(max_length=64, json_schema_extra=schema(list_type="map", list_map_keys=["name"])),
+        ]
+        | None
+    ) = None
+    """Containers that run before the others."""
     restart_policy: Annotated[str, Field(max_length=32)] | None = None
     """Never, or left out."""
-    node_name: Annotated[str, Field(max_length=253)] | None = None
+    node_name: Name | None = None
     """Not to be given: Ballast chooses the node."""
-    service_account_name: Annotated[str, Field(max_length=253)] | None = None
+    service_account_name: Name | None = None
     """Not to be given: pods run as ``<job>-trainer``."""
+    active_deadline_seconds: int | None = None
+    """Not to be given: gangs are ended as a whole."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Seconds that the trainer has to save after SIGTERM."""
+    tolerations: (
+        Annotated[
+            tuple[Toleration, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
+        ]
+        | None
+    ) = None
+    """Taints that the pods tolerate, beside that of their GPUs."""
+    node_selector: dict[str, str] | None = None
+    """Labels that a node has to have."""
+    affinity: Affinity | None = None
+    """Where pods may run."""
 
 
 class TemplateMetadata(ApiModel):
