@@ -1,6 +1,6 @@
 """The part of a PodTemplateSpec that Ballast reads or checks; all its other fields pass through to the pods.
 
-What is typed here is refused by the API server on ``kubectl apply``; whatever else is wrong with a template is
+What is typed here is refused by the API server on ``kubectl apply``; what else is wrong with a template is
 found by a dry run of its first pod (``ballast_operator.template_check``).
 """
 
