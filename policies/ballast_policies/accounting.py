@@ -14,7 +14,8 @@ SECONDS_PER_HOUR = 3600.0
 
 def cost(gpu_seconds: Number, price_per_gpu_hour: Number) -> Number:
     """USD for ``gpu_seconds`` (GPUs x seconds) at ``price_per_gpu_hour`` (USD per GPU and hour)."""
-    return gpu_seconds * price_per_gpu_hour / SECONDS_PER_HOUR
+    paid: Number = gpu_seconds * price_per_gpu_hour / SECONDS_PER_HOUR
+    return paid
 
 
 def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number:
@@ -22,7 +23,8 @@ def isolated_seconds(steps: Number, isolated_steps_per_second: Number) -> Number
 
     The t_isolated of Themis (NSDI'20, section 2), which finish-time fairness divides by.
     """
-    return steps / isolated_steps_per_second
+    seconds: Number = steps / isolated_steps_per_second
+    return seconds
 
 
 def equal_share(gpus: Number, *, jobs: int, total_gpus: float) -> Number:
@@ -37,4 +39,5 @@ def equal_share(gpus: Number, *, jobs: int, total_gpus: float) -> Number:
         total_gpus: GPUs of all types.
     """
     fraction = 1.0 / (jobs * gpus)
-    return fraction / np.maximum(1.0, total_gpus * fraction)
+    share: Number = fraction / np.maximum(1.0, total_gpus * fraction)
+    return share

@@ -26,7 +26,8 @@ def agnostic_view(real: Instance) -> Instance:
 
     def agnostic(rate: np.ndarray, job: np.ndarray) -> np.ndarray:
         alone = real.T[job, columns.kind]
-        return np.divide(rate, alone, out=np.zeros_like(rate), where=alone > 0) * fastest[job]
+        relative: np.ndarray = np.divide(rate, alone, out=np.zeros_like(rate), where=alone > 0) * fastest[job]
+        return relative
 
     return dataclasses.replace(
         real,

@@ -79,7 +79,9 @@ class Instance:
     @property
     def level_scale(self) -> np.ndarray:
         """(n,) level of a job per step/s, without its weight: gpus / throughput(X_equal)."""
-        return np.divide(self.gpus, self.equal, out=np.zeros_like(self.equal), where=self.equal > 0)
+        zeros = np.zeros_like(self.equal)
+        factor: np.ndarray = np.divide(self.gpus, self.equal, out=zeros, where=self.equal > 0)
+        return factor
 
     def throughput(self, x: np.ndarray) -> np.ndarray:
         """(n,) effective steps/s of each job: sum over its columns of rate times share (section 5.3.1)."""
@@ -125,7 +127,8 @@ class Instance:
         shared = self.columns.second >= 0
         over = excess[self.columns.first]
         over[shared] = np.maximum(over[shared], excess[self.columns.second[shared]])
-        return x / over
+        shares: np.ndarray = x / over
+        return shares
 
     def steps(self) -> np.ndarray:
         """(n,) steps still to do; of a job that does not say, those of an hour alone on its fastest type."""

@@ -61,7 +61,8 @@ def divide(volume: float, weights: np.ndarray, rooms: np.ndarray) -> np.ndarray:
     # Before the member order[i] is full, volume(y) = filled[i] + rate[i] y; the first i with room decides.
     i = int(np.searchsorted(filled + rate * full_at[order], volume))
     i = min(i, len(order) - 1)
-    return np.minimum(weights * ((volume - filled[i]) / rate[i]), rooms)
+    given: np.ndarray = np.minimum(weights * ((volume - filled[i]) / rate[i]), rooms)
+    return given
 
 
 def flat(problem: Instance) -> Team:

@@ -48,7 +48,9 @@ class _Stage:
         return levels
 
     def demand(self, s: float) -> np.ndarray:
-        return np.divide(self.levels(s), self.scale, out=np.zeros_like(self.base), where=self.scale > 0)
+        zeros = np.zeros_like(self.base)
+        shares: np.ndarray = np.divide(self.levels(s), self.scale, out=zeros, where=self.scale > 0)
+        return shares
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -76,7 +76,9 @@ def objective(problem: Instance, x: np.ndarray) -> float:
 def _lengths(problem: Instance) -> np.ndarray:
     """(n, k) seconds to the end on each type; infinite where the job cannot run."""
     steps = np.broadcast_to(problem.steps()[:, None], problem.T.shape)
-    return np.divide(steps, problem.T, out=np.full(problem.T.shape, np.inf), where=problem.T > 0)
+    never = np.full(problem.T.shape, np.inf)
+    seconds: np.ndarray = np.divide(steps, problem.T, out=never, where=problem.T > 0)
+    return seconds
 
 
 def _start_times(gpus: np.ndarray, seconds: np.ndarray, capacity: float) -> np.ndarray:

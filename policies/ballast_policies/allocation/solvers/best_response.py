@@ -49,7 +49,8 @@ class Response:
     @property
     def mixed(self) -> np.ndarray:
         """(n,) whether the demand binds, so that there are two columns."""
-        return self.low != self.high
+        undecided: np.ndarray = self.low != self.high
+        return undecided
 
     def used(self, gpus: np.ndarray) -> np.ndarray:
         """(k,) GPUs of each type in use."""

@@ -89,7 +89,9 @@ def _worth(program: Program, found: Solved) -> np.ndarray:
     """(columns,) what a unit of each would add."""
     columns, level = program.columns, found.level * program.scale
     first, second, shared = columns.first, columns.second, columns.second >= 0
-    worth = program.value + level[first] * columns.rate_first - found.time[first] * program.time_first
+    worth: np.ndarray = (
+        program.value + level[first] * columns.rate_first - found.time[first] * program.time_first
+    )
     worth[shared] += (level[second] * columns.rate_second - found.time[second] * program.time_second)[shared]
     worth -= columns.gpus * found.prices[columns.kind]
     return worth

@@ -78,7 +78,7 @@ class _Dual:
         rates, tau, demand = self.rates[:, jobs], self.tau[jobs], self.demand[jobs]
         usual = tau / np.maximum(demand, 1e-12)
         low, high = np.zeros(len(jobs)), np.full(len(jobs), np.inf)
-        level = np.where(self.level[jobs] > 0, self.level[jobs], usual)
+        level: np.ndarray = np.where(self.level[jobs] > 0, self.level[jobs], usual)
         active = np.arange(len(jobs))
         for _ in range(MAX_INNER_STEPS):
             at = level[active]
@@ -107,7 +107,7 @@ class _Dual:
     def hessian(self, prices: np.ndarray, shares: np.ndarray) -> np.ndarray:
         """(k, k)."""
         weight = self.rows.gpus**2 / self.tau
-        hessian = -(shares * weight) @ shares.T
+        hessian: np.ndarray = -(shares * weight) @ shares.T
         hessian[np.diag_indices(len(prices))] += shares @ weight + self.kappa / prices**2
         bound = np.flatnonzero(self.level > 0)
         if len(bound):

@@ -39,7 +39,8 @@ def least_attained_service(ledger: Ledger, rows: np.ndarray, *, agnostic: bool, 
     x = solve(ways, size=size, capacity=ledger.capacity, base=base, slope=slope, interior=interior)
     shares = np.zeros_like(rates[one])
     shares[ways.first, ways.kind] = x
-    return (shares / size[:, None])[group_of]
+    each: np.ndarray = (shares / size[:, None])[group_of]
+    return each
 
 
 def by_name(ledger: Ledger) -> np.ndarray:

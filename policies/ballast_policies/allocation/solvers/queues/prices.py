@@ -17,7 +17,7 @@ def smoothed_queue_prices(
 ) -> np.ndarray:
     """(places,) nearly optimal prices, from ``first``."""
     shortest = work.min(axis=1)
-    prices = np.maximum(first, 1e-3 * float(np.median(shortest)))
+    prices: np.ndarray = np.maximum(first, 1e-3 * float(np.median(shortest)))
     usual = float(np.median(shortest))
     for temperature in TEMPERATURES:
         for _ in range(MOST_SELECTIONS):
