@@ -77,16 +77,25 @@ class Registry(Mapping[str, Row], Generic[Row]):
     def __len__(self) -> int:
         return len(self.builtin) + len(self._registered[0])
 
-    def find(self, name: str) -> Row:
+    def find(self, name: str, error: type[ValueError] | None = None) -> Row:
         """The row of ``name``.
+
+        Args:
+            name: from a user, so possibly wrong.
+            error: raised in place of the errors below, with what a row is before the text.
 
         Raises:
             UnknownNameError: the text lists the known names.
             BrokenEntryError: a distribution registers it, and its row cannot be loaded.
         """
-        if name in self:
-            return self[name]
-        raise UnknownNameError(self.why_unknown(name))
+        try:
+            if name in self:
+                return self[name]
+            raise UnknownNameError(self.why_unknown(name))
+        except RegistryError as reason:
+            if error is None:
+                raise
+            raise error(f"{self.what}: {reason}") from reason
 
     def own(self, holds: Callable[[Row], bool] = lambda row: True) -> tuple[str, ...]:
         """Ballast's own names whose rows have a property, e.g. ``own(lambda kind: kind.asynchronous)``."""

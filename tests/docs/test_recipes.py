@@ -15,7 +15,7 @@ from ballast_policies.allocation.registry import POLICIES, allocate
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase
 from ballast_policies.planning.schedules.builders.synchronous import gpipe
 from ballast_policies.planning.schedules.kind import ScheduleKind
-from ballast_policies.planning.schedules.registry import SCHEDULES, find_schedule
+from ballast_policies.planning.schedules.registry import SCHEDULES
 from ballast_policies.planning.schedules.validate import validate
 from prometheus_client import Counter, generate_latest
 
@@ -78,7 +78,7 @@ def test_a_policy_by_the_recipe_solves(monkeypatch):
 def test_a_schedule_by_the_recipe_is_valid(monkeypatch):
     """After one row, it can be found, built and validated."""
     monkeypatch.setitem(SCHEDULES.builtin, "Mine", row("A schedule"))
-    validate(find_schedule("Mine").build(4, 8, 1))
+    validate(SCHEDULES["Mine"].build(4, 8, 1))
 
 
 def test_a_dynamic_case_by_the_recipe_is_built(monkeypatch):

@@ -19,12 +19,12 @@ from ballast_policies.planning import (
 )
 from ballast_policies.planning.profile_file import ProfiledLayer
 from ballast_policies.planning.schedules import (
+    SCHEDULES,
     BubbleSplit,
     Kind,
     Schedule,
     StageCosts,
     Trace,
-    find_schedule,
     simulate,
     split_bubble,
     stage_costs,
@@ -207,7 +207,7 @@ def _forecast(
         step_seconds, played = (longer.makespan - trace.makespan) / steps, steps
     busy = [seconds / played for seconds in trace.busy]
     formula = None
-    if find_schedule(config.pipeline.schedule).closed_form and not used_replicas(config.pipeline.replicas):
+    if SCHEDULES[config.pipeline.schedule].closed_form and not used_replicas(config.pipeline.replicas):
         updates = [sum(rows[i].optimizer_seconds for i in range(*layers)) for layers in _cuts(partition)]
         formula = predict_step_seconds(
             [load - update for load, update in zip(busy, updates, strict=True)],

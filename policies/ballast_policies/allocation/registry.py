@@ -26,7 +26,7 @@ from ballast_policies.allocation.policies.cost import max_throughput_per_dollar,
 from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.start import Start
-from ballast_policies.registry import Registry, RegistryError
+from ballast_policies.registry import Registry
 
 POLICIES = Registry(
     "policy",
@@ -173,10 +173,7 @@ def find_policy(name: str) -> Policy:
     """
     if ":" in name:
         return named_policy(name)
-    try:
-        return POLICIES.find(name)
-    except RegistryError as error:
-        raise ProblemError(f"policy: {error}") from error
+    return POLICIES.find(name, ProblemError)
 
 
 def allocate(

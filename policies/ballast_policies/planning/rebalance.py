@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from ballast_policies.planning.balancers.network import steady_period_seconds
-from ballast_policies.planning.balancers.registry import BalancerInput, find_balancer
+from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
 from ballast_policies.planning.moves import Move, moves_between
-from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
 
@@ -64,7 +64,7 @@ def decide_rebalance(
         PlanningError: ``method`` is unknown, its balancer does not suit the input, or no partition fits
             the memory.
     """
-    balancer = find_balancer(method)
+    balancer = BALANCERS.find(method, PlanningError)
     candidate = balancer.choose(
         BalancerInput(
             partition=partition,

@@ -10,8 +10,9 @@ from ballast_policies.contract.plan import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.partition import Partition, even_partition
 from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.schedules.action import ScheduleError
 from ballast_policies.planning.schedules.builders.synchronous import replica_ranks
-from ballast_policies.planning.schedules.registry import find_schedule
+from ballast_policies.planning.schedules.registry import SCHEDULES
 
 
 def stage_placement(
@@ -32,7 +33,7 @@ def stage_placement(
     """
     if ranks > 1 and any(count != 1 for count in replicas):
         return tuple(holders[0] for holders in replica_ranks(replicas))
-    return find_schedule(schedule).stage_ranks(ranks, stages_per_rank)
+    return SCHEDULES.find(schedule, ScheduleError).stage_ranks(ranks, stages_per_rank)
 
 
 def stages_over(partition: Partition, placement: Sequence[int]) -> tuple[Stage, ...]:

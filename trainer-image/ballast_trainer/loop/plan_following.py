@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
-from ballast_policies.planning.balancers.registry import find_balancer
+from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.stages import stages_over, usable_stages
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
@@ -160,7 +160,7 @@ class PlanFollower:
         watch = Stopwatch()
         sizes = layer_sizes(training)
         links = None
-        if find_balancer(training.config.rebalance.balancer).measures_links:
+        if BALANCERS[training.config.rebalance.balancer].measures_links:
             links = link_seconds(training.world, training.meter.message_bytes)
         decided = None
         if self._rank_zero.channel_thread is not None:

@@ -8,10 +8,10 @@ from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import (
     DEFAULT_STAGES_PER_RANK,
+    SCHEDULES,
     Schedule,
     ScheduleError,
     build_schedule,
-    find_schedule,
 )
 
 from ballast_trainer.errors import ConfigurationError
@@ -19,7 +19,7 @@ from ballast_trainer.errors import ConfigurationError
 
 def is_asynchronous(name: str) -> bool:
     """Whether the schedule has no flush."""
-    return find_schedule(name).asynchronous
+    return SCHEDULES.find(name, ScheduleError).asynchronous
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class ScheduleRequest:
         """
         replicas = used_replicas(self.replicas, self.ranks)
         try:
-            build_run = find_schedule(self.name).build_run
+            build_run = SCHEDULES.find(self.name, ScheduleError).build_run
             if build_run is not None and not replicas:
                 schedule = build_run(self.ranks, self.microbatches, steps)
             else:

@@ -13,7 +13,6 @@ from ballast_policies.planning.planners.registry import (
     PLANNERS,
     Planner,
     PlanRequest,
-    find_planner,
 )
 from ballast_policies.planning.schedules import (
     DEFAULT_SCHEDULE,
@@ -81,7 +80,7 @@ def plan(
     """
     layers, cluster = read_profile(profile_file), read_cluster(cluster_file)
     try:
-        chosen = find_planner(planner)
+        chosen = PLANNERS.find(planner, PlanningError)
         if not chosen.simulates:
             _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=picture, csv=csv_file)
         request = PlanRequest(

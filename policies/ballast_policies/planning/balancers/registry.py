@@ -9,7 +9,7 @@ from ballast_policies.planning.balancers.network import network_aware_partition
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
-from ballast_policies.registry import Registry, RegistryError
+from ballast_policies.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +126,3 @@ BALANCERS = Registry(
 
 DEFAULT_BALANCER = next(iter(BALANCERS.builtin))
 """The balancer of a job that names none."""
-
-
-def find_balancer(name: str) -> Balancer:
-    """The row of ``name``.
-
-    Raises:
-        PlanningError: it is unknown, or the distribution that registers it is broken.
-    """
-    try:
-        return BALANCERS.find(name)
-    except RegistryError as error:
-        raise PlanningError(f"balancer: {error}") from error

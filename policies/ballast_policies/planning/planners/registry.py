@@ -11,7 +11,7 @@ from ballast_policies.planning.planners.amp.model import DeviceGrid, LayerCost
 from ballast_policies.planning.planners.pipedream import Level, plan_pipedream
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules import optimal_active_minibatches, timeline
-from ballast_policies.registry import Registry, RegistryError
+from ballast_policies.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,15 +218,3 @@ PLANNERS = Registry(
 
 DEFAULT_PLANNER = next(iter(PLANNERS.builtin))
 """The planner where none is named."""
-
-
-def find_planner(name: str) -> Planner:
-    """The row of ``name``.
-
-    Raises:
-        PlanningError: it is unknown, or the distribution that registers it is broken.
-    """
-    try:
-        return PLANNERS.find(name)
-    except RegistryError as error:
-        raise PlanningError(f"planner: {error}") from error

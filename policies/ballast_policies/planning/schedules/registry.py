@@ -19,7 +19,7 @@ from ballast_policies.planning.schedules.builders.synchronous import (
 from ballast_policies.planning.schedules.builders.v_shaped import zero_bubble_v
 from ballast_policies.planning.schedules.kind import ScheduleKind
 from ballast_policies.planning.schedules.schedule import Schedule, v_ranks
-from ballast_policies.registry import Registry, RegistryError
+from ballast_policies.registry import Registry
 
 SCHEDULES = Registry(
     "schedule",
@@ -105,18 +105,6 @@ DEFAULT_SCHEDULE = next(iter(SCHEDULES.builtin))
 """The schedule of a job that names none."""
 
 
-def find_schedule(name: str) -> ScheduleKind:
-    """The row of ``name``.
-
-    Raises:
-        ScheduleError: it is unknown, or the distribution that registers it is broken.
-    """
-    try:
-        return SCHEDULES.find(name)
-    except RegistryError as error:
-        raise ScheduleError(f"schedule: {error}") from error
-
-
 def trained_schedules(*, asynchronous: bool | None = None) -> tuple[str, ...]:
     """Ballast's own schedules that the trainer carries out; all, or those with or without a flush."""
     return SCHEDULES.own(lambda kind: kind.trained and asynchronous in (None, kind.asynchronous))
@@ -133,7 +121,7 @@ def stages_of(name: str, ranks: int, chunks: int = 1) -> int:
     Raises:
         ScheduleError: the name is unknown.
     """
-    return ranks * (find_schedule(name).stages_per_rank or chunks)
+    return ranks * (SCHEDULES.find(name, ScheduleError).stages_per_rank or chunks)
 
 
 def build_schedule(
@@ -151,7 +139,7 @@ def build_schedule(
     Raises:
         ScheduleError: the name is unknown, or the counts do not suit the schedule.
     """
-    kind = find_schedule(name)
+    kind = SCHEDULES.find(name, ScheduleError)
     if not replicas:
         return kind.build(ranks, microbatches, chunks)
     if kind.build_replicated is None:
