@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -52,7 +53,7 @@ class Nursery:
 
     @contextlib.contextmanager
     def operator(self, namespace: str, *, die_after: int | None = None) -> Iterator["Life"]:
-        """An operator whose leader lease is in ``namespace``; ended on leaving."""
+        """An operator whose leader's Lease is in ``namespace``; ended on leaving."""
         name = f"operator-{next(self._numbers)}"
         log = self._folder / f"{name}.log"
         self._say(
@@ -61,6 +62,7 @@ class Nursery:
         life = Life(self._ends, name, log)
         try:
             yield life
+            assert life.code in (None, -signal.SIGKILL), log.read_text()
         finally:
             self._say(id=name, stop=True)
             eventually(lambda: life.code is not None, f"{name} to end")
@@ -81,7 +83,7 @@ class Life:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it lives; -9: SIGKILL."""
+        """Its exit code; None while it lives or is started again; -9: SIGKILL."""
         return self.ends.get(self.name)
 
 
@@ -150,6 +152,14 @@ class Stage:
         """As if the dead leader's time had run out; that a follower really waits has a test of its own."""
         self.coordination.patch_namespaced_lease(
             "ballast-operator", self.namespace, {"spec": {"holderIdentity": ""}}
+        )
+
+    def take_lead(self) -> None:
+        """As a replica does that found the leader silent, and then dies."""
+        self.coordination.patch_namespaced_lease(
+            "ballast-operator",
+            self.namespace,
+            {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 1}},
         )
 
     def pods(self, name: str) -> dict[str, Any]:

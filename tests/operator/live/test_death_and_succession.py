@@ -62,6 +62,19 @@ def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point,
     assert most_alive <= 2
 
 
+def test_an_operator_that_loses_its_lease_is_started_again_and_goes_on(stage, tmp_path):
+    """It ends rather than write without the lease; its next life sees the job through."""
+    with stage.operator() as life:
+        stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
+        eventually(lambda: stage.status("one").get("repacks"), "the job to repack")
+        stage.take_lead()
+        eventually(lambda: "NotLeader" in life.log.read_text(), "the operator to notice")
+        (tmp_path / "finish").touch()
+        stage.wait_for("one", "Succeeded")
+    assert stage.status("one")["launches"] == 1
+    assert not stage.status("one").get("restarts")
+
+
 def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
     """The follower does nothing while the leader lives, and everything after its death."""
     with stage.operator(die_after=4) as leader:
