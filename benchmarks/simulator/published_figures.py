@@ -29,7 +29,9 @@ class Curve:
 
 
 LAS = (
-    Curve(key="max_min_fairness", label="LAS, type-blind", policy="max-min-fairness", agnostic=True),
+    Curve(
+        key="max_min_fairness", label="LAS, heterogeneity-agnostic", policy="max-min-fairness", agnostic=True
+    ),
     Curve(key="gandiva", label="Gandiva", policy="gandiva", space_sharing=True),
     Curve(key="allox", label="AlloX", policy="allox"),
     Curve(key="max_min_fairness_perf", label="LAS, aware", policy="max-min-fairness"),
@@ -41,27 +43,34 @@ LAS = (
     ),
 )
 FTF = (
-    Curve(key="finish_time_fairness", label="FTF, type-blind", policy="finish-time-fairness", agnostic=True),
+    Curve(
+        key="finish_time_fairness",
+        label="FTF, heterogeneity-agnostic",
+        policy="finish-time-fairness",
+        agnostic=True,
+    ),
     Curve(key="finish_time_fairness_perf", label="FTF, aware", policy="finish-time-fairness"),
 )
 FIFO = (
-    Curve(key="fifo", label="FIFO, type-blind", policy="fifo", agnostic=True),
+    Curve(key="fifo", label="FIFO, heterogeneity-agnostic", policy="fifo", agnostic=True),
     Curve(key="fifo_perf", label="FIFO, aware", policy="fifo"),
     Curve(key="fifo_packed", label="FIFO, aware, space sharing", policy="fifo", space_sharing=True),
 )
 PRIORITIES = (
-    Curve(key="LAS", label="LAS, type-blind", policy="max-min-fairness", agnostic=True),
+    Curve(key="LAS", label="LAS, heterogeneity-agnostic", policy="max-min-fairness", agnostic=True),
     Curve(key="Gavel", label="LAS, aware", policy="max-min-fairness"),
 )
 MAKESPAN = (
-    Curve(key="FIFO", label="FIFO, type-blind", policy="fifo", agnostic=True),
+    Curve(key="FIFO", label="FIFO, heterogeneity-agnostic", policy="fifo", agnostic=True),
     Curve(key="Gandiva", label="Gandiva", policy="gandiva", space_sharing=True),
     Curve(key="Gavel", label="makespan, aware", policy="makespan"),
     Curve(key="Gavel w/ SS", label="makespan, space sharing", policy="makespan", space_sharing=True),
 )
 PHYSICAL_CURVES = (
     Curve(key="max_min_fairness_perf", label="LAS, aware", policy="max-min-fairness"),
-    Curve(key="max_min_fairness", label="LAS, type-blind", policy="max-min-fairness", agnostic=True),
+    Curve(
+        key="max_min_fairness", label="LAS, heterogeneity-agnostic", policy="max-min-fairness", agnostic=True
+    ),
     Curve(key="min_total_duration_perf", label="makespan, aware", policy="makespan"),
     Curve(key="gandiva", label="Gandiva", policy="gandiva", space_sharing=True),
 )

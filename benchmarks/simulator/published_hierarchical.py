@@ -26,7 +26,7 @@ TEAM = 6
 FIGURES = {"5.12": ("fairness", "fairness_fig5.12"), "5.13": ("fifo", "fifo_fig5.13")}
 CURVES = {
     "aware": ("perf_aware_norm_throughput_by_num_jobs", False),
-    "type-blind": ("agnostic_norm_throughput_by_num_jobs", True),
+    "heterogeneity-agnostic": ("agnostic_norm_throughput_by_num_jobs", True),
 }
 
 

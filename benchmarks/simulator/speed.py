@@ -19,7 +19,13 @@ GAVEL_SECONDS = 20.0
 CLUSTER = "v100=8,p100=16,k80=24"
 RUNS = {
     "LAS, aware": ["--policy", "max-min-fairness", "--trace", "max_min_fairness"],
-    "LAS, type-blind": ["--policy", "max-min-fairness", "--trace", "max_min_fairness", "--agnostic"],
+    "LAS, heterogeneity-agnostic": [
+        "--policy",
+        "max-min-fairness",
+        "--trace",
+        "max_min_fairness",
+        "--agnostic",
+    ],
     "LAS, the operator's rules": [
         "--policy",
         "max-min-fairness",

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from ballast_operator.demo.manifests import compare_with_type_blind, demo_manifests, read_manifests
+from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
 from ballast_operator.demo.run import DemoSettings, run_demo
 from ballast_operator.demo.summary import summarise
 
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def played():
     settings = DemoSettings(manifests=demo_manifests(), time_limit_seconds=280.0)
     recorder = run_demo(settings, say=lambda text: None, on_change=lambda recorder: None)
-    aware, blind = compare_with_type_blind(read_manifests(settings.manifests), recorder.story.pool_gpus())
-    return recorder.story, summarise(recorder.story, aware=aware, blind=blind)
+    aware, agnostic = compare_with_agnostic(read_manifests(settings.manifests), recorder.story.pool_gpus())
+    return recorder.story, summarise(recorder.story, aware=aware, agnostic=agnostic)
 
 
 def test_every_job_trains_to_its_end_and_learns(played):
@@ -81,8 +81,8 @@ def test_never_more_gpus_are_handed_out_than_exist(played):
     assert summary["max_gpus_in_use_over_capacity"] <= 0
 
 
-def test_the_allocation_beats_the_type_blind_one(played):
+def test_the_allocation_beats_the_heterogeneity_agnostic_one(played):
     """The least-served job is better off, each by its own normalised throughput."""
     _, summary = played
-    aware, blind = summary["allocation"], summary["type_blind_allocation"]
-    assert min(aware["normalised"].values()) > min(blind["normalised"].values()) * 1.2
+    aware, agnostic = summary["allocation"], summary["type_blind_allocation"]
+    assert min(aware["normalised"].values()) > min(agnostic["normalised"].values()) * 1.2

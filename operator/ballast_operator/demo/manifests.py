@@ -23,7 +23,7 @@ def read_manifests(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def compare_with_type_blind(
+def compare_with_agnostic(
     manifests: Sequence[Mapping[str, Any]], pool_gpus: Mapping[str, int]
 ) -> tuple[Allocation, Allocation]:
     """What the policy gives the jobs, and what it gives when it takes all GPU types for equal.

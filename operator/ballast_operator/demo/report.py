@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def render_summary(summary: dict[str, Any]) -> RenderableType:
-    """Tables of jobs, of layer moves, and of the allocation against the type-blind one."""
+    """Tables of jobs, of layer moves, and of the allocation against the heterogeneity-agnostic one."""
     return Group(_jobs(summary), _moves(summary), _allocations(summary), _sentences(summary))
 
 
@@ -58,23 +58,23 @@ def _allocations(summary: dict[str, Any]) -> Table:
         "job",
         "Ballast",
         "steps/s",
-        "type-blind",
+        "heterogeneity-agnostic",
         "steps/s",
         "gain",
     )
-    aware, blind = summary["allocation"], summary["type_blind_allocation"]
-    if aware is None or blind is None:
+    aware, agnostic = summary["allocation"], summary["type_blind_allocation"]
+    if aware is None or agnostic is None:
         return table
     for job, row in aware["fractions"].items():
         speed = aware["effective_steps_per_second"][job]
-        blind_speed = blind["effective_steps_per_second"][job]
+        agnostic_speed = agnostic["effective_steps_per_second"][job]
         table.add_row(
             job,
             _shares(row),
             f"{speed:.2f}",
-            _shares(blind["fractions"][job]),
-            f"{blind_speed:.2f}",
-            f"{speed / blind_speed:.2f}x" if blind_speed > 0 else "-",
+            _shares(agnostic["fractions"][job]),
+            f"{agnostic_speed:.2f}",
+            f"{speed / agnostic_speed:.2f}x" if agnostic_speed > 0 else "-",
         )
     return table
 

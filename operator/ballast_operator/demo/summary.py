@@ -15,13 +15,13 @@ REPACKING = "Repacking"
 """State of a job whose proposal to hand pods back has been taken up."""
 
 
-def summarise(story: Story, *, aware: Allocation | None, blind: Allocation | None) -> JsonObject:
+def summarise(story: Story, *, aware: Allocation | None, agnostic: Allocation | None) -> JsonObject:
     """Summary of a finished (or broken off) demo.
 
     Args:
         story: all that was seen.
         aware: the policy's allocation of the jobs over the pools.
-        blind: what the same policy gives when it takes all GPU types for equal.
+        agnostic: what the same policy gives when it takes all GPU types for equal.
     """
     repacks = [repack for name in sorted(story.job_objects) for repack in _repacks(story, name)]
     after_release, after_proposal = _waiting(story, repacks)
@@ -33,7 +33,7 @@ def summarise(story: Story, *, aware: Allocation | None, blind: Allocation | Non
         "waiting_job_started_after_proposal_s": _rounded(after_proposal),
         "max_gpus_in_use_over_capacity": story.max_gpus_over_capacity,
         "allocation": _allocation(aware),
-        "type_blind_allocation": _allocation(blind),
+        "type_blind_allocation": _allocation(agnostic),
     }
 
 

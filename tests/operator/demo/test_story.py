@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ballast_operator.demo.manifests import compare_with_type_blind, demo_manifests, read_manifests
+from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
 from ballast_operator.demo.report import render_summary
 from ballast_operator.demo.story import Story
 from ballast_operator.demo.summary import summarise
@@ -74,7 +74,7 @@ def shrunk():
 
 
 def summary_of(tale):
-    return summarise(tale.story, aware=None, blind=None)
+    return summarise(tale.story, aware=None, agnostic=None)
 
 
 def test_the_repack_names_who_went_and_who_stayed(shrunk):
@@ -158,18 +158,18 @@ def test_an_unreadable_report_is_narrated_and_the_story_goes_on():
 
 
 def test_the_examples_pose_a_problem_on_which_awareness_pays():
-    """From the manifests alone: the least-served job gains over the type-blind allocation."""
+    """From the manifests alone: the least-served job gains over the heterogeneity-agnostic allocation."""
     pools = {"v100": 4, "p100": 2, "k80": 2, "p100-spot": 2}
-    aware, blind = compare_with_type_blind(read_manifests(demo_manifests()), pools)
-    assert min(aware.levels.values()) > 1.2 * min(blind.levels.values())
+    aware, agnostic = compare_with_agnostic(read_manifests(demo_manifests()), pools)
+    assert min(aware.levels.values()) > 1.2 * min(agnostic.levels.values())
 
 
 def test_the_summary_is_json_and_the_views_render(shrunk):
     """What the command prints can be printed."""
-    aware, blind = compare_with_type_blind(
+    aware, agnostic = compare_with_agnostic(
         read_manifests(demo_manifests()), {"v100": 4, "p100": 2, "k80": 2, "p100-spot": 2}
     )
-    summary = summarise(shrunk.story, aware=aware, blind=blind)
+    summary = summarise(shrunk.story, aware=aware, agnostic=agnostic)
     assert json.loads(json.dumps(summary)) == summary
     console = Console(record=True, width=160, quiet=False)
     console.print(render(shrunk.story, now=9.0))

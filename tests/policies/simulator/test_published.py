@@ -44,7 +44,7 @@ def test_continuous_trace_heterogeneity_aware_las_takes_3_98_hours(aware):
     assert aware.average_completion_time / HOUR == pytest.approx(3.98, rel=0.01)
 
 
-def test_continuous_trace_type_blind_las_takes_4_95_hours(agnostic):
+def test_continuous_trace_heterogeneity_agnostic_las_takes_4_95_hours(agnostic):
     """Average completion time of all 96 jobs, within 3 %."""
     assert agnostic.average_completion_time / HOUR == pytest.approx(4.95, rel=0.03)
 

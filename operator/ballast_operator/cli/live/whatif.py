@@ -165,9 +165,9 @@ def as_text(found: "Comparison") -> str:
     count = {
         verdict: sum(job.verdict == verdict for job in found.jobs) for verdict in ("gains", "loses", "same")
     }
-    blind = " (type-blind)" if found.after.agnostic else ""
+    agnostic = " (heterogeneity-agnostic)" if found.after.agnostic else ""
     lines.append(
-        f"{found.before.policy} -> {found.after.policy}{blind}: {count['gains']} gain, "
+        f"{found.before.policy} -> {found.after.policy}{agnostic}: {count['gains']} gain, "
         f"{count['loses']} lose, {count['same']} the same; least level {found.least_level_before:.3f} -> "
         f"{found.least_level_after:.3f}; cost per hour {found.cost_before:.2f} -> {found.cost_after:.2f}"
     )

@@ -12,7 +12,7 @@ import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from ballast_operator.demo.manifests import compare_with_type_blind, demo_manifests, read_manifests
+from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifests, read_manifests
 from ballast_operator.demo.recorder import Recorder
 from ballast_operator.demo.report import render_summary
 from ballast_operator.demo.run import DemoError, DemoSettings, run_demo
@@ -60,8 +60,8 @@ def demo(
     except DemoError as error:
         console.print(f"[red]demo:[/red] {error}")
         sys.exit(1)
-    aware, blind = compare_with_type_blind(read_manifests(settings.manifests), recorder.story.pool_gpus())
-    summary = summarise(recorder.story, aware=aware, blind=blind)
+    aware, agnostic = compare_with_agnostic(read_manifests(settings.manifests), recorder.story.pool_gpus())
+    summary = summarise(recorder.story, aware=aware, agnostic=agnostic)
     if picture is not None:
         album.write(picture, summary)
     if output == "json":

@@ -9,7 +9,7 @@ def summary_table(result: Result) -> Table:
     kinds = [
         name
         for name, holds in (
-            ("type-blind", result.agnostic),
+            ("heterogeneity-agnostic", result.agnostic),
             ("space sharing", result.space_sharing),
             ("ideal", result.ideal),
         )

@@ -76,11 +76,11 @@ def test_sharing_incentive_nobody_is_worse_off_than_with_its_share_of_every_type
         assert (speeds >= isolated * (1 - 1e-7)).all()
 
 
-def test_type_blind_gives_no_job_more_than_aware_at_the_minimum():
+def test_heterogeneity_agnostic_gives_no_job_more_than_aware_at_the_minimum():
     """The agnostic baseline is a feasible answer to the same question, so its least level is no higher."""
     p = problem([[40, 10], [12, 4], [100, 50]], [1, 1])
-    aware, blind = allocate("max-min-fairness", p), allocate("max-min-fairness", p, agnostic=True)
-    assert min(blind.levels.values()) <= aware.objective + 1e-9
+    aware, agnostic = allocate("max-min-fairness", p), allocate("max-min-fairness", p, agnostic=True)
+    assert min(agnostic.levels.values()) <= aware.objective + 1e-9
 
 
 @pytest.mark.parametrize(
