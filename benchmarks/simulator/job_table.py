@@ -7,8 +7,8 @@ refused (a gang's type is drawn until one comes that runs on several GPUs): the 
 1 and 2 among the first 100 and the first 300, whose mean is the published makespan of 100 to 300 jobs.
 Then, for the orders that are left, the completion times at 0.4 jobs/h, where no job waits for another:
 the mean duration of jobs 4000 to 4999 of seed 0 on the V100 (LAS, aware), on their fastest type (FIFO,
-aware) and on all three by turns (LAS, heterogeneity-agnostic), plus the 0.17 h that the simulator lets a job wait
-for its first round.
+aware) and on all three by turns (LAS, heterogeneity-agnostic), plus the 0.17 h that the simulator lets a
+job wait for its first round.
 """
 
 import itertools

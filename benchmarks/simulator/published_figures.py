@@ -28,10 +28,10 @@ class Curve:
     space_sharing: bool = False
 
 
+AGNOSTIC = "heterogeneity-agnostic"
+
 LAS = (
-    Curve(
-        key="max_min_fairness", label="LAS, heterogeneity-agnostic", policy="max-min-fairness", agnostic=True
-    ),
+    Curve(key="max_min_fairness", label=f"LAS, {AGNOSTIC}", policy="max-min-fairness", agnostic=True),
     Curve(key="gandiva", label="Gandiva", policy="gandiva", space_sharing=True),
     Curve(key="allox", label="AlloX", policy="allox"),
     Curve(key="max_min_fairness_perf", label="LAS, aware", policy="max-min-fairness"),
@@ -45,32 +45,30 @@ LAS = (
 FTF = (
     Curve(
         key="finish_time_fairness",
-        label="FTF, heterogeneity-agnostic",
+        label=f"FTF, {AGNOSTIC}",
         policy="finish-time-fairness",
         agnostic=True,
     ),
     Curve(key="finish_time_fairness_perf", label="FTF, aware", policy="finish-time-fairness"),
 )
 FIFO = (
-    Curve(key="fifo", label="FIFO, heterogeneity-agnostic", policy="fifo", agnostic=True),
+    Curve(key="fifo", label=f"FIFO, {AGNOSTIC}", policy="fifo", agnostic=True),
     Curve(key="fifo_perf", label="FIFO, aware", policy="fifo"),
     Curve(key="fifo_packed", label="FIFO, aware, space sharing", policy="fifo", space_sharing=True),
 )
 PRIORITIES = (
-    Curve(key="LAS", label="LAS, heterogeneity-agnostic", policy="max-min-fairness", agnostic=True),
+    Curve(key="LAS", label=f"LAS, {AGNOSTIC}", policy="max-min-fairness", agnostic=True),
     Curve(key="Gavel", label="LAS, aware", policy="max-min-fairness"),
 )
 MAKESPAN = (
-    Curve(key="FIFO", label="FIFO, heterogeneity-agnostic", policy="fifo", agnostic=True),
+    Curve(key="FIFO", label=f"FIFO, {AGNOSTIC}", policy="fifo", agnostic=True),
     Curve(key="Gandiva", label="Gandiva", policy="gandiva", space_sharing=True),
     Curve(key="Gavel", label="makespan, aware", policy="makespan"),
     Curve(key="Gavel w/ SS", label="makespan, space sharing", policy="makespan", space_sharing=True),
 )
 PHYSICAL_CURVES = (
     Curve(key="max_min_fairness_perf", label="LAS, aware", policy="max-min-fairness"),
-    Curve(
-        key="max_min_fairness", label="LAS, heterogeneity-agnostic", policy="max-min-fairness", agnostic=True
-    ),
+    Curve(key="max_min_fairness", label=f"LAS, {AGNOSTIC}", policy="max-min-fairness", agnostic=True),
     Curve(key="min_total_duration_perf", label="makespan, aware", policy="makespan"),
     Curve(key="gandiva", label="Gandiva", policy="gandiva", space_sharing=True),
 )

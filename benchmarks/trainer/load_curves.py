@@ -4,7 +4,7 @@ The paper of the six cases (DynMo; reviews and supplement) publishes speed-ups, 
 here is a family with one parameter, its *strength*, and the shape that the case has by its nature; the
 strength is found by search, so that on the paper's 8 stages (64 layers) the settled model's largest
 stage under the split of the start, over its largest under the best split, is the published speed-up.
-The same curves then run on other numbers of ranks and layers, where less (or more) is to be had.
+The same curves then run on other numbers of ranks and layers, where less (or more) can be gained.
 
 This file is no benchmark itself; ``speedup.py`` imports it.
 """

@@ -40,7 +40,7 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
 
 
 def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballast):
-    """Survivors keep their UIDs, the released pods go, nobody restarts."""
+    """Survivors keep their UIDs, the released pods go, none restarts."""
     job = ballast.demo_job("transformer", "transformer", totalSteps=160)
     with ballast.operator() as operator:
         ballast.apply(job)
@@ -80,7 +80,7 @@ def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
 
 
 def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
-    """Suspend is a checkpoint and an exit; resume goes on from that step with a new launch."""
+    """Suspend is a checkpoint and an exit; resume continues from that step with a new launch."""
     with ballast.operator():
         ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=60))
         ballast.wait_for_step("paused", 12)

@@ -80,7 +80,7 @@ def test_the_metric_has_the_longest_wait_of_each_reason():
 
 
 def test_a_right_that_is_no_longer_needed_is_forgotten():
-    """Nobody asks again for what a deleted job needed: that must not keep the replica from being ready."""
+    """No one asks again for what a deleted job needed: that must not keep the replica from being ready."""
     clock = Clock()
     waits = Waits(clock)
     waits.begin(WaitReason.PERMISSION, "create pods", subject="post pods")

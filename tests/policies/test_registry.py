@@ -50,7 +50,7 @@ def test_a_row_is_imported_when_it_is_first_asked_for(installed):
         ("POLICY = 3", "is of type int, not Policy"),
     ],
 )
-def test_a_broken_distribution_is_named_and_harms_nobody_else(installed, module, said):
+def test_a_broken_distribution_is_named_and_harms_no_other(installed, module, said):
     """The error has its name and version; the other policies solve as before."""
     installed("acme", {"acme.broken": "acme_broken:POLICY"}, acme_broken=module)
     sys.modules.pop("acme_broken", None)
@@ -63,7 +63,7 @@ def test_a_broken_distribution_is_named_and_harms_nobody_else(installed, module,
 
 
 def test_a_name_without_a_prefix_is_refused(installed):
-    """Also one of ours: nobody replaces a policy by installing a distribution."""
+    """Also one of ours: no one replaces a policy by installing a distribution."""
     installed(
         "acme", {"makespan": "acme_own:POLICY", "quick": "acme_own:POLICY"}, acme_own="raise RuntimeError"
     )

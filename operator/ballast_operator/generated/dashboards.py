@@ -215,7 +215,7 @@ OPERATOR = Dashboard(
         ),
         Panel(
             title="Reconciles that did not finish",
-            description="A second, by reason. Conflicts are ordinary; the next pass mends them.",
+            description="A second, by reason. Conflicts are ordinary; the next pass resolves them.",
             unit="short",
             queries=_one(_rate("ballast_reconcile_errors_total", "reason"), "{{reason}}"),
         ),

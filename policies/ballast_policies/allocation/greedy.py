@@ -21,7 +21,7 @@ def greedy(problem: Problem) -> Allocation:
     posed = instance(problem)
     left = posed.capacity.copy()
     demand = posed.gpus.sum()
-    # Under contention nobody takes more than the equal share of time, so that the last job gets something.
+    # Under contention no job takes more than the equal share of time, so that the last job gets something.
     share = min(1.0, left.sum() / demand) if demand else 1.0
     X = np.zeros_like(posed.T)
     order = sorted(

@@ -215,7 +215,7 @@ def from_arrays(
         usd_per_hour: price of one GPU of each type that has one.
         pairs: pairs that may share GPUs.
 
-    The values are taken as they are: whoever has them from outside makes a ``Problem``, which checks them.
+    The values are not checked; values from outside become a ``Problem`` first, which checks them.
     """
     n = len(gpus)
     capacity, gpus = np.asarray(capacity, dtype=float), np.asarray(gpus, dtype=float)
@@ -223,15 +223,15 @@ def from_arrays(
     total = capacity.sum()
     names = [str(m) for m in range(n)] if names is None else names
     alone, kind = np.nonzero(T)
-    nobody = np.full(len(alone), -1)
+    no_partner = np.full(len(alone), -1)
     columns = Columns(
         first=alone,
-        second=nobody,
+        second=no_partner,
         kind=kind,
         rate_first=T[alone, kind],
         rate_second=np.zeros(len(alone)),
         gpus=gpus[alone],
-        pair=nobody,
+        pair=no_partner,
     )
     if pairs:
         columns = columns.with_others(useful_pairs(gpu_types, names, pairs, T, gpus))

@@ -102,7 +102,7 @@ class Entity:
 class Problem:
     """Jobs over GPU types.
 
-    A job's throughput may name types that are not in ``gpu_types``: they are not to be had now.
+    A job's throughput may name types that are not in ``gpu_types``; they are ignored.
     A job that belongs to no entity stands beside the entities, with its own weight.
 
     Raises:

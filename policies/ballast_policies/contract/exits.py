@@ -18,7 +18,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     """Wrong arguments or configuration: counts toward ``backoffLimit``."""
     STOPPED = 75
-    """Stopped with a checkpoint, by directive or SIGTERM: the job goes on later."""
+    """Stopped with a checkpoint, by directive or SIGTERM: the job continues later."""
     PEER_LOST = 76
     """Another rank died or hung: this one is healthy, the gang restarts from the checkpoint."""
 

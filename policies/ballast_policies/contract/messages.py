@@ -78,7 +78,7 @@ class Proposal(Wire):
         stages: the partition over the kept ranks (``rank`` counts in the new numbering).
         step_seconds_before: predicted seconds per step on today's ranks before the layers got cheaper.
         step_seconds_after: predicted seconds per step when repacked.
-        reason: why, in words.
+        reason: why, as text.
     """
 
     epoch: int = setting(ge=1, le=MOST_EPOCH)

@@ -27,7 +27,7 @@ class LayerProfile:
     def __post_init__(self) -> None:
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
         if len(set(lengths.values())) != 1 or not self.forward_seconds:
-            raise PlanningError(f"every layer needs every value, got so many of each: {lengths}")
+            raise PlanningError(f"every layer needs every value, the counts are: {lengths}")
 
     @property
     def layers(self) -> int:

@@ -70,7 +70,7 @@ def placed(rounds, moment, shot, **by_job):
     return set(decided.placements)
 
 
-def test_within_a_round_nobody_who_runs_is_disturbed_however_long_it_has_run():
+def test_within_a_round_no_running_job_is_moved_however_long_it_has_run():
     """An arrival that is more urgent waits for the round's end, and gets the GPUs then."""
     rounds = Rounds()
     old = snapshot({"old": 2}, running=["old"], launches={"old": 1})
@@ -103,7 +103,7 @@ def test_a_grant_holds_for_one_launch():
 
 
 def test_a_grant_ends_with_its_job_or_its_node():
-    """Nobody waits for a job that is gone, and none is placed where there is no room."""
+    """No job waits for one that is gone, and none is placed where there is no room."""
     rounds = Rounds()
     waiting = snapshot({"first": 2, "second": 1})
     assert placed(rounds, BEGIN, waiting, first=1.0, second=0.0) == {"first"}
@@ -144,7 +144,7 @@ def test_what_comes_free_within_a_round_is_kept_only_if_its_end_may_not_stop_the
 
 
 def test_within_a_round_a_job_is_told_what_it_was_told_when_it_got_its_gpus():
-    """Its share and what it has had, not that it goes on; a job that comes within the round gets its own."""
+    """Its share and what it has had, not that it continues; a job that arrives in the round gets its own."""
     rounds = Rounds()
     old = snapshot({"old": 1})
     begun = rounds.decide(policy(), old, shares(old=0.8), moment=BEGIN)

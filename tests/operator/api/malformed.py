@@ -19,7 +19,7 @@ JOBS: list[Case] = [
     ("a model name with a space", "spec.model.name", "my model", "spec.model.name", "match"),
     ("a model of no layers", "spec.model.layers", 0, "spec.model.layers", "greater than or equal to 1"),
     ("more stages than layers", "spec.model.layers", 3, "spec.pipeline.maxStages", "above model.layers"),
-    ("a precision nobody has", "spec.training", {"precision": "fp8"}, "spec.training.precision", "fp16"),
+    ("an unknown precision", "spec.training", {"precision": "fp8"}, "spec.training.precision", "fp16"),
     (
         "a decay that ends with the warm-up",
         "spec.training",
@@ -121,7 +121,7 @@ JOBS: list[Case] = [
         "spec.repack.targetStages",
         "greater than or equal to 1",
     ),
-    ("a balancer nobody has", "spec.rebalance.balancer", "luck", "spec.rebalance.balancer", "diffusion"),
+    ("an unknown balancer", "spec.rebalance.balancer", "luck", "spec.rebalance.balancer", "diffusion"),
     ("something else spread evenly", "spec.rebalance.by", "colour", "spec.rebalance.by", "parameters"),
     (
         "ranks without memory",
@@ -286,7 +286,7 @@ JOBS: list[Case] = [
         "must be of type array",
     ),
     (
-        "a grace period in words",
+        "a grace period as text",
         "spec.template.spec.terminationGracePeriodSeconds",
         "abc",
         "spec.template.spec.terminationGracePeriodSeconds",
@@ -300,7 +300,7 @@ JOBS: list[Case] = [
         "must be of type object",
     ),
     ("a budget", "spec.budget", 100, "spec.budget", "does not stop a job by its cost"),
-    ("a deadline in words", "spec.deadline", "tomorrow", "spec.deadline", "date"),
+    ("a deadline as text", "spec.deadline", "tomorrow", "spec.deadline", "date"),
     ("a team without a name", "spec.entity", "", "spec.entity", "at least 1"),
     ("a field that does not exist", "spec.pipelines", {}, "spec.pipelines", "field"),
     ("a name too long for host names", "metadata.name", "a" * 49, "", "metadata.name is part of host names"),

@@ -160,7 +160,7 @@ def test_a_rule_of_the_configuration(
 
 
 def test_changes_that_make_sense(api: client.ApiClient, namespace: str) -> None:
-    """Suspending, weighing anew and training longer are accepted."""
+    """Suspending, a new weight and training longer are accepted."""
     job = send(api, "POST", changed(JOB, "metadata.namespace", namespace))
     for path, value in (("spec.suspend", True), ("spec.weight", 2.5), ("spec.totalSteps", 2000)):
         job = send(api, "PUT", changed(job, path, value), fieldValidation="Strict")

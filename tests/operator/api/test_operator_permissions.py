@@ -87,7 +87,7 @@ def running(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextlib.contextmanager
 def node_and_policy(api: client.ApiClient) -> Iterator[None]:
-    """A node that nobody runs, with four GPUs, and a policy that has it for a pool."""
+    """A node without an agent, with four GPUs, and a policy that has it for a pool."""
     core, custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
     core.create_node({"metadata": {"name": NODE, "labels": {"permissions-test": "yes"}}})
     resources = {"nvidia.com/gpu": "4", "cpu": "8", "memory": "8Gi", "pods": "10"}

@@ -28,7 +28,7 @@ def test_a_malformed_cluster_policy_is_refused_on_reading(case: Case) -> None:
 
 
 def test_several_problems() -> None:
-    """All are named at once, so that a user mends them in one go."""
+    """All are named at once, so that a user fixes them in one go."""
     item = changed(changed(JOB, "spec.totalSteps", 0), "spec.weight", "heavy")
     with pytest.raises(InvalidObject) as caught:
         read_training_job(item)
@@ -72,7 +72,7 @@ def test_what_a_cluster_needs_and_the_trainer_does_not() -> None:
 
 
 def test_the_attribute_that_holds_the_trainers_fields_is_no_field() -> None:
-    """Nobody can set it from outside."""
+    """It cannot be set from outside."""
     with pytest.raises(InvalidObject, match=r"spec\.config: there is no such field"):
         read_training_job(changed(JOB, "spec.config", {"totalSteps": 5}))
 

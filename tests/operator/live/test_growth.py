@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.api, pytest.mark.slow]
 
 
 def test_a_running_job_grows_when_it_may_have_more_stages(stage):
-    """A new pod joins the launch; the old one keeps its uid and goes on."""
+    """A new pod joins the launch; the old one keeps its uid and continues."""
     with stage.operator():
         stage.add_job("one", stages=1, script={"total": 1_000_000}, grow=True)
         stage.wait_for("one", "Running")

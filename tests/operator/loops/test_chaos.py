@@ -105,7 +105,7 @@ class Chaos(RuleBasedStateMachine):
         self.simulation.world.patch(JOB, NAMESPACE, name, {"spec": {**spec, "suspend": suspend}})
 
     def teardown(self) -> None:
-        """Peace: nodes are back, trainers answer, nobody is suspended; every job succeeds."""
+        """Peace: nodes are back, trainers answer, no job is suspended; every job succeeds."""
         try:
             if hasattr(self, "simulation"):
                 self.peace()
@@ -149,7 +149,7 @@ class GrowingChaos(Chaos):
             "one", trainer={"total": 400}, totalSteps=400, backoffLimit=1000, stages=(1, 4), grow=True
         )
         self.time_passes(5, 1.0)
-        # It grows in the next moments, whatever befalls it.
+        # It grows in the next moments, whatever happens to it.
         self.simulation.world.put(NODE, node("b", "fast", 1))
 
     @rule(gpus=st.integers(0, 2))

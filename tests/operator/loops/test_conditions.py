@@ -1,4 +1,4 @@
-"""What cannot work is said in a condition, with what to change; the operator goes on."""
+"""What cannot work is said in a condition, with what to change; the operator continues."""
 
 import pytest
 from ballast_operator.api.conditions import JobReason, PolicyReason
@@ -100,7 +100,7 @@ async def test_a_job_waits_for_capacity_with_numbers():
 
 
 async def test_overlapping_pools_stop_new_launches_and_leave_running_jobs_alone():
-    """The message names node and pools; the policy is not in force; nobody is stopped for it."""
+    """The message names node and pools; the policy is not in force; no job is stopped for it."""
     simulation = cluster()
     simulation.add_job("one", totalSteps=1000, trainer={"total": 1000})
     await simulation.until(lambda: simulation.state("one") == "Running")

@@ -1,4 +1,4 @@
-"""The operator dies at every write of a launch, a shrink and a preemption; its successor goes on.
+"""The operator dies at every write of a launch, a shrink and a preemption; its successor continues.
 
 The laws of :class:`~tests.operator.loops.world.World` hold at each write: no node over its GPUs, no two
 launches of a job alive, no pod without a written intent, no release before the acknowledgement.
@@ -95,7 +95,7 @@ async def test_a_write_that_fails_or_whose_answer_is_lost_is_made_good(error):
 
 
 async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
-    """Two jobs on one GPU take turns; whoever dies in between, each resumes from what it saved."""
+    """Two jobs on one GPU take turns; whichever dies in between, each resumes from what it saved."""
 
     def taking_turns() -> Simulation:
         simulation = Simulation(nodes={"a": ("fast", 1)}, roundSeconds=20, moves={"maxMovesPerHour": 100})

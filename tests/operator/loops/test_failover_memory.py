@@ -44,7 +44,7 @@ async def test_a_successor_knows_what_each_job_is_owed_and_how_fast_it_is():
 
 
 async def test_a_killed_operator_loses_at_most_a_round():
-    """Nobody says goodbye: what was saved at the last round's start is carried on over the time between."""
+    """Without a clean shutdown: what was saved as the last round began is extended over the time between."""
     simulation = crowded()
     for _ in range(68):
         await simulation.tick()

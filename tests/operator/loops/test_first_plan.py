@@ -106,7 +106,7 @@ def test_a_schedule_can_be_built_for_every_size_that_it_suits(schedule):
         try:
             build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=each)
         except ScheduleError:
-            # PipeDream2BW is built anew for each step's microbatches, by the trainer.
+            # PipeDream2BW is built again for each step's microbatches, by the trainer.
             assert not spec.suits(ranks) or schedule == "PipeDream2BW"
         else:
             assert spec.suits(ranks)

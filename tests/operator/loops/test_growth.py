@@ -1,4 +1,4 @@
-"""A running gang takes GPUs that nobody else can use, and loses nothing when that fails."""
+"""A running gang takes GPUs that no other job can use, and loses nothing when that fails."""
 
 import pytest
 from ballast_operator.api.cause import Cause
@@ -27,7 +27,7 @@ def uids(simulation: Simulation) -> dict[str, str]:
 
 
 async def test_a_gang_grows_onto_a_node_that_comes_later():
-    """New pods join, the old ones stay as they are, and the trainer goes on in the same launch."""
+    """New pods join, the old ones stay as they are, and the trainer continues in the same launch."""
     simulation = await running_pair()
     before, step = uids(simulation), simulation.trainers["one"].step
     simulation.world.put(NODE, node("b", "fast", 3))

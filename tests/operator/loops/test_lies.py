@@ -169,7 +169,7 @@ async def test_a_plan_that_someone_overwrites_is_written_again(text):
 
 @pytest.mark.parametrize("kind", [CONFIG_MAP, LEASE])
 async def test_an_object_of_a_running_job_that_someone_deletes_is_put_back(kind):
-    """At the next pass; the trainer goes on, and epochs continue where they were."""
+    """At the next pass; the trainer continues, and epochs continue where they were."""
     simulation = Simulation(nodes={"fast-0": ("fast", 4)})
     simulation.add_job(
         "one", stages=(2, 4), trainer={"shrink_at": 30, "shrink_to": 2, "total": 200}, totalSteps=200

@@ -86,7 +86,7 @@ async def test_failures_beyond_the_backoff_limit_end_the_job():
 
 
 async def test_a_killed_rank_restarts_the_gang_without_counting_toward_the_limit():
-    """SIGKILL from outside (137) is nobody's error."""
+    """SIGKILL from outside (137) is not the job's error."""
     simulation = small_cluster()
     simulation.add_job("one", backoffLimit=0, trainer={"pace": 5})
     await simulation.until(lambda: simulation.trainers["one"].step >= 30)
@@ -210,7 +210,7 @@ async def test_a_shrink_and_a_completion_without_an_operator_are_both_recorded()
 
 
 async def test_unreadable_messages_of_a_trainer_do_no_harm():
-    """Unreadable and impossible messages are left out or brought into range; the job goes on to its end."""
+    """Unreadable and impossible messages are left out or brought into range; the job continues to its end."""
     simulation = small_cluster()
     simulation.add_job("one", trainer={"pace": 5})
     await simulation.until(lambda: simulation.state("one") == "Running")

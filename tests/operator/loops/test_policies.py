@@ -38,7 +38,7 @@ def policy_condition(simulation: Simulation, kind: str) -> dict:
 
 
 async def test_all_policies_one_after_the_other_under_running_jobs():
-    """Each decides at once, says what it has reached, and moves nobody within the round."""
+    """Each decides at once, says what it has reached, and moves no job within the round."""
     simulation = cluster(roundSeconds=3600)
     simulation.add_job("one", stages=(2, 2), throughput=known(4, 1, 2), **LONG)
     simulation.add_job("two", stages=(1, 1), throughput=known(2, 1), entity="vision", **LONG)
@@ -156,7 +156,7 @@ async def test_time_that_the_owner_suspended_is_not_time_that_the_job_waited():
 
 
 async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator():
-    """It is summed up in the job's status; a fresh operator goes on from there."""
+    """It is summed up in the job's status; a fresh operator continues from there."""
     simulation = cluster(roundSeconds=3600, objective={"policy": "finish-time-fairness"})
     for name in ("one", "two"):
         simulation.add_job(name, stages=(2, 2), throughput=known(5, 5, 2), **LONG)

@@ -28,7 +28,7 @@ GPU = "nvidia.com/gpu"
 
 
 class Crash(BaseException):
-    """The operator dies: nothing of it goes on, not even its ``except`` clauses for errors."""
+    """The operator dies: nothing of it continues, not even its ``except`` clauses for errors."""
 
 
 def as_sent(value: Any) -> Any:

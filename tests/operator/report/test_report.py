@@ -43,7 +43,7 @@ def test_a_job_that_starts_says_both_where_and_what_it_waits_for():
     assert explanation(starts, [], [], []).answer == "2 x v100 of pool fast; not running yet: 1 of 2 pods run"
 
 
-def test_a_job_that_nobody_has_looked_at_says_so():
+def test_a_job_that_no_operator_has_seen_says_so():
     """Without an operator the answer names it."""
     assert "see that ballast operator runs" in explanation(job(), [], [], []).answer
 

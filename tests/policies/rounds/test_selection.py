@@ -36,7 +36,7 @@ def test_granted_claims_fit_and_no_job_is_granted_twice(question):
 
 
 @given(question=questions())
-def test_whoever_is_refused_would_not_have_fitted_in_their_turn(question):
+def test_a_refused_job_would_not_have_fitted_in_its_turn(question):
     """Algorithm 2: no claim is passed over for a less urgent one that takes its place."""
     claims, room = question
     granted = set(select(claims, room).tolist())

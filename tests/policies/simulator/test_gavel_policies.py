@@ -42,7 +42,7 @@ def columns(entries):
     }
 
 
-def test_allox_begins_with_short_jobs_and_moves_nobody():
+def test_allox_begins_with_short_jobs_and_moves_none():
     """The shorter job of each queue begins; who runs on a slow GPU stays there when a fast one comes free."""
     jobs = ledger([1, 1, 1, 1], v100=1, p100=1)
     jobs.left[:4] = [1000.0, 100.0, 2000.0, 50.0]
@@ -51,7 +51,7 @@ def test_allox_begins_with_short_jobs_and_moves_nobody():
     assert columns(policy.solve(np.arange(3))) == {0: V100, 1: P100}
 
 
-def test_fifo_serves_in_order_on_the_fastest_type_with_room_and_nobody_overtakes():
+def test_fifo_serves_in_order_on_the_fastest_type_with_room_and_none_overtakes():
     """The gang of four fits nowhere and blocks the job behind it."""
     jobs = ledger([1, 1, 2, 4, 1], v100=2, p100=4)
     assert columns(fifo(jobs).solve(np.arange(5))) == {0: V100, 1: V100, 2: P100}
@@ -90,7 +90,7 @@ def test_gandiva_pairs_only_where_the_jobs_do_not_fit_and_keeps_its_pairs():
     assert {(int(j), int(p)) for j, p in zip(*again[:2], strict=True) if p >= 0} == pairs
 
 
-def test_the_middle_of_the_optimum_gives_more_than_the_least_level_where_it_costs_nobody():
+def test_the_middle_of_the_optimum_gives_more_than_the_least_level_where_it_costs_no_job():
     """Two jobs on four GPUs: a vertex may stop at the level of the slower, the middle does not idle."""
     jobs = ledger([1, 1], slow=1.0)
     middle = fairness.least_attained_service(jobs, np.arange(2), agnostic=False, interior=True)

@@ -137,7 +137,7 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(tmp_path):
     assert Owner.read(tmp_path / LOCK) == ELSEWHERE
 
 
-def test_a_damaged_lock_is_taken_over_when_nobody_touches_it(tmp_path):
+def test_a_damaged_lock_is_taken_over_when_it_is_not_touched(tmp_path):
     """Cut short by a machine that died while it wrote."""
     (tmp_path / LOCK).write_text('{"token": ')
     lock = lock_of(tmp_path, mine())

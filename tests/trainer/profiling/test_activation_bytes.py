@@ -179,7 +179,7 @@ def test_bytes_are_counted_once_in_a_step_and_cost_no_layer_seconds():
         meter.end()
     assert counted == [True, False]
     assert meter.activation_bytes == [32.0, 0.0]
-    # The clock goes on a second with each reading: four in the first microbatch, two of them around the
+    # The clock advances a second with each reading: four in the first microbatch, two of them around the
     # count, and two in the second.
     assert meter.forward == [2.0 + 1.0, 0.0]
     meter.start_step(1, by_layer=False)

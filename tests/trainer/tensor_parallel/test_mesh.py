@@ -95,8 +95,8 @@ def test_layers_move_and_ranks_leave_by_whole_columns(
 ):
     """A rebalance moves the same layers in every column; a shrink keeps or releases a position's two ranks.
 
-    A plan that tears a position's ranks apart is not followed, and training goes on. (There are steps enough
-    for three plans to be seen one after the other; without a sum in each layer steps are shorter.)
+    A plan that tears a position's ranks apart is not followed, and training continues. (There are enough
+    steps for three plans to be seen one after the other; without a sum in each layer steps are shorter.)
     """
     config = with_heads(small_config(totalSteps=steps))
     expected = single_process_losses(config)

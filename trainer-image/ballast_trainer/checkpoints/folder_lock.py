@@ -1,6 +1,6 @@
 """A lock on a checkpoint folder: one run writes to it, on storage that many machines share.
 
-The lock is a file that names its owner.  While the owner lives it touches the file; whoever finds
+The lock is a file that names its owner.  While the owner lives it touches the file; a process that finds
 the file watches, by its own clock, whether it is touched, so no clocks of two machines are compared.
 A lock is taken over at once from a process of this machine that is gone and from an earlier launch
 of the same job (the operator starts one only when the pods of the last are gone), else after

@@ -97,7 +97,7 @@ class Saver:
             self.save()
 
     def save(self) -> str:
-        """Save the state, unless it is saved; collective. Says in words what came of it.
+        """Save the state, unless it is saved; collective. Reports the result as text.
 
         Raises:
             CheckpointError: another run has taken over the directory.

@@ -89,7 +89,7 @@ def fill(problem: Instance, root: Team) -> Filled:
         levels = np.minimum(stage.levels(found.s), full)
         done = found.binding | (full - levels <= FULL * full)
         if not (done & ~frozen).any():
-            raise SolverError(f"water filling froze nobody in stage {stages}, at {found.s} of {stage.end}")
+            raise SolverError(f"water filling froze no job in stage {stages}, at {found.s} of {stage.end}")
         frozen |= done
         answer = Answer(
             x=found.raised.x,

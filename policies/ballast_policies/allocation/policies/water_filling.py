@@ -6,7 +6,7 @@ stage (see ``filling``):
 
     maximise_X  min_{m not frozen}  (l_m(X) - l_m(previous))  subject to  l_m(X) >= l_m(previous) for all m.
 
-The result is Pareto efficient: nobody can get more unless another gets less. Objective: the least level.
+The result is Pareto efficient: no job can get more unless another gets less. Objective: the least level.
 """
 
 from ballast_policies.allocation.answer import Answer

@@ -4,7 +4,7 @@ At prices p most jobs' mix of types is the same for all prices within a part h o
 then linear in t, and only the others, with the columns that come into question, enter an LP. In its
 dual the prices are held to [(1 - h) p, (1 + h) p] (in the LP: capacity may be exceeded or left unused at
 these prices). If no price ends at a wall, the LP's prices are those of the whole program, its t is the
-optimum, and the bound that they prove equals it. Otherwise one goes on from there.
+optimum, and the bound that they prove equals it. Otherwise the search continues from there.
 """
 
 import dataclasses

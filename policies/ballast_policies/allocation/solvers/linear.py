@@ -99,7 +99,7 @@ def maximise(
     demanded = np.flatnonzero((base > 0) | (slope > 0))
     if not len(problem.columns):
         if len(demanded):
-            raise InfeasibleError("nobody can run, and something is demanded")
+            raise InfeasibleError("no job can run, and something is demanded")
         return LinearSolution(
             x=np.zeros(0),
             t=0.0,

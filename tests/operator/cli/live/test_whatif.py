@@ -79,7 +79,7 @@ def test_the_problem_is_the_operators_with_the_pools_prices():
 
 
 def test_two_more_v100_help_the_job_that_has_to_share_them():
-    """The transformer no longer spends half of its time on P100s; nobody loses."""
+    """The transformer no longer spends half of its time on P100s; no job loses."""
     problem, _ = read(cluster())
     policy = "max-min-fairness"
     found = compare(problem, Setup(policy=policy), Setup(policy=policy, more={"v100": 2}))

@@ -32,7 +32,7 @@ def least_level_by_a_variable(cluster: Any) -> Any:
 
 
 def cheapest(cluster: Any) -> Any:
-    """Least cost at half of a level for everybody."""
+    """Least cost at half of a level for every job."""
     cost = cp.sum(cp.multiply(cluster.gpus[:, None] * cluster.prices, cluster.shares))
     return cp.Minimize(cost), [cluster.level >= 0.5]
 

@@ -147,7 +147,7 @@ def test_shares_of_its_own_are_checked_and_called_a_heuristic():
     ids=["no job", "no GPU", "no type"],
 )
 def test_where_nothing_can_run_the_function_is_not_called(problem):
-    """An answer that gives nobody anything."""
+    """An answer that gives no job anything."""
     found = allocate(f"{NAME}raises", problem)
     assert found.objective == 0.0
     assert all(not any(row.values()) for row in found.allocation.values())
@@ -183,7 +183,7 @@ def test_a_row_says_what_its_function_reads():
     """Its docstring's first line is its summary."""
     policy = own_policy(problems.cheapest, reads={Reads.PRICES}, compares_speeds=False)
     assert (policy.summary, policy.reads) == (
-        "Least cost at half of a level for everybody.",
+        "Least cost at half of a level for every job.",
         frozenset({Reads.PRICES}),
     )
     posed = instance(PROBLEM)

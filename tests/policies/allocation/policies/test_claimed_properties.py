@@ -19,8 +19,8 @@ def speeds(answer, p):
 @pytest.mark.parametrize("policy", ["water-filling", "hierarchical"])
 @settings(max_examples=40)
 @given(p=problems(max_jobs=6))
-def test_pareto_efficiency_nobody_can_get_more_unless_another_gets_less(policy, p):
-    """The most relative speed that any shares add, with nobody slower, is nothing."""
+def test_pareto_efficiency_no_job_can_get_more_unless_another_gets_less(policy, p):
+    """The most relative speed that any shares add, with no job slower, is nothing."""
     book = Book(p)
     have = speeds(allocate(policy, p), p)
     relative = book.T / np.where(book.full > 0, book.full, 1.0)[:, None]
@@ -30,7 +30,7 @@ def test_pareto_efficiency_nobody_can_get_more_unless_another_gets_less(policy, 
 
 @settings(max_examples=60)
 @given(p=problems(max_jobs=6, all_run=True, single=True))
-def test_sharing_incentive_nobody_is_slower_than_on_its_isolated_share(p):
+def test_sharing_incentive_no_job_is_slower_than_on_its_isolated_share(p):
     """With equal weights, max-min fairness gives every job at least 1/n of every type's worth."""
     p = dataclasses.replace(p, jobs=tuple(dataclasses.replace(job, weight=1.0) for job in p.jobs))
     fair, isolated = (speeds(allocate(policy, p), p) for policy in ("max-min-fairness", "isolated"))

@@ -17,7 +17,7 @@ BOUNDED = [name for name, policy in POLICIES.builtin.items() if policy.proves_ga
 
 
 def feasible(p, answer):
-    """Nobody has more than all of its time, no type gives more than it has, nobody runs where it cannot."""
+    """No job has more than all of its time, no type gives more than it has, no job runs where it cannot."""
     time = {job.name: sum(answer.allocation[job.name].values()) for job in p.jobs}
     gpus = {job.name: job.gpus for job in p.jobs}
     used = {g: sum(job.gpus * answer.allocation[job.name][g] for job in p.jobs) for g in p.gpu_types}

@@ -63,7 +63,7 @@ def test_the_certified_gap_is_closed_and_greedy_is_never_above_the_optimum(p):
     assert greedy(p).objective <= best.objective * (1 + 1e-6) + 1e-9
 
 
-def test_sharing_incentive_nobody_is_worse_off_than_with_its_share_of_every_type():
+def test_sharing_incentive_no_job_is_worse_off_than_with_its_share_of_every_type():
     """With as many GPUs as jobs over all types, each job reaches at least its isolated share's throughput."""
     random = np.random.default_rng(1)
     for _ in range(20):

@@ -29,7 +29,7 @@ def test_a_team_of_many_jobs_is_not_capped_by_a_constant():
     answer = allocate("hierarchical", p)
     used = {g: sum(answer.allocation[j.name][g] for j in p.jobs) for g in p.gpu_types}
     slow = [j for j in p.jobs if answer.throughput[j.name] < max(j.throughput.values()) * (1 - 1e-6)]
-    # Whoever is not at full speed finds no idle GPU: filling went on to the end.
+    # A job that is not at full speed finds no idle GPU: filling continued to the end.
     assert slow
     assert all(used[g] == pytest.approx(p.capacity[g], rel=1e-6) for g in p.gpu_types)
 

@@ -62,7 +62,7 @@ def test_jobs_of_one_kind_are_served_alike():
 
 
 def test_a_missing_pair_is_not_invented():
-    """Of three equal jobs one may share with neither of the others; nobody gets a share with it."""
+    """Of three equal jobs one may share with neither of the others; none gets a share with it."""
     p = problem([[4.0], [4.0], [4.0]], [1])
     p = dataclasses.replace(p, pairs=(pair(0, 1, (3.6, 3.6)),))
     answer = allocate("max-min-fairness", p, space_sharing=True)

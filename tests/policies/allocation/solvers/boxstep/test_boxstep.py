@@ -87,7 +87,7 @@ def test_worth_beside_demands_is_that_of_the_simplex_method(scene, monkeypatch):
     assert (problem.throughput(found.x) >= base * (1 - 1e-8)).all()
 
 
-def test_demands_that_nobody_can_meet_are_refused():
+def test_demands_that_no_job_can_meet_are_refused():
     """As by the simplex method: an error, not a wrong answer."""
     problem = cluster(5)
     with pytest.raises(linear.InfeasibleError):
