@@ -186,6 +186,40 @@ class Solver(ApiModel):
     """After this long the solver is ended and the greedy fallback decides."""
 
 
+_Limit = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class NamespaceLimits(ApiModel):
+    """Limits of one namespace; where a field is absent, that of ``eachNamespace`` holds."""
+
+    max_gpus: _Limit | None = None
+    """GPUs that its jobs may hold at a time; 0: none."""
+    max_running_jobs: _Limit | None = None
+    """Jobs that may hold GPUs at a time."""
+    max_waiting_jobs: _Limit | None = None
+    """Waiting jobs that take part in the allocation, the oldest first; the others wait until one of them runs."""
+
+
+class EachNamespace(ApiModel):
+    """Limits of every namespace that has none of its own."""
+
+    max_gpus: _Limit | None = None
+    """GPUs that its jobs may hold at a time; absent: no limit."""
+    max_running_jobs: _Limit | None = None
+    """Jobs that may hold GPUs at a time; absent: no limit."""
+    max_waiting_jobs: _Limit = 10_000
+    """Waiting jobs that take part in the allocation, the oldest first; the others wait until one of them runs."""
+
+
+class Tenants(ApiModel):
+    """Limits that keep one namespace from taking everything; weights and teams share what is below them."""
+
+    each_namespace: EachNamespace = EachNamespace()
+    """Limits of every namespace."""
+    namespaces: Annotated[dict[str, NamespaceLimits], Field(max_length=1024)] = Field(default_factory=dict)
+    """Namespace -> limits of its own."""
+
+
 class ClusterPolicySpec(ApiModel):
     """How GPUs are shared."""
 
@@ -221,6 +255,8 @@ class ClusterPolicySpec(ApiModel):
     """How restless the allocation may be."""
     solver: Solver = Solver()
     """Limits of the solver."""
+    tenants: Tenants = Tenants()
+    """Limits of namespaces. What runs is never stopped for them."""
     dry_run: bool = False
     """Decide and say so, but start and stop nothing."""
 

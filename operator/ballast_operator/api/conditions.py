@@ -86,6 +86,9 @@ class JobReason(enum.StrEnum):
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
 
+    NAMESPACE_LIMIT = "NamespaceLimit"
+    """Not admitted: a limit of the ClusterPolicy's ``tenants`` is reached; the message says which."""
+
     # Admitted=False: user errors
     MISCONFIGURED = "Misconfigured"
     """Not admitted or failed: the spec cannot be used; the message names the field."""

@@ -157,6 +157,16 @@ def objectives(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def tenants(draw: st.DrawFn) -> dict[str, Any]:
+    fields = {name: st.integers(0, 10**6) for name in ("maxGpus", "maxRunningJobs", "maxWaitingJobs")}
+    limits = st.fixed_dictionaries({}, optional=fields)
+    return {
+        "eachNamespace": {"maxWaitingJobs": 10_000, **draw(limits)},
+        "namespaces": draw(st.dictionaries(NAMES, limits, max_size=3)),
+    }
+
+
+@st.composite
 def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
     pools = [
         {
@@ -179,6 +189,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "maxMovesPerHour": draw(st.integers(0, 3600)),
         },
         "solver": {"timeLimitSeconds": draw(st.floats(0.01, 3600))},
+        "tenants": draw(tenants()),
         "dryRun": draw(st.booleans()),
     }
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}

@@ -17,6 +17,7 @@ from ballast_operator.allocator.problem.gang_size import (
     growth_sizes,
     may_grow,
 )
+from ballast_operator.allocator.problem.tenants import Tenancy, admit_tenants
 from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cause import Cause
@@ -133,11 +134,22 @@ def take_snapshot(
     wanting = [view for view in jobs if wants_gpus(view, now)]
     capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting)
     admitted, refused = _admit(spec, capacity, wanting)
+    tenants = admit_tenants(spec.tenants, [(one.view, one.gpus) for one in admitted], jobs)
+    refused += [
+        RefusedJob(key=one.view.key, launches=one.view.status.launches, refusal=tenants.refused[one.view.key])
+        for one in admitted
+        if one.view.key in tenants.refused
+    ]
+    admitted = [
+        dataclasses.replace(one, gpus=tenants.gpus[one.view.key])
+        for one in admitted
+        if one.view.key in tenants.gpus
+    ]
     requests = [GangRequest(key=one.view.key, spec=one.spec, stages=one.gpus) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
     return Snapshot(
         capacity=capacity,
-        jobs=tuple(_snapshot_job(one, speeds[one.view.key], now) for one in admitted),
+        jobs=tuple(_snapshot_job(one, speeds[one.view.key], tenants, now) for one in admitted),
         refused=tuple(refused),
     )
 
@@ -202,7 +214,9 @@ def _admit_one(
     return _Admitted(view=view, spec=view.spec, gpus=size, gpu_types=allowed, not_tolerated=barred)
 
 
-def _snapshot_job(one: _Admitted, speeds: Mapping[str, Estimate], now: Time) -> SnapshotJob:
+def _snapshot_job(
+    one: _Admitted, speeds: Mapping[str, Estimate], tenants: Tenancy, now: Time
+) -> SnapshotJob:
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
     allocation = view.running_allocation
@@ -212,7 +226,7 @@ def _snapshot_job(one: _Admitted, speeds: Mapping[str, Estimate], now: Time) -> 
         launches=view.status.launches,
         placement=allocation.placement if allocation is not None else None,
         running_since=allocation.since.timestamp() if allocation is not None else 0.0,
-        growth_sizes=growth_sizes(view) if may_grow(view, now) else (),
+        growth_sizes=tenants.growth(view.key, growth_sizes(view)) if may_grow(view, now) else (),
         not_tolerated=one.not_tolerated,
         measured=any(speed.source != "unknown" for speed in known.values()),
     )

@@ -1,0 +1,88 @@
+"""Tenant limits of the ClusterPolicy: whom they keep out of the problem, and what these jobs are told."""
+
+import pytest
+from ballast_operator.allocator.problem.tenants import admit_tenants, limits_of
+from ballast_operator.api.cluster_policy import EachNamespace, Tenants
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_policies.rounds.tenants import TenantLimits
+
+from tests.operator.views.builders import a_config, a_spec, a_view
+
+PODS = ("job-1-0", "job-1-1")
+
+
+def tenants(each=None, **namespaces):
+    return Tenants.model_validate({"eachNamespace": each or {}, "namespaces": namespaces})
+
+
+def waiting(name="w", namespace="team", **spec):
+    return a_view(
+        pods=(), plan=None, spec=a_spec(**spec), status=TrainingJobStatus(), key=(namespace, name)
+    )
+
+
+def running(name="r", namespace="team", **spec):
+    return a_view(pods=PODS, plan=None, spec=a_spec(**spec), key=(namespace, name))
+
+
+def admitted(limits, *views, gpus=4):
+    sized = [(view, len(view.pods) or gpus) for view in views]
+    return admit_tenants(limits, sized, views)
+
+
+def test_a_namespace_has_its_own_limits_and_otherwise_those_of_each():
+    """Field by field; 10,000 waiting jobs where nothing is said."""
+    limits = tenants({"maxGpus": 8, "maxRunningJobs": 3}, vip={"maxGpus": 64})
+    assert limits_of(limits, "vip") == TenantLimits(gpus=64, running_jobs=3, waiting_jobs=10_000)
+    assert limits_of(limits, "team") == TenantLimits(gpus=8, running_jobs=3, waiting_jobs=10_000)
+    assert limits_of(Tenants(), "team") == TenantLimits(waiting_jobs=EachNamespace().max_waiting_jobs)
+
+
+def test_a_job_over_the_limit_is_told_which_and_what_to_do():
+    """The field by its path, as the administrator finds it."""
+    found = admitted(tenants(team={"maxGpus": 2}), running(), waiting())
+    refusal = found.refused["team", "w"]
+    assert refusal.reason == JobReason.NAMESPACE_LIMIT
+    assert refusal.message == (
+        "namespace team may have 2 GPUs at a time, and its older jobs run or come first. To fix: wait, or ask "
+        "the cluster's administrator to raise tenants.namespaces.team.maxGpus=2 of the ClusterPolicy"
+    )
+    assert ("team", "r") in found.gpus
+
+
+@pytest.mark.parametrize(
+    ("each", "said"),
+    [
+        ({"maxGpus": 1}, "needs 2 GPUs at least, and the jobs of namespace team may hold 1 at a time"),
+        ({"maxRunningJobs": 0}, "may have 0 jobs with GPUs at a time"),
+        ({"maxWaitingJobs": 0}, "the 0 oldest waiting jobs of namespace team take part"),
+    ],
+)
+def test_each_limit_has_its_message(each, said):
+    """With what to change."""
+    message = admitted(tenants(each), waiting(config=a_config(pipeline={"minStages": 2, "maxStages": 4}))).refused["team", "w"].message
+    assert said in message and "To fix: " in message
+    assert f"tenants.eachNamespace.{next(iter(each))}=" in message
+
+
+def test_a_gang_is_as_large_as_its_namespace_has_room_for():
+    """And another namespace's is not touched."""
+    limits = tenants(team={"maxGpus": 5})
+    found = admitted(limits, running(), waiting(), waiting(namespace="other"))
+    assert found.gpus == {("team", "r"): 2, ("team", "w"): 3, ("other", "w"): 4}
+
+
+def test_two_gangs_that_grow_share_the_room():
+    """What one is offered is not offered to the other."""
+    found = admitted(tenants({"maxGpus": 6}), running("a"), running("b"))
+    assert found.growth(("team", "a"), (3, 4, 5)) == (3, 4)
+    assert found.growth(("team", "b"), (3, 4)) == ()
+    assert admitted(Tenants(), running("a")).growth(("team", "a"), (3, 9)) == (3, 9)
+
+
+def test_gpus_of_a_suspended_job_count_until_its_pods_are_gone():
+    """It wants none, and still has them."""
+    view = waiting()
+    found = admit_tenants(tenants({"maxGpus": 4}), [(view, 4)], [view, running("suspended")])
+    assert found.gpus[view.key] == 2

@@ -1,0 +1,126 @@
+"""Tenant limits: who takes part in a decision, for small cases by hand and for any queue."""
+
+from collections import Counter
+
+from ballast_policies.rounds.tenants import TenantJob, TenantLimit, TenantLimits, admit_by_tenant
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def waiting(name: str, *sizes: int, tenant: str = "a", held: int = 0) -> TenantJob:
+    return TenantJob(name=name, tenant=tenant, sizes=sizes or (1,), held=held)
+
+
+def running(name: str, size: int, tenant: str = "a") -> TenantJob:
+    return TenantJob(name=name, tenant=tenant, sizes=(size,), running=True, held=size)
+
+
+def admitted(*jobs: TenantJob, others=None, **limits: int):
+    return admit_by_tenant(jobs, lambda tenant: TenantLimits(**limits), held_by_others=others)
+
+
+def test_without_limits_all_take_part_with_their_largest_gang():
+    """No tenant is named in the room for growth: there is no bound on it."""
+    found = admitted(running("r", 2), waiting("w", 4, 2), waiting("x", 8, tenant="b"))
+    assert found.sizes == {"r": 2, "w": 4, "x": 8} and not found.over and not found.room
+
+
+def test_the_oldest_jobs_fill_the_limit_and_the_others_wait():
+    """Each tenant by itself."""
+    jobs = [waiting("a1", 2), waiting("b1", 2, tenant="b"), waiting("a2", 2), waiting("a3", 2)]
+    found = admitted(*jobs, gpus=4)
+    assert set(found.sizes) == {"a1", "a2", "b1"}
+    assert found.over == {"a3": TenantLimit.GPUS} and found.room == {"a": 0, "b": 2}
+
+
+def test_what_runs_comes_first_and_is_kept_when_the_limit_is_lowered():
+    """Nothing is stopped for a limit; nothing new starts until there is room."""
+    found = admitted(waiting("old", 1), running("r", 4), gpus=2)
+    assert found.sizes == {"r": 4} and found.over == {"old": TenantLimit.GPUS} and found.room == {"a": 0}
+
+
+def test_a_gang_takes_the_size_that_the_limit_leaves():
+    """Eight would be best, four fit."""
+    assert admitted(running("r", 4), waiting("w", 8, 4, 2), gpus=8).sizes["w"] == 4
+
+
+def test_a_job_that_waits_for_the_limit_is_not_overtaken_by_younger_ones():
+    """Small gangs would keep a large one waiting without end."""
+    found = admitted(running("r", 4), waiting("large", 6), waiting("small", 1), gpus=8)
+    assert found.over == {"large": TenantLimit.GPUS, "small": TenantLimit.GPUS} and not found.never
+
+
+def test_a_job_that_alone_exceeds_the_limit_keeps_nobody_waiting():
+    """It is told so."""
+    found = admitted(waiting("huge", 16), waiting("small", 1), gpus=8)
+    assert found.never == {"huge"} and found.sizes == {"small": 1}
+
+
+def test_gpus_of_a_launch_that_ends_count_until_its_pods_are_gone():
+    """For the other jobs of the tenant; the job itself is launched after them."""
+    found = admitted(waiting("stopping", 4, held=4), waiting("next", 1), gpus=4)
+    assert found.sizes == {"stopping": 4} and found.over == {"next": TenantLimit.GPUS}
+    assert admitted(waiting("w", 4, 2), others={"a": 2}, gpus=4).sizes == {"w": 2}
+
+
+def test_running_jobs_are_counted():
+    """One runs, one more may."""
+    found = admitted(running("r", 1), waiting("w"), waiting("x"), running_jobs=2)
+    assert set(found.sizes) == {"r", "w"} and found.over == {"x": TenantLimit.RUNNING_JOBS}
+
+
+def test_the_oldest_waiting_jobs_are_considered():
+    """Those that run do not count; another tenant's queue is its own."""
+    jobs = [running("r", 1), *(waiting(f"w{number}") for number in range(5)), waiting("b", tenant="b")]
+    found = admitted(*jobs, waiting_jobs=2)
+    assert set(found.sizes) == {"r", "w0", "w1", "b"}
+    assert set(found.over.values()) == {TenantLimit.WAITING_JOBS}
+
+
+bounds = st.none() | st.integers(0, 6)
+limits = st.builds(TenantLimits, gpus=bounds, running_jobs=bounds, waiting_jobs=bounds)
+
+
+@st.composite
+def queues(draw):
+    jobs = []
+    for number in range(draw(st.integers(0, 12))):
+        sizes = tuple(sorted(draw(st.sets(st.integers(1, 6), min_size=1, max_size=3)), reverse=True))
+        is_running = draw(st.booleans())
+        held = draw(st.sampled_from([0, 0, sizes[0]])) if not is_running else sizes[0]
+        tenant = draw(st.sampled_from("ab"))
+        jobs.append(
+            TenantJob(name=f"j{number}", tenant=tenant, sizes=sizes, running=is_running, held=held)
+        )
+    return jobs
+
+
+@given(jobs=queues(), a=limits, b=limits)
+def test_any_queue(jobs, a, b):
+    """Every job is either in or out; what runs is in; no limit is exceeded but by what ran already; and one
+    tenant's jobs never change what another's get."""
+    by_tenant = {"a": a, "b": b}
+    found = admit_by_tenant(jobs, by_tenant.__getitem__)
+    assert found.sizes.keys() | found.over.keys() == {job.name for job in jobs}
+    assert not found.sizes.keys() & found.over.keys() and found.never <= found.over.keys()
+    gpus, count, queue, held = Counter(), Counter(), Counter(), Counter()
+    started = set()
+    for job in jobs:
+        if job.running:
+            assert found.sizes[job.name] == job.sizes[0]
+        elif job.name in found.sizes:
+            assert found.sizes[job.name] in job.sizes
+            queue[job.tenant] += 1
+            started.add(job.tenant)
+        gpus[job.tenant] += max(found.sizes.get(job.name, 0), job.held)
+        count[job.tenant] += job.name in found.sizes
+        held[job.tenant] += job.held
+    for tenant in started:
+        limit = by_tenant[tenant]
+        assert limit.gpus is None or gpus[tenant] + found.room[tenant] <= max(limit.gpus, held[tenant])
+        assert limit.running_jobs is None or count[tenant] <= limit.running_jobs
+        assert limit.waiting_jobs is None or queue[tenant] <= limit.waiting_jobs
+    alone = admit_by_tenant([job for job in jobs if job.tenant == "a"], by_tenant.__getitem__)
+    assert alone.sizes == {
+        job.name: found.sizes[job.name] for job in jobs if job.tenant == "a" and job.name in found.sizes
+    }
