@@ -7,9 +7,7 @@ from tests.operator.loops.simulation import Simulation
 
 async def test_a_namespace_never_holds_more_gpus_than_its_limit():
     """Four GPUs are there, two may be held: the second job says so, and runs when the first is done."""
-    simulation = Simulation(
-        nodes={"fast-0": ("fast", 4)}, tenants={"namespaces": {"team": {"maxGpus": 2}}}
-    )
+    simulation = Simulation(nodes={"fast-0": ("fast", 4)}, tenants={"namespaces": {"team": {"maxGpus": 2}}})
     simulation.add_job("one")
     await simulation.until(lambda: simulation.state("one") == "Running")
     simulation.add_job("two")

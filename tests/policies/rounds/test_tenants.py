@@ -89,9 +89,7 @@ def queues(draw):
         is_running = draw(st.booleans())
         held = draw(st.sampled_from([0, 0, sizes[0]])) if not is_running else sizes[0]
         tenant = draw(st.sampled_from("ab"))
-        jobs.append(
-            TenantJob(name=f"j{number}", tenant=tenant, sizes=sizes, running=is_running, held=held)
-        )
+        jobs.append(TenantJob(name=f"j{number}", tenant=tenant, sizes=sizes, running=is_running, held=held))
     return jobs
 
 

@@ -214,9 +214,7 @@ def _admit_one(
     return _Admitted(view=view, spec=view.spec, gpus=size, gpu_types=allowed, not_tolerated=barred)
 
 
-def _snapshot_job(
-    one: _Admitted, speeds: Mapping[str, Estimate], tenants: Tenancy, now: Time
-) -> SnapshotJob:
+def _snapshot_job(one: _Admitted, speeds: Mapping[str, Estimate], tenants: Tenancy, now: Time) -> SnapshotJob:
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
     allocation = view.running_allocation

@@ -17,9 +17,7 @@ def tenants(each=None, **namespaces):
 
 
 def waiting(name="w", namespace="team", **spec):
-    return a_view(
-        pods=(), plan=None, spec=a_spec(**spec), status=TrainingJobStatus(), key=(namespace, name)
-    )
+    return a_view(pods=(), plan=None, spec=a_spec(**spec), status=TrainingJobStatus(), key=(namespace, name))
 
 
 def running(name="r", namespace="team", **spec):
@@ -61,7 +59,11 @@ def test_a_job_over_the_limit_is_told_which_and_what_to_do():
 )
 def test_each_limit_has_its_message(each, said):
     """With what to change."""
-    message = admitted(tenants(each), waiting(config=a_config(pipeline={"minStages": 2, "maxStages": 4}))).refused["team", "w"].message
+    message = (
+        admitted(tenants(each), waiting(config=a_config(pipeline={"minStages": 2, "maxStages": 4})))
+        .refused["team", "w"]
+        .message
+    )
     assert said in message and "To fix: " in message
     assert f"tenants.eachNamespace.{next(iter(each))}=" in message
 
