@@ -43,8 +43,8 @@ def test_a_job_over_the_limit_is_told_which_and_what_to_do():
     refusal = found.refused["team", "w"]
     assert refusal.reason == JobReason.NAMESPACE_LIMIT
     assert refusal.message == (
-        "namespace team may have 2 GPUs at a time, and its older jobs run or come first. To fix: wait, or ask "
-        "the cluster's administrator to raise tenants.namespaces.team.maxGpus=2 of the ClusterPolicy"
+        "namespace team may have 2 GPUs at a time, and its older jobs run or come first. To fix: wait, or "
+        "ask the cluster's administrator to raise tenants.namespaces.team.maxGpus=2 of the ClusterPolicy"
     )
     assert ("team", "r") in found.gpus
 
