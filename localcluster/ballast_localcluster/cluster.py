@@ -191,6 +191,11 @@ class LocalCluster:
         return self._binaries.program("kubectl")
 
     @property
+    def audit_log(self) -> Path:
+        """The API server's log of requests, with ``Settings.audit``."""
+        return self._running()[1].audit_log
+
+    @property
     def folder(self) -> Path:
         """Where the cluster keeps its files."""
         return self._running()[1].folder
@@ -228,6 +233,7 @@ class LocalCluster:
         server = f"https://{HOST}:{ports.api_server}"
         write_credentials(layout.credentials, server, layout.certificates / "ca.crt")
         (layout.folder / "scheduler.json").write_text(components.scheduler_configuration(layout))
+        (layout.folder / "audit.json").write_text(components.audit_policy())
         self._agents, self._lost = {}, set()
         warden = self._warden = WardenHandle(layout.folder, layout.logs / "warden.log")
         rest = self._rest = Rest(layout.kubeconfig("admin"))

@@ -65,10 +65,12 @@ class Settings:
         node_monitor_grace_seconds: a node whose agent is silent for this long is NotReady. Agents renew
             every few seconds; shorter is livelier, and less forgiving on a machine that is busy.
         eviction_seconds: pods leave a NotReady node after this long, unless they tolerate it longer.
+        audit: the API server writes a line of JSON for each request that it has answered (``Layout.audit_log``).
     """
 
     node_monitor_grace_seconds: int = 16
     eviction_seconds: int = 5
+    audit: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,11 @@ class Layout:
     def logs(self) -> Path:
         """One file a component; kept after a failure."""
         return self.folder / "logs"
+
+    @property
+    def audit_log(self) -> Path:
+        """Who asked the API server for what, where the settings ask for it."""
+        return self.folder / "audit.log"
 
     def kubeconfig(self, user: str) -> Path:
         """Kubeconfig of one of ``credentials.USERS``, by its ``file``."""
@@ -163,6 +170,28 @@ def api_server(binaries: Binaries, layout: Layout, ports: Ports, settings: Setti
         f"--default-not-ready-toleration-seconds={settings.eviction_seconds}",
         f"--default-unreachable-toleration-seconds={settings.eviction_seconds}",
         "--profiling=false",
+        *(_audit(layout) if settings.audit else ()),
+    ]
+
+
+def audit_policy() -> str:
+    """The audit policy: every request, once it is answered, without the objects."""
+    return json.dumps(
+        {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived", "ResponseStarted"],
+            "rules": [{"level": "Metadata"}],
+        }
+    )
+
+
+def _audit(layout: Layout) -> list[str]:
+    """Written before the answer is sent, so that who has the answer finds the line."""
+    return [
+        f"--audit-policy-file={layout.folder / 'audit.json'}",
+        f"--audit-log-path={layout.audit_log}",
+        "--audit-log-mode=blocking",
     ]
 
 

@@ -1,7 +1,7 @@
 """Who may do what: the one source for the Helm chart, for local runs and for the Role of each job.
 
-The operator's rules are what it calls and no more. It may make a job's Role because it holds all that the
-Role grants: Kubernetes refuses to let anyone hand out more than they have.
+The operator's rules are what it calls and no more, by the API server's audit log. It may make a job's Role
+because it holds all that the Role grants: Kubernetes refuses to let anyone hand out more than they have.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from ballast_operator.api import meta
 
 Rule = dict[str, list[str]]
 
-_READ = ("get", "list", "watch")
+_WATCH = ("list", "watch")
 _APPLY = ("get", "create", "patch")
-"""Server-side apply: patch changes, create makes what is not there."""
+"""Make what is not there, look at whose it is, bring it up to date."""
 
 _RBAC = "rbac.authorization.k8s.io"
 _COORDINATION = "coordination.k8s.io"
@@ -30,16 +30,14 @@ def operator_rules() -> list[Rule]:
     """What the operator's service account may do, in every namespace."""
     return [
         # Jobs and policies are the users'; the operator writes their status, and deletes what its TTL ended.
-        _rule(meta.GROUP, _KINDS, _READ),
+        _rule(meta.GROUP, _KINDS, _WATCH),
         _rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("delete",)),
         _rule(meta.GROUP, tuple(f"{plural}/status" for plural in _KINDS), ("patch",)),
-        # Owner references that block the owner's deletion need this where the admission plugin asks for it.
-        _rule(meta.GROUP, (f"{meta.TRAINING_JOB_PLURAL}/finalizers",), ("update",)),
-        _rule("", ("nodes",), _READ),
-        _rule("", ("pods",), (*_READ, "create", "delete")),
-        # A job's plan and Lease, and the leader's Lease.
-        _rule("", ("configmaps",), (*_READ, "create", "patch")),
-        _rule(_COORDINATION, ("leases",), (*_READ, "create", "patch", "update")),
+        _rule("", ("nodes",), _WATCH),
+        _rule("", ("pods",), ("get", *_WATCH, "create", "delete")),
+        # A job's plan and Lease; the leader's Lease, which it updates, and its saved state.
+        _rule("", ("configmaps",), (*_APPLY, *_WATCH)),
+        _rule(_COORDINATION, ("leases",), (*_APPLY, *_WATCH, "update")),
         # The identity of a job's pods.
         _rule("", ("serviceaccounts",), _APPLY),
         _rule(_RBAC, ("roles", "rolebindings"), _APPLY),
@@ -50,20 +48,20 @@ def operator_rules() -> list[Rule]:
 def trainer_rules(job: str) -> list[Rule]:
     """What the pods of a job may do in its namespace: read their plan, renew their Lease. Nothing else."""
     return [
-        _rule("", ("configmaps",), _READ, plan_config_map_name(job)),
-        _rule(_COORDINATION, ("leases",), (*_READ, "update", "patch"), lease_name(job)),
+        _rule("", ("configmaps",), ("get",), plan_config_map_name(job)),
+        _rule(_COORDINATION, ("leases",), ("get", "patch"), lease_name(job)),
     ]
 
 
 def viewer_rules() -> list[Rule]:
     """For people who look: aggregated to the cluster's ``view`` role."""
-    return [_rule(meta.GROUP, _KINDS, _READ)]
+    return [_rule(meta.GROUP, _KINDS, ("get", *_WATCH))]
 
 
 def editor_rules() -> list[Rule]:
     """For people who train: aggregated to ``edit`` and ``admin``. Policies stay with administrators."""
     verbs = ("create", "update", "patch", "delete", "deletecollection")
-    return [_rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), (*_READ, *verbs))]
+    return [_rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("get", *_WATCH, *verbs))]
 
 
 def people_roles() -> list[dict[str, Any]]:

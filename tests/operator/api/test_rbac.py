@@ -125,6 +125,10 @@ def test_the_operator_may_do_what_it_does(
     [
         ("get", "", "secrets"),
         ("patch", BALLAST, "trainingjobs"),
+        ("update", BALLAST, "trainingjobs/finalizers"),
+        ("patch", "", "pods"),
+        ("delete", "", "configmaps"),
+        ("delete", COORDINATION, "leases"),
         ("create", BALLAST, "clusterpolicies"),
         ("patch", "", "nodes"),
         ("create", "", "pods/exec"),
@@ -171,7 +175,8 @@ def test_a_pod_may_only_read_its_plan_and_renew_its_lease(api: client.ApiClient,
         return may(api, user, verb, group, resource, namespace=namespace, name=name)
 
     eventually(lambda: allowed("get", "", "configmaps", "a-plan"), "the pod's permissions")
-    assert allowed("watch", "", "configmaps", "a-plan")
+    assert not allowed("watch", "", "configmaps", "a-plan")
+    assert not allowed("update", COORDINATION, "leases", "a")
     assert allowed("patch", COORDINATION, "leases", "a")
     assert not allowed("patch", "", "configmaps", "a-plan")
     assert not allowed("get", "", "configmaps", "b-plan")

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.components import Settings
 from ballast_operator.install import install_objects
+from ballast_operator.local_operator import OPERATOR_NAMESPACE, write_operator_kubeconfig
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
@@ -162,6 +164,11 @@ class Stage:
             {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 1}},
         )
 
+    def leader(self) -> str:
+        """Who leads; empty: nobody."""
+        lease = self.coordination.read_namespaced_lease("ballast-operator", self.namespace)
+        return lease.spec.holder_identity or ""
+
     def pods(self, name: str) -> dict[str, Any]:
         """Name -> pod, of the job."""
         found = self.core.list_namespaced_pod(self.namespace, label_selector=f"ballast.dev/job={name}").items
@@ -176,10 +183,10 @@ class Stage:
 def live_cluster() -> Iterator[LocalCluster]:
     """Two nodes with two GPUs each, of two pools, and a ClusterPolicy over them."""
     nodes = [ProcessNode(name=f"{pool}-0", gpus=2, pool=pool) for pool in ("fast", "slow")]
-    with LocalCluster(nodes=nodes, crds=CRDS) as cluster:
+    with LocalCluster(nodes=nodes, crds=CRDS, settings=Settings(audit=True)) as cluster:
         with config.new_client_from_config(str(cluster.kubeconfig)) as api:
             kube = DynamicClient(api)
-            for manifest in install_objects("ballast-system"):
+            for manifest in install_objects(OPERATOR_NAMESPACE):
                 if manifest["kind"] == "CustomResourceDefinition":
                     continue
                 kind = kube.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
@@ -205,7 +212,13 @@ def cluster_policy() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def nursery(live_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    found = Nursery(live_cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
+    """Each operator has the rights of the operator's service account, and no more."""
+    folder = tmp_path_factory.mktemp("operators")
+    with config.new_client_from_config(str(live_cluster.kubeconfig)) as api:
+        account = write_operator_kubeconfig(
+            api, live_cluster.kubeconfig, folder / "kubeconfig", token_seconds=86_400
+        )
+    found = Nursery(account, folder)
     yield found
     found.close()
 

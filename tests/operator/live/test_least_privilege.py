@@ -1,0 +1,119 @@
+"""What the operator and a trainer ask of a real API server, by its audit log, against what they may."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from ballast_localcluster import LocalCluster
+from ballast_operator.api.rbac import Rule, operator_rules, trainer_rules
+from ballast_operator.install import OPERATOR_NAME
+from ballast_operator.local_operator import OPERATOR_NAMESPACE
+
+from tests.operator.live.conftest import Stage
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+
+OPERATOR = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR_NAME}"
+COORDINATION, RBAC = "coordination.k8s.io", "rbac.authorization.k8s.io"
+
+Right = tuple[str, str, str]
+"""Verb, API group, resource with its subresource."""
+
+RARELY_USED: dict[Right, str] = {
+    ("get", "", "pods"): "a pod whose name is taken is looked at, to see whose it is",
+    ("get", "", "serviceaccounts"): "the same of the account",
+    ("get", RBAC, "roles"): "the same of the role",
+    ("get", RBAC, "rolebindings"): "the same of its binding",
+    ("create", "", "serviceaccounts"): "made by apply, which the log calls a patch",
+    ("create", RBAC, "roles"): "made by apply",
+    ("create", RBAC, "rolebindings"): "made by apply",
+    ("patch", "", "serviceaccounts"): "brought up to date where an older operator made it",
+    ("patch", RBAC, "roles"): "brought up to date, e.g. when trainers need another right",
+    ("patch", RBAC, "rolebindings"): "brought up to date",
+    ("patch", COORDINATION, "leases"): "a trainer's right, which the operator grants and so must hold",
+}
+"""Rights that a life without faults and upgrades may not need, each with its reason."""
+
+
+@dataclasses.dataclass
+class Use:
+    """What one account asked for: right -> namespaces, empty for all of them; and what it was denied."""
+
+    namespaces: dict[Right, set[str]]
+    denied: list[str]
+
+
+def use(log: Path, account: str) -> Use:
+    found: dict[Right, set[str]] = {}
+    denied = []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["user"]["username"] != account or "objectRef" not in event:
+            continue  # "objectRef" is absent of discovery, which every account may read
+        asked = event["objectRef"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        right = (event["verb"], asked.get("apiGroup", ""), resource)
+        found.setdefault(right, set()).add(asked.get("namespace", ""))
+        if event["annotations"]["authorization.k8s.io/decision"] != "allow":
+            denied.append(f"{right} {asked}")
+    return Use(found, denied)
+
+
+def granted(rules: Iterable[Rule]) -> set[Right]:
+    return {
+        (verb, group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_operator_uses_what_it_is_granted_and_is_denied_nothing(
+    stage: Stage, live_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Through launch, shrink, preemption, deletion and hand-over; so do its jobs' trainers."""
+    launch_shrink_preempt_delete_and_hand_over(stage, tmp_path)
+    operator = use(live_cluster.audit_log, OPERATOR)
+    rights = granted(operator_rules())
+    assert operator.denied == []
+    assert operator.namespaces.keys() <= rights
+    assert rights - operator.namespaces.keys() <= RARELY_USED.keys() <= rights
+    # What it reads, it reads everywhere; jobs may be in any namespace.
+    for resource in (("", "pods"), ("ballast.dev", "trainingjobs"), (COORDINATION, "leases")):
+        assert "" in operator.namespaces["watch", *resource]
+    for job in ("shrinks", "moves", "after"):
+        trainer = use(live_cluster.audit_log, f"system:serviceaccount:{stage.namespace}:{job}-trainer")
+        assert trainer.denied == []
+        assert trainer.namespaces.keys() == granted(trainer_rules(job))
+        assert set.union(*trainer.namespaces.values()) == {stage.namespace}
+
+
+def launch_shrink_preempt_delete_and_hand_over(stage: Stage, folder: Path) -> None:
+    """All that an operator does in its life, the second half of it by a follower that takes over."""
+    finish = folder / "finish"
+    with contextlib.ExitStack() as follower:
+        with stage.operator():
+            script = {"total": 10, "shrinkAt": 4, "keep": 1, "finishFile": str(finish)}
+            stage.add_job("shrinks", script=script, ttlSecondsAfterFinished=0)
+            stage.add_job("moves", script={"total": 1_000_000}, gpuTypes=["fast"])
+            eventually(lambda: stage.status("shrinks").get("repacks"), "the job to shrink")
+            finish.touch()
+            eventually(lambda: stage.job("shrinks") is None, "the job to be deleted when it has ended")
+            stage.wait_for("moves", "Running")
+            stage.patch("moves", {"gpuTypes": ["slow"]})
+            eventually(
+                lambda: stage.status("moves").get("launches") == 2 and stage.state("moves") == "Running",
+                "the job to be preempted and launched again",
+            )
+            first = stage.leader()
+            follower.enter_context(stage.operator())
+        eventually(lambda: stage.leader() not in ("", first), "the follower to lead")
+        stage.delete("moves")
+        eventually(lambda: not stage.pods("moves"), "the pods to be deleted")
+        stage.add_job("after", script={"total": 3})
+        stage.wait_for("after", "Succeeded")
