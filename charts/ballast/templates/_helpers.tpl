@@ -58,3 +58,8 @@ fsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/* A list of strings as the inside of a list in CEL. */}}
+{{- define "ballast.celStrings" -}}
+{{- range $index, $value := . }}{{ if $index }}, {{ end }}'{{ $value }}'{{ end }}
+{{- end }}

@@ -40,6 +40,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
     "podDisruptionBudget": {"enabled": True},
+    "admissionPolicies": {"enabled": True, "namespaceSelector": {"matchLabels": {"ballast": "yes"}}},
 }
 """Everything that can be switched on."""
 
@@ -50,9 +51,14 @@ def chart() -> Iterator[Any]:
         yield loaded
 
 
-def render(chart: Any, values: dict[str, Any] | None = None, name: str = "ballast") -> list[dict[str, Any]]:
+def render(
+    chart: Any,
+    values: dict[str, Any] | None = None,
+    name: str = "ballast",
+    namespace: str = "ballast-system",
+) -> list[dict[str, Any]]:
     """All objects that the values make."""
-    files = chart.render(values or {}, name=name, namespace="ballast-system")
+    files = chart.render(values or {}, name=name, namespace=namespace)
     return [
         item
         for path, text in files.items()
