@@ -36,9 +36,10 @@ def test_trusted_users_are_named_beside_the_operator(chart: Any) -> None:
         for policy in of_kind(items, KINDS[0])
         for condition in policy["spec"].get("matchConditions", [])
     ]
-    assert conditions == [
-        "!(request.userInfo.username in ['system:serviceaccount:ballast-system:ballast', 'velero'])"
-    ] * 2
+    assert (
+        conditions
+        == ["!(request.userInfo.username in ['system:serviceaccount:ballast-system:ballast', 'velero'])"] * 2
+    )
 
 
 class Cluster:
