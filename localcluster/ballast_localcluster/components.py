@@ -65,7 +65,7 @@ class Settings:
         node_monitor_grace_seconds: a node whose agent is silent for this long is NotReady. Agents renew
             every few seconds; shorter is livelier, and less forgiving on a machine that is busy.
         eviction_seconds: pods leave a NotReady node after this long, unless they tolerate it longer.
-        audit: the API server writes a line of JSON for each request that it has answered (``Layout.audit_log``).
+        audit: the API server writes a line of JSON for each request (``Layout.audit_log``).
     """
 
     node_monitor_grace_seconds: int = 16

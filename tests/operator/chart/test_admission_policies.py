@@ -10,13 +10,18 @@ from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
 from tests.operator.api.objects import JOB, changed
-from tests.operator.chart.test_chart import chart as chart  # a fixture
-from tests.operator.chart.test_chart import of_kind, render
+from tests.operator.chart.test_chart import CHART, helm, of_kind, render
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 JOBS = ("ballast.dev", "v1alpha1")
+
+
+@pytest.fixture(scope="module")
+def chart() -> Iterator[Any]:
+    with helm.Chart.load(CHART) as loaded:
+        yield loaded
 
 
 def test_they_can_be_switched_off(chart: Any) -> None:
@@ -192,7 +197,7 @@ def test_a_namespace_says_which_team_and_weight_its_jobs_have(
 
 @pytest.mark.api
 def test_names_that_the_control_plane_uses_are_not_for_jobs(cluster: Cluster) -> None:
-    """A job in kube-system could be called as the scheduler's Lease, one beside the operator as the leader's."""
+    """A job in kube-system could be called as the scheduler's Lease, one here as the leader's."""
 
     def ask(namespace: str, name: str) -> str:
         job = changed(changed(JOB, "metadata.namespace", namespace), "metadata.name", name)
