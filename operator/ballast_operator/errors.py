@@ -4,8 +4,10 @@
     ├── NotLeader        another replica leads: stop writing at once
     ├── NotFound         the object is gone (HTTP 404)
     ├── Conflict         the object exists already or has changed since it was read (HTTP 409, 412)
+    ├── NameTaken        an object of somebody else has the name: it is left alone
     ├── Rejected         the API server refused the content (HTTP 4xx): a retry cannot help
-    │   └── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
+    │   ├── Forbidden    the operator's account lacks a right (HTTP 403 by RBAC): a person has to grant it
+    │   └── NotAllowed   a quota, an admission policy or a missing class forbids it now (other HTTP 403)
     └── Unavailable      no answer in time, throttled or a server error: a retry may help
 
 ``Conflict`` and ``NotFound`` are ordinary: a pass that meets them is requeued quietly, for the caches
@@ -29,12 +31,23 @@ class Conflict(OperatorError):  # noqa: N818
     """The object exists already, has another uid, or has changed since it was read."""
 
 
+class NameTaken(OperatorError):  # noqa: N818
+    """An object that is not the job's has the name of one that the job needs."""
+
+
 class Rejected(OperatorError):  # noqa: N818
     """The API server refused the request for its content or for missing rights."""
 
 
 class Forbidden(Rejected):
-    """The operator's account lacks the right. Quotas and admission, also HTTP 403, are ``Rejected``."""
+    """The operator's account lacks the right."""
+
+
+class NotAllowed(Rejected):
+    """The cluster does not allow the object now: a quota, Pod Security, a webhook, a missing PriorityClass.
+
+    The object itself may be right, and the same request may succeed later.
+    """
 
 
 class Unavailable(OperatorError):  # noqa: N818

@@ -32,6 +32,8 @@ WARNING_REASONS = frozenset(
         "DeadlineOutOfReach",
         "DeadlineContended",
         "NotBound",
+        "NotAllowed",
+        "NameTaken",
         "UserError",
         "Hung",
         "PodLost",

@@ -17,6 +17,7 @@ from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object, key_of
+from ballast_operator.ownership import controlled_by
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
@@ -53,7 +54,7 @@ class Observer:
         metadata = item["metadata"]
         spec, problem = self._spec(key, item)
         known = self._plan(key, metadata["uid"])
-        pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if _owned(pod, metadata["uid"])]
+        pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
         return JobView(
             key=key,
             uid=metadata["uid"],
@@ -135,7 +136,7 @@ class Observer:
 
     def _lease(self, key: Key, uid: str) -> LeaseView | None:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
-        if item is None or not _owned(item, uid):
+        if item is None or not controlled_by(item, uid):
             return None
         reader = self._leases.setdefault(key, LeaseReader())
         return reader.read(item, now=self._clock())
@@ -146,7 +147,7 @@ class Observer:
         known = self._plans.get(key)
         if known is not None and known.job_uid != uid:
             known = None
-        if item is None or not _owned(item, uid):
+        if item is None or not controlled_by(item, uid):
             return None if known is None else dataclasses.replace(known, intact=False, version="")
         version = f"{item['metadata'].get('uid')} {item['metadata'].get('resourceVersion')}"
         if known is not None and known.version == version:
@@ -193,7 +194,3 @@ class KnownPlan:
     config: str
     version: str
     intact: bool = True
-
-
-def _owned(item: Object, uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or [])

@@ -5,27 +5,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL, plan_config_map_name
+from ballast_policies.contract import JOB_LABEL
 
+from ballast_operator.actions import carry_out
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.desired.plan import plan_object
-from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.errors import (
+    Conflict,
+    Forbidden,
+    NameTaken,
+    NotFound,
+    NotLeader,
+    Rejected,
+    Unavailable,
+)
 from ballast_operator.events import Notice, Recorder, flips
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Key, Object
+from ballast_operator.kube.kinds import JOB, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import (
-    Action,
-    Apply,
-    CreatePod,
-    DeleteJob,
-    DeletePod,
     StepResult,
-    WritePlan,
 )
 from ballast_operator.steps.decide import decide, lacks_right, refused
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard, PoolInfo
@@ -91,11 +93,11 @@ class Reconciler:
             # 3. Apply.
             try:
                 for action in result.actions:
-                    await self._carry_out(view, action)
+                    await carry_out(self._cluster, self._observer.caches, view, action, now=self._clock())
             except Forbidden as error:
                 result = lacks_right(view, str(error), now=self._clock())
-            except Rejected as error:
-                result = refused(view, str(error), now=self._clock(), settings=self._settings)
+            except (Rejected, NameTaken) as error:
+                result = refused(view, error, now=self._clock(), settings=self._settings)
             # 4. Report.
             return await self._report(view, result)
         finally:
@@ -145,39 +147,6 @@ class Reconciler:
             self._observer.caches.wrote(POD, item)
         fresh = self._observer.job(view.key)
         return fresh is not None and fresh.pods == view.pods
-
-    async def _carry_out(self, view: JobView, action: Action) -> None:
-        namespace = view.key[0]
-        match action:
-            case Apply(kind, body):
-                self._observer.caches.wrote(kind, await self._cluster.apply(kind, body))
-            case CreatePod(body):
-                self._observer.caches.wrote(POD, await self._cluster.create(POD, body))
-                logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
-            case DeletePod(name, uid, grace_seconds):
-                left = await self._cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
-                if left is not None:
-                    self._observer.caches.wrote(POD, left)
-                logger.info("pod deletion asked job=%s/%s pod=%s uid=%s", *view.key, name, uid)
-            case WritePlan(plan):
-                assert view.spec is not None
-                known = self._observer.caches[CONFIG_MAP].get((namespace, plan_config_map_name(view.name)))
-                version = known["metadata"]["resourceVersion"] if known is not None else None
-                body = plan_object(view, view.spec, plan, now=self._clock(), resource_version=version)
-                # Without a known version the object must not exist yet: create it, so that a plan written
-                # by an earlier leader is never replaced unread.
-                write = self._cluster.apply if known is not None else self._cluster.create
-                self._observer.caches.wrote(CONFIG_MAP, await write(CONFIG_MAP, body))
-                logger.info(
-                    "plan written job=%s/%s epoch=%d launch=%d directive=%s ranks=%d",
-                    *view.key,
-                    plan.epoch,
-                    plan.launch,
-                    plan.directive,
-                    len(plan.ranks),
-                )
-            case DeleteJob(uid):
-                await self._cluster.delete(JOB, namespace, view.name, uid=uid)
 
     async def report_error(self, key: Key, error: Exception) -> None:
         """Show on the job that no pass over it succeeds; nothing else of its status is touched.

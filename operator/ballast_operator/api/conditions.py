@@ -73,6 +73,12 @@ class JobReason(enum.StrEnum):
     """Not admitted: it fits, but other jobs hold the GPUs this round."""
     WAITING_FOR_RELEASED_PODS = "WaitingForReleasedPods"
     """Not admitted: its GPUs are promised, but pods of another job that hold them are not gone yet."""
+    NOT_ALLOWED = "NotAllowed"
+    """Not admitted or not running: a quota, Pod Security, a webhook or a missing PriorityClass forbids the
+    pods now; the message quotes the API server, and it is tried again."""
+    NAME_TAKEN = "NameTaken"
+    """Not admitted or not running: an object of somebody else has a name that the job needs; it is left
+    alone, and the launch is tried again."""
     BACKING_OFF = "BackingOff"
     """Not admitted: it failed and is launched again after a pause that doubles each time."""
     DRY_RUN = "DryRun"

@@ -143,6 +143,12 @@ class TrainingJob(ApiModel):
             "and hyphens, a letter first and no hyphen last. To fix: rename the job",
             holds=lambda job: meta.is_job_name(job.metadata.name),
         ),
+        Rule(
+            f"self.metadata.name != '{meta.LEADER_LEASE}'",
+            f"the Lease of a job has its name, and {meta.LEADER_LEASE} is the Lease of the operator's leader. "
+            "To fix: rename the job",
+            holds=lambda job: job.metadata.name != meta.LEADER_LEASE,
+        ),
     )
 
     api_version: Literal["ballast.dev/v1alpha1"] = meta.API_VERSION

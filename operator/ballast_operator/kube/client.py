@@ -17,7 +17,15 @@ from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
-from ballast_operator.errors import Conflict, Forbidden, NotFound, OperatorError, Rejected, Unavailable
+from ballast_operator.errors import (
+    Conflict,
+    Forbidden,
+    NotAllowed,
+    NotFound,
+    OperatorError,
+    Rejected,
+    Unavailable,
+)
 from ballast_operator.kube.kinds import Kind, Object
 
 FIELD_MANAGER = "ballast-operator"
@@ -120,6 +128,12 @@ class Cluster:
         path = kind.path(body["metadata"].get("namespace", ""))
         return await self._write("post", kind, path, body=body, query={"fieldManager": FIELD_MANAGER})
 
+    async def try_create(self, kind: Kind, body: Object) -> None:
+        """Ask whether :meth:`create` would succeed, with all of the API server's checks; nothing is kept."""
+        path = kind.path(body["metadata"].get("namespace", ""))
+        query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
+        await self._request("post", kind, path, body=body, query=query)
+
     async def merge(
         self, kind: Kind, namespace: str, name: str, patch: Object, *, subresource: str = ""
     ) -> Object:
@@ -200,6 +214,9 @@ def _plain(_client: object, data: Object) -> Object:
 _BY_RBAC = re.compile(r"cannot \w+ resource")
 """What the API server says of a missing right, and not of a quota or of an admission plugin."""
 
+_BY_WEBHOOK = re.compile(r"admission webhook .* denied the request|ValidatingAdmissionPolicy")
+"""What the API server says of a refusal by the cluster's own policies, whatever HTTP status they choose."""
+
 
 def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
     text = f"{verb} {path}: HTTP {error.status} {error.summary() if error.body else error.reason}"
@@ -211,4 +228,6 @@ def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
         return Unavailable(text)
     if error.status == 403 and _BY_RBAC.search(text):
         return Forbidden(text)
+    if error.status == 403 or _BY_WEBHOOK.search(text):
+        return NotAllowed(text)
     return Rejected(text)

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ballast_operator.api import meta
 from ballast_operator.errors import Conflict, Forbidden, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import LEASE, Object
 from ballast_operator.settings import LeaderSettings
 from ballast_operator.waits import WaitReason, Waits
 
-LEASE_NAME = "ballast-operator"
+LEASE_NAME = meta.LEADER_LEASE
 """Name of the Lease that the leader holds."""
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from ballast_policies.contract import GPU_RESOURCE
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.errors import NameTaken, NotAllowed, OperatorError
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.accounting import account_suspension
 from ballast_operator.steps.context import (
@@ -80,19 +81,28 @@ def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:
     )
 
 
-def refused(view: JobView, message: str, *, now: Time, settings: JobSettings) -> StepResult:
-    """The API server refuses an object of the job: the template is wrong, or a quota forbids it.
+def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSettings) -> StepResult:
+    """An object of the job cannot be made: the launch ends, and its GPUs are free.
 
-    Either ends the launch and counts toward ``backoffLimit``, so that it is not retried without end.
+    What is wrong with the job itself counts toward ``backoffLimit``, so that it is not tried without end.
+    What the cluster does not allow now, or an object of somebody else in the way, is tried again after
+    pauses that double, and does not count.
     """
     allocation = view.status.allocation
     if view.spec is None or allocation is None or allocation.ending is not None:
-        return StepResult(status=view.status, requeue_after_seconds=settings.restart_max_seconds)
+        return StepResult(status=view.status, requeue_after_seconds=settings.exit_seconds)
     context = ReconcileContext(
         view=view, spec=view.spec, assignment=None, shortage="", now=now, settings=settings
     )
+    match error:
+        case NameTaken():
+            return begin_termination(context, Cause.NAME_TAKEN, str(error))
+        case NotAllowed():
+            return begin_termination(
+                context, Cause.NOT_ALLOWED, f"the cluster does not allow it now: {error}"
+            )
     return begin_termination(
-        context, Cause.USER_ERROR, f"the API server refused an object of the job: {message}"
+        context, Cause.USER_ERROR, f"the API server refused an object of the job: {error}"
     )
 
 

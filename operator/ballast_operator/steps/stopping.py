@@ -42,7 +42,7 @@ def begin_termination(context: ReconcileContext, cause: Cause, message: str) -> 
     if cause is Cause.PREEMPTED:
         status = with_condition(context, status, JobCondition.PREEMPTED, True, JobReason.PREEMPTED, message)
     if cause is not Cause.COMPLETED:
-        if cause.is_restart and not cause.graceful:
+        if cause.is_restart and not cause.graceful and not cause.may_pass:
             message += "; the gang restarts from its checkpoint"
         reason = JobReason(cause) if cause.value in set(JobReason) else JobReason.STOPPING
         status = with_condition(context, status, JobCondition.RUNNING, False, reason, message)

@@ -33,11 +33,9 @@ def wait(context: ReconcileContext, waiting: Wait) -> StepResult:
             )
         case WaitFor.PAUSE:
             assert status.next_launch_at is not None
-            message = (
-                f"failed {status.counted_restarts} of at most {context.spec.backoff_limit + 1} times; "
-                f"the next launch is not before {show(status.next_launch_at)}"
-            )
-            status = _not_admitted(context, status, JobReason.BACKING_OFF, message)
+            reason, message = _why_it_pauses(context)
+            message = f"{message}; the next launch is not before {show(status.next_launch_at)}"
+            status = _not_admitted(context, status, reason, message)
             return StepResult(status=status, requeue_after_seconds=seconds_left(context, Deadline.PAUSE))
         case WaitFor.GPUS if assignment is not None:
             status = decided(status, assignment)
@@ -51,6 +49,18 @@ def wait(context: ReconcileContext, waiting: Wait) -> StepResult:
         text = "the allocator has not looked at the job yet"
         status = _not_admitted(context, status, JobReason.PENDING, text)
     return StepResult(status=status, allocate=True, requeue_after_seconds=LOOK_AGAIN_SECONDS)
+
+
+def _why_it_pauses(context: ReconcileContext) -> tuple[JobReason, str]:
+    """(reason, message) of the pause between an early end and the next launch."""
+    status = context.view.status
+    running = status.condition(JobCondition.RUNNING)
+    if running is not None and running.reason in (JobReason.NOT_ALLOWED, JobReason.NAME_TAKEN):
+        return JobReason(running.reason), running.message
+    if running is not None and running.reason == JobReason.NOT_BOUND:
+        return JobReason.BACKING_OFF, running.message
+    times = f"failed {status.counted_restarts} of at most {context.spec.backoff_limit + 1} times"
+    return JobReason.BACKING_OFF, times
 
 
 def decided(status: TrainingJobStatus, assignment: Assignment) -> TrainingJobStatus:

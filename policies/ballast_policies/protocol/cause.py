@@ -14,6 +14,10 @@ class Cause(enum.StrEnum):
     """The allocator gave the GPUs to another job, or this job to other GPUs."""
     NOT_BOUND = "NotBound"
     """Not every pod of the gang ran in time: all or none, so none."""
+    NOT_ALLOWED = "NotAllowed"
+    """A quota, an admission policy or a missing class of the cluster forbade a pod."""
+    NAME_TAKEN = "NameTaken"
+    """An object of somebody else has the name of one that the launch needs."""
     USER_ERROR = "UserError"
     """The user's model, data, configuration or memory limit failed. Counts toward ``backoffLimit``."""
     HUNG = "Hung"
@@ -31,8 +35,13 @@ class Cause(enum.StrEnum):
 
     @property
     def is_restart(self) -> bool:
-        """Training is interrupted and resumes from its checkpoint: counted in ``status.restarts``."""
-        return self not in (Cause.COMPLETED, Cause.SUSPENDED, Cause.NOT_BOUND)
+        """The launch ended early and is followed by another: counted in ``status.restarts``."""
+        return self not in (Cause.COMPLETED, Cause.SUSPENDED)
+
+    @property
+    def may_pass(self) -> bool:
+        """Nothing is wrong with the job: what kept its pods from running may pass by itself."""
+        return self in (Cause.NOT_BOUND, Cause.NOT_ALLOWED, Cause.NAME_TAKEN)
 
     @property
     def counts(self) -> bool:

@@ -90,7 +90,7 @@ class Trainer:
     def act(self, world: World, now: Time) -> None:
         """One step of rank 0 and the ranks that follow it."""
         config = world.get(CONFIG_MAP, self.namespace, plan_config_map_name(self.job))
-        if config is None or self.silent:
+        if config is None or PLAN_KEY not in config["data"] or self.silent:
             return
         plan = Plan.from_json(config["data"][PLAN_KEY])
         pods = {r.pod: world.get(POD, self.namespace, r.pod) for r in plan.ranks}

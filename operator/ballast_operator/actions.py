@@ -1,0 +1,79 @@
+"""Carries out what a pass has decided, on objects of the job and on no others."""
+
+import logging
+
+from ballast_policies.contract import Plan, plan_config_map_name
+
+from ballast_operator.desired.plan import plan_object
+from ballast_operator.errors import Conflict
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
+from ballast_operator.ownership import controlled_by, ensure, own_object
+from ballast_operator.steps.context import Action, Apply, CreatePod, DeleteJob, DeletePod, WritePlan
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+
+logger = logging.getLogger(__name__)
+
+
+async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Action, *, now: Time) -> None:
+    """One action for the job of ``view``; the answer goes into the caches ahead of the watch.
+
+    Raises:
+        Conflict, NotFound: the caches were behind.
+        NameTaken: an object of somebody else has the name.
+        Rejected: the API server refuses it.
+        Unavailable: the API server does not answer.
+    """
+    namespace = view.key[0]
+    match action:
+        case Apply(kind, body):
+            await ensure(cluster, caches, kind, body)
+        case CreatePod(body):
+            await _create(cluster, caches, POD, body)
+            logger.info("pod created job=%s/%s pod=%s", *view.key, body["metadata"]["name"])
+        case DeletePod(name, uid, grace_seconds):
+            left = await cluster.delete(POD, namespace, name, uid=uid, grace_seconds=grace_seconds)
+            if left is not None:
+                caches.wrote(POD, left)
+            logger.info("pod deletion asked job=%s/%s pod=%s uid=%s", *view.key, name, uid)
+        case WritePlan(plan):
+            await _write_plan(cluster, caches, view, plan, now)
+        case DeleteJob(uid):
+            await cluster.delete(JOB, namespace, view.name, uid=uid)
+
+
+async def _write_plan(cluster: Cluster, caches: Caches, view: JobView, plan: Plan, now: Time) -> None:
+    assert view.spec is not None
+    known = caches[CONFIG_MAP].get((view.key[0], plan_config_map_name(view.name)))
+    if known is not None and controlled_by(known, view.uid):
+        version = known["metadata"]["resourceVersion"]
+        body = plan_object(view, view.spec, plan, now=now, resource_version=version)
+        caches.wrote(CONFIG_MAP, await cluster.apply(CONFIG_MAP, body))
+    else:
+        # The object must not exist yet: a plan written by an earlier leader is never replaced unread.
+        body = plan_object(view, view.spec, plan, now=now, resource_version=None)
+        await _create(cluster, caches, CONFIG_MAP, body)
+    logger.info(
+        "plan written job=%s/%s epoch=%d launch=%d directive=%s ranks=%d",
+        *view.key,
+        plan.epoch,
+        plan.launch,
+        plan.directive,
+        len(plan.ranks),
+    )
+
+
+async def _create(cluster: Cluster, caches: Caches, kind: Kind, body: Object) -> None:
+    """Create an object that the caches do not have.
+
+    Raises:
+        Conflict: it is the job's own; the caches were behind.
+        NameTaken: somebody else's object has the name.
+    """
+    try:
+        caches.wrote(kind, await cluster.create(kind, body))
+    except Conflict:
+        caches.wrote(kind, await own_object(cluster, kind, body))
+        raise
