@@ -19,7 +19,7 @@ from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object, key_of
 from ballast_operator.ownership import controlled_by
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, JobView
+from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, Blocked, JobView
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
@@ -39,6 +39,7 @@ class Observer:
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self._told: dict[Key, str] = {}
+        self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
         self.reservations: dict[Key, JobAllocation] = {}
 
     def job(self, key: Key) -> JobView | None:
@@ -69,6 +70,7 @@ class Observer:
             plan_written=known.written if known is not None else None,
             plan_config=known.config if known is not None else "",
             plan_intact=known is None or known.intact,
+            blocked=self._blocked_by(key, metadata["uid"], metadata.get("generation", 0)),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
 
@@ -105,11 +107,23 @@ class Observer:
                 found[key] = allocation
         return {**found, **self.reservations}
 
+    def block(self, view: JobView, why: Blocked | None) -> bool:
+        """Remember why the job cannot be launched, for this generation of it; says whether that is news."""
+        self._blocked.pop(view.key, None)
+        if why is not None:
+            self._blocked[view.key] = (view.uid, view.generation, why)
+        return why != view.blocked
+
+    def _blocked_by(self, key: Key, uid: str, generation: int) -> Blocked | None:
+        known = self._blocked.get(key)
+        return known[2] if known is not None and known[:2] == (uid, generation) else None
+
     def forget(self, key: Key) -> None:
         """The job is gone."""
         self._leases.pop(key, None)
         self._plans.pop(key, None)
         self._told.pop(key, None)
+        self._blocked.pop(key, None)
         self._specs.pop(key, None)
         self._statuses.pop(key, None)
 

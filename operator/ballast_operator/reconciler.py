@@ -25,6 +25,7 @@ from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
+from ballast_operator.pod_checks import ASK_AGAIN_SECONDS, PodChecks
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import (
     StepResult,
@@ -63,6 +64,7 @@ class Reconciler:
         self._allocate = allocate
         self._clock = clock
         self._recorder = Recorder(cluster)
+        self._checks = PodChecks(cluster, clock=lambda: clock().timestamp())
         self._progress_written: dict[Key, Time] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -81,6 +83,10 @@ class Reconciler:
         if view is None:
             self._forget(key)
             return None
+        if view.status.allocation is None:
+            view = await self._look_at_pods(view)
+            if view is None:
+                return 0.0
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
         result = self._decide(view)
         if result.needs_fresh_pods and not await self._pods_are_as_observed(view):
@@ -99,10 +105,22 @@ class Reconciler:
             except (Rejected, NameTaken) as error:
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             # 4. Report.
-            return await self._report(view, result)
+            again = await self._report(view, result)
         finally:
             if launching:
                 self._observer.reservations.pop(key, None)
+        if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
+            return ASK_AGAIN_SECONDS if again is None else min(again, ASK_AGAIN_SECONDS)
+        return again
+
+    async def _look_at_pods(self, view: JobView) -> JobView | None:
+        """The job with what keeps its pods from being made, if anything does; None: it is gone."""
+        if view.spec is None or view.deleting or view.status.finished or view.spec.suspend:
+            return view
+        resources = frozenset(pool.gpu_resource for pool in self._board.pools.values())
+        if self._observer.block(view, await self._checks.why_blocked(view, resources)):
+            self._allocate()
+        return self._observer.job(view.key)
 
     def _decide(self, view: JobView) -> StepResult:
         assignment = self._board.assignments.get(view.key)

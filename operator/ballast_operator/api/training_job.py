@@ -145,7 +145,7 @@ class TrainingJob(ApiModel):
         ),
         Rule(
             f"self.metadata.name != '{meta.LEADER_LEASE}'",
-            f"the Lease of a job has its name, and {meta.LEADER_LEASE} is the Lease of the operator's leader. "
+            f"a job's Lease has its name, and {meta.LEADER_LEASE} is the Lease of the operator's leader. "
             "To fix: rename the job",
             holds=lambda job: job.metadata.name != meta.LEADER_LEASE,
         ),

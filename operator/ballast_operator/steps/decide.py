@@ -16,10 +16,11 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
     with_status,
 )
+from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.views.assignment import Assignment
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
@@ -53,6 +54,13 @@ def decide(
     view = dataclasses.replace(view, status=view.status.replace(observed_generation=view.generation))
     if view.spec is None:
         return StepResult(status=_misconfigured(view, now))
+    if view.blocked is not None and view.status.allocation is None:
+        assignment = Assignment(
+            action=AssignmentAction.RELEASE,
+            launches=view.status.launches,
+            reason=view.blocked.reason,
+            why=view.blocked.message,
+        )
     context = ReconcileContext(
         view=view,
         spec=view.spec,
@@ -94,6 +102,9 @@ def refused(view: JobView, error: OperatorError, *, now: Time, settings: JobSett
     context = ReconcileContext(
         view=view, spec=view.spec, assignment=None, shortage="", now=now, settings=settings
     )
+    plan = view.launched_plan
+    if allocation.joining and plan is not None and plan.rank_of(allocation.joining[0]) is None:
+        return give_up_growth(context, str(error))
     match error:
         case NameTaken():
             return begin_termination(context, Cause.NAME_TAKEN, str(error))

@@ -104,11 +104,16 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
 
 def abandon_growth(context: ReconcileContext, move: AbandonGrowth) -> StepResult:
     """Back to the gang that trains; the new pods are deleted in the next pass."""
+    return give_up_growth(context, _abandoned_because(context, move))
+
+
+def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
+    """As :func:`abandon_growth`, because of ``why``, as text."""
     allocation = context.allocation
-    node_of = allocation.node_of
-    smaller = allocation.with_pods({pod: node_of[pod] for pod in move.gang.pods}, joining=())
+    remaining = {pod: node for pod, node in allocation.node_of.items() if pod not in allocation.joining}
+    smaller = allocation.with_pods(remaining, joining=())
     status = accrue_cost(context, context.view.status).replace(allocation=smaller)
-    message = f"{_abandoned_because(context, move)}; the gang continues without the new pods"
+    message = f"{why}; the gang continues without the new pods"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWTH_GIVEN_UP, message)
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 

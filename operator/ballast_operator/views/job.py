@@ -16,6 +16,21 @@ PLAN_WRITTEN_ANNOTATION = "ballast.dev/written"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """Why no pod of a job can be made, found before GPUs are reserved for it.
+
+    Attributes:
+        reason: of the condition Admitted.
+        message: with the field, or the API server's words.
+        may_pass: the job itself may be right; it is looked at again.
+    """
+
+    reason: str
+    message: str
+    may_pass: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """One TrainingJob with all that belongs to it.
 
@@ -28,6 +43,7 @@ class JobView:
         plan_config: the trainer's configuration beside the plan, as JSON.
         plan_intact: whether the ConfigMap has the plan; otherwise someone has deleted or changed it.
         created: when the job was made.
+        blocked: why it is not launched, whatever GPUs are free; None: it may be.
     """
 
     key: Key
@@ -44,6 +60,7 @@ class JobView:
     plan_config: str = ""
     plan_intact: bool = True
     created: Time | None = None
+    blocked: Blocked | None = None
 
     @property
     def name(self) -> str:

@@ -59,6 +59,8 @@ class World:
         self.after_write: Callable[[int], None] = lambda number: None
         self.log: list[str] = []
         self.uids_of_pods: dict[Key, set[str]] = {}
+        self.admission: Callable[[Kind, Mapping[str, Any]], None] = lambda kind, body: None
+        self.dry_runs = 0
 
     # What tests and simulated machines use: no rules but versions.
 
@@ -196,9 +198,14 @@ class FakeCluster:
             return self._end(kind, "patch", old)
         return self._end(kind, "patch", self.world.put(kind, new))
 
+    async def try_create(self, kind: Kind, body: Any) -> None:
+        self.world.dry_runs += 1
+        self.world.admission(kind, as_sent(body))
+
     async def create(self, kind: Kind, body: Any) -> dict[str, Any]:
         namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
         self._begin(f"create {kind.kind} {name}")
+        self.world.admission(kind, as_sent(body))
         if self.world.get(kind, namespace, name) is not None:
             raise Conflict(f"{kind.kind} {namespace}/{name} exists")
         if kind is EVENT:

@@ -235,6 +235,8 @@ def wants_gpus(view: JobView, now: Time) -> bool:
     status = view.status
     if view.deleting or view.spec is None or status.finished or view.finished_step is not None:
         return False
+    if view.blocked is not None and status.allocation is None:
+        return False
     if view.spec.suspend or (status.next_launch_at is not None and status.next_launch_at > now):
         return False
     return (

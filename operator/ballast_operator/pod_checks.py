@@ -1,0 +1,148 @@
+"""Whether a job's pods could be made, asked before GPUs are reserved for them.
+
+The API server is asked by a dry run of the first pod: schema, defaults, quotas, Pod Security, webhooks. Jobs
+of a namespace with the same template share one answer, and at most a few are asked at a time: 5,000 jobs
+that wait cost a handful of requests.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from ballast_policies.contract import GPU_RESOURCE, lease_name, plan_config_map_name, pod_name
+
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import JobAllocation
+from ballast_operator.desired.access import access_objects
+from ballast_operator.desired.owned import owned
+from ballast_operator.desired.pod import pod_object
+from ballast_operator.desired.template_gpus import gpus_elsewhere
+from ballast_operator.errors import Conflict, Forbidden, NameTaken, NotAllowed, NotFound, Rejected
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
+from ballast_operator.ownership import own_object
+from ballast_operator.views.clock import now as present
+from ballast_operator.views.job import Blocked, JobView
+from ballast_operator.views.spec import JobSpec
+
+ASK_AGAIN_SECONDS = 30.0
+"""After the cluster did not allow the pods, or an object of somebody else was in the way."""
+
+ANSWER_LASTS_SECONDS = 600.0
+"""For a template that the API server takes, or refuses for what it is."""
+
+MOST_ANSWERS = 10_000
+"""Answers that are remembered; the oldest go first."""
+
+AT_ONCE = 4
+"""Dry runs under way at a time."""
+
+_NODE = "not-chosen-yet"
+
+
+class PodChecks:
+    """Answers about templates, each asked for once in a while; ``clock`` counts seconds."""
+
+    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._answers: OrderedDict[tuple[str, ...], tuple[Blocked | None, float]] = OrderedDict()
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def why_blocked(self, view: JobView, gpu_resources: frozenset[str]) -> Blocked | None:
+        """Why no pod of the job can be made now; None: one can.
+
+        Args:
+            view: a job with a spec.
+            gpu_resources: the extended resources that count as GPUs in the pools.
+
+        Raises:
+            Unavailable: the API server does not answer.
+        """
+        spec, resources = view.spec, sorted(gpu_resources) or [GPU_RESOURCE]
+        assert spec is not None
+        problem = gpus_elsewhere(spec.template, resources)
+        if problem:
+            return Blocked(reason=JobReason.MISCONFIGURED, message=problem)
+        template = json.dumps(spec.template, sort_keys=True, default=str)
+        asked = (view.key[0], resources[0], hashlib.sha256(template.encode()).hexdigest())
+        answer = await self._answer(asked, view, spec)
+        return answer if answer is not None else await self._name_taken(view)
+
+    async def _answer(self, asked: tuple[str, ...], view: JobView, spec: JobSpec) -> Blocked | None:
+        known = self._answers.get(asked)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
+        async with self._turns:
+            known = self._answers.get(asked)  # while this job waited for its turn
+            if known is not None and self._clock() < known[1]:
+                return known[0]
+            answer = await self._ask(view, spec, asked[1])
+        waits = answer is not None and answer.may_pass
+        self._answers[asked] = (
+            answer,
+            self._clock() + (ASK_AGAIN_SECONDS if waits else ANSWER_LASTS_SECONDS),
+        )
+        while len(self._answers) > MOST_ANSWERS:
+            self._answers.popitem(last=False)
+        return answer
+
+    async def _ask(self, view: JobView, spec: JobSpec, gpu_resource: str) -> Blocked | None:
+        name = pod_name(view.name, view.status.launches + 1, 0)
+        allocation = JobAllocation(
+            launch=view.status.launches + 1,
+            gpu_type="any",
+            pool="any",
+            gpus=1,
+            pods=(name,),
+            nodes=(_NODE,),
+            plan_id="",
+            since=present(),
+        )
+        try:
+            body = pod_object(view, spec, allocation, rank=0, pod=name, gpu_resource=gpu_resource)
+        except Exception as error:  # whatever the template holds that its schema lets through
+            message = f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"
+            return Blocked(reason=JobReason.MISCONFIGURED, message=message[:1024])
+        body["spec"].pop("serviceAccountName", None)  # it is made at the launch
+        try:
+            await self._cluster.try_create(POD, body)
+        except (Conflict, NotFound):
+            return None  # the launch will tell
+        except Forbidden as error:
+            message = (
+                f"the operator lacks a right: {error}. To fix: grant it the rules of the chart's ClusterRole"
+            )
+            return Blocked(reason=JobReason.NOT_ALLOWED, message=message, may_pass=True)
+        except NotAllowed as error:
+            if "service account" in str(error):
+                return None  # the namespace's default one is missing; the job has its own
+            message = f"the cluster does not allow the job's pods now: {error}"
+            return Blocked(reason=JobReason.NOT_ALLOWED, message=message[:4096], may_pass=True)
+        except Rejected as error:
+            message = f"spec.template: the API server refuses its pod: {error}"
+            return Blocked(reason=JobReason.MISCONFIGURED, message=message[:4096])
+        return None
+
+    async def _name_taken(self, view: JobView) -> Blocked | None:
+        """Whether what was in the way of the last launch still is."""
+        running = view.status.condition(JobCondition.RUNNING)
+        if running is None or running.reason != JobReason.NAME_TAKEN:
+            return None
+        needed = [
+            *access_objects(view),
+            (LEASE, owned(view, LEASE, lease_name(view.name))),
+            (CONFIG_MAP, owned(view, CONFIG_MAP, plan_config_map_name(view.name))),
+            (POD, owned(view, POD, pod_name(view.name, view.status.launches + 1, 0))),
+        ]
+        for kind, body in needed:
+            try:
+                await own_object(self._cluster, kind, body)
+            except (Conflict, NotFound):
+                continue
+            except NameTaken as error:
+                return Blocked(reason=JobReason.NAME_TAKEN, message=str(error), may_pass=True)
+        return None

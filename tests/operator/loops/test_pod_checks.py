@@ -1,0 +1,170 @@
+"""Templates that cannot become pods, and clusters that do not allow them: found before GPUs are reserved."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from ballast_operator.errors import Forbidden, NotAllowed, Rejected
+from ballast_operator.kube.kinds import JOB, NODE, POD, Kind
+
+from tests.operator.loops.machines import node
+from tests.operator.loops.simulation import Simulation
+
+GPU = "nvidia.com/gpu"
+
+
+def template(*more: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}, *more], **spec}}
+
+
+def refusing(error: Exception, *, when: Callable[[Mapping[str, Any]], bool] = lambda body: True) -> Any:
+    def admission(kind: Kind, body: Mapping[str, Any]) -> None:
+        if kind is POD and when(body):
+            raise error
+
+    return admission
+
+
+def of(name: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda body: body["metadata"]["labels"]["ballast.dev/job"] == name
+
+
+SIDECAR = {"name": "side", "resources": {"limits": {GPU: 3}}}
+TEMPLATES = {
+    "a variable without a name": (
+        template({"name": "x", "env": [{"value": "x"}]}),
+        "spec.template.spec.containers[1].env[0].name",
+    ),
+    "a grace period in words": (
+        template(terminationGracePeriodSeconds="abc"),
+        "spec.template.spec.terminationGracePeriodSeconds",
+    ),
+    "tolerations as text": (template(tolerations=["all"]), "spec.template.spec.tolerations[0]"),
+    "a deadline for pods": (template(activeDeadlineSeconds=2), "activeDeadlineSeconds"),
+    "a GPU in a side car": (
+        template(SIDECAR),
+        f"spec.template.spec.containers[1].resources.limits[{GPU}]: '3'",
+    ),
+    "a GPU in an init container": (
+        template(initContainers=[SIDECAR]),
+        f"spec.template.spec.initContainers[0].resources.limits[{GPU}]: '3'",
+    ),
+    "several GPUs in the trainer": (
+        {"spec": {"containers": [{"name": "t", "resources": {"requests": {GPU: "2"}}}]}},
+        f"spec.template.spec.containers[0].resources.requests[{GPU}]: '2'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), TEMPLATES.values(), ids=TEMPLATES.keys())
+async def test_a_template_that_cannot_become_a_pod_holds_no_gpus(wrong, said):
+    """The condition names the field; no launch is written; another job uses the GPUs at once."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one", template=wrong)
+    simulation.add_job("two")
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    status = simulation.status("one")
+    admitted = status.condition("Admitted")
+    assert (admitted.reason, status.launches, status.restarts) == ("Misconfigured", 0, {})
+    assert said in admitted.message
+
+
+async def test_what_the_api_server_refuses_is_found_before_gpus_are_reserved():
+    """Its words are in the condition; a corrected template is launched."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    words = 'HTTP 422 Pod "one-1-0" is invalid: spec.containers[0].image: Required value'
+    simulation.world.admission = refusing(Rejected(words), when=lambda b: "bad" in b["spec"])
+    simulation.add_job("one", template=template(bad=1))
+    for _ in range(10):
+        await simulation.tick()
+    status = simulation.status("one")
+    assert (status.condition("Admitted").reason, status.launches) == ("Misconfigured", 0)
+    assert words in status.condition("Admitted").message
+    item = simulation.world.items(JOB)[0]
+    simulation.world.put(JOB, {**item, "spec": {**item["spec"], "template": template()}})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'HTTP 403 pods "one-1-0" is forbidden: exceeded quota: none, requested: pods=1, used: pods=0',
+        'HTTP 403 violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false',
+        'HTTP 403 no PriorityClass with name "urgent" was found',
+        'HTTP 400 admission webhook "images.example" denied the request: unsigned image',
+    ],
+)
+async def test_what_the_cluster_does_not_allow_is_waited_for(words):
+    """No launch, no restart, no GPU; the condition quotes it; the job runs soon after it is allowed."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.world.admission = refusing(NotAllowed(words), when=of("one"))
+    simulation.add_job("one", backoffLimit=0)
+    simulation.add_job("two", totalSteps=20, trainer={"total": 20}, template=template(hostname="two"))
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    for _ in range(300):
+        await simulation.tick()
+    status = simulation.status("one")
+    assert (status.condition("Admitted").reason, status.launches) == ("NotAllowed", 0)
+    assert words in status.condition("Admitted").message
+    assert simulation.world.dry_runs < 20
+    simulation.world.admission = refusing(NotAllowed(words), when=of("nobody"))
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=90)
+
+
+async def test_a_quota_that_the_gang_exceeds_gives_the_gpus_back_and_is_tried_again():
+    """The first pod would be allowed, the second is not: all or none, with growing pauses, uncounted."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    words = "HTTP 403 exceeded quota: pods=1"
+    second = refusing(NotAllowed(words), when=lambda b: b["metadata"]["name"].endswith("-1"))
+    simulation.world.admission = second
+    simulation.add_job("one", backoffLimit=0)
+    held = 0
+    for _ in range(300):
+        await simulation.tick()
+        held += simulation.status("one").allocation is not None
+    status = simulation.status("one")
+    assert not status.is_true("Failed")
+    assert set(status.restarts) == {"NotAllowed"}
+    assert status.restarts["NotAllowed"] < 10
+    assert held < 60
+    assert simulation.pods("one") == []
+    simulation.world.admission = lambda kind, body: None
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=400)
+
+
+async def test_jobs_with_one_template_share_one_answer():
+    """A thousand jobs that wait cost one dry run in ten minutes."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    for number in range(30):
+        simulation.add_job(f"job-{number}", totalSteps=10**6, trainer={"total": 10**6})
+    for _ in range(10):
+        await simulation.tick()
+    assert simulation.world.dry_runs == 1
+
+
+async def test_a_missing_right_is_not_the_templates_fault():
+    """The operator's account lacks it: nothing is said of the job's template."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.world.admission = refusing(Forbidden("cannot create resource pods"))
+    simulation.add_job("one")
+    for _ in range(5):
+        await simulation.tick()
+    admitted = simulation.status("one").condition("Admitted")
+    assert admitted.reason == "NotAllowed"
+    assert "cannot create resource pods" in admitted.message
+
+
+async def test_a_growth_that_is_not_allowed_does_not_touch_the_gang():
+    """The new pods are given up; the ranks that train continue."""
+    simulation = Simulation(nodes={"a": ("fast", 2)}, roundSeconds=600)
+    simulation.add_job("one", stages=(1, 4), grow=True, totalSteps=10**5, trainer={"total": 10**5})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.world.admission = refusing(NotAllowed("exceeded quota"))
+    simulation.world.put(NODE, node("b", "fast", 2))
+    await simulation.until(lambda: simulation.status("one").condition("Grown") is not None)
+    await simulation.tick()
+    status = simulation.status("one")
+    grown = status.condition("Grown")
+    assert (grown.reason, "exceeded quota" in grown.message) == ("GrowthGivenUp", True)
+    assert (simulation.state("one"), status.launches, status.restarts) == ("Running", 1, {})
+    assert len(status.allocation.pods) == 2
