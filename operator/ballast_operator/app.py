@@ -1,10 +1,10 @@
-"""The operator as a whole: what is started, in which order, and how it ends.
+"""The operator as a process: one replica that stands by, leads, and ends.
 
-Lead first, then list, then watch and work: a follower holds a connection and nothing else.
+Lead first, then list, then watch and work (:mod:`ballast_operator.term`): a follower holds a connection and
+nothing else. The Lease is renewed and the pages are served on a loop of their own.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -13,34 +13,24 @@ import signal
 import socket
 import time
 import uuid
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-import kopf
-from ballast_policies.contract import JOB_LABEL
-
-from ballast_operator.allocator.allocator import Allocator
-from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.errors import Forbidden, OperatorError, Unavailable
+from ballast_operator.errors import Forbidden, NotLeader, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
-from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster, connect
-from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
+from ballast_operator.kube.kinds import LEASE, Kind
 from ballast_operator.kube.leadership import Leadership
-from ballast_operator.kube.queue import KeyQueue
-from ballast_operator.kube.streams import first_sync, resync_periodically, watch_registry, watch_settings
+from ballast_operator.loop_thread import LoopThread
 from ballast_operator.metrics import Metrics
-from ballast_operator.observer import Observer
-from ballast_operator.reconciler import Reconciler, ReconcileWorker
 from ballast_operator.settings import Settings
-from ballast_operator.tasks import keep_running
-from ballast_operator.views.assignment import AssignmentBoard
-from ballast_operator.views.nodes import NodeView, is_ours, read_node
+from ballast_operator.term import Term
 from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+"""How often the main loop shows that it turns."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +62,8 @@ class Operator:
         for reason in WaitReason:
             waited = functools.partial(self._waits.seconds, reason)
             self._metrics.waiting_seconds.labels(reason).set_function(waited)
-        self._caches = Caches()
-        self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
-        self._nodes: dict[str, NodeView] = {}
-        self._policies: dict[str, tuple[str, int]] = {}
-        self._writes: deque[float] = deque(maxlen=100_000)
-        self._allocator: Allocator | None = None
+        self._term: Term | None = None
+        self._beaten = time.monotonic()
         self._stop = asyncio.Event()
 
     def _take_signals(self) -> None:
@@ -94,195 +80,117 @@ class Operator:
         """Run until :meth:`stop`, SIGTERM or SIGINT; call it in the main thread.
 
         Raises:
-            NotLeader: the lease was lost; the process should exit and restart.
+            NotLeader: another replica has taken the lease over; the process should exit and restart.
         """
         self._take_signals()
-        identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         limit = self._settings.api.request_seconds
         async with (
+            LoopThread("lease-and-pages") as side,
             await connect(self._options.kubeconfig, request_seconds=limit) as cluster,
-            await connect(
-                self._options.kubeconfig, request_seconds=self._settings.leader.renew_seconds
-            ) as own,
             Solver(self._settings.solver) as solver,
         ):
-            leadership = Leadership(
-                own,
-                namespace=self._options.lease_namespace,
-                identity=identity,
-                settings=self._settings.leader,
-                waits=self._waits,
+            own = await side.run(
+                connect(self._options.kubeconfig, request_seconds=self._settings.leader.fence_seconds / 2)
             )
+            leadership = self._leadership(own)
             cluster.fence = leadership.check
-            cluster.on_write = self._wrote
             cluster.on_answer = own.on_answer = self._answered
             self._answered("get", LEASE, Unavailable("no request has been answered yet"))
-            runner, port = await serve(
-                host=self._options.health_host,
-                port=self._options.health_port,
-                metrics=self._metrics,
-                problems=self._problems,
-                waits=self._waits,
+            runner, port = await side.run(
+                serve(
+                    host=self._options.health_host,
+                    port=self._options.health_port,
+                    metrics=self._metrics,
+                    problems=self._problems,
+                    waits=self._waits,
+                )
             )
             logger.info("serving /healthz, /readyz and /metrics on port %d", port)
-            logging_waits = asyncio.create_task(self._waits.run())
+            background = [asyncio.create_task(part) for part in (self._waits.run(), self._beat())]
             try:
-                await self._lead(cluster, leadership, solver)
+                while await self._lead(cluster, leadership, solver, side):
+                    logger.warning(
+                        "the leader's lease could not be renewed in time; standing by for it again"
+                    )
             finally:
-                logging_waits.cancel()
-                await leadership.release()
-                await runner.cleanup()
+                for task in background:
+                    task.cancel()
+                await side.run(leadership.release())
+                await side.run(runner.cleanup())
+                await side.run(own.close())
 
-    async def _lead(self, cluster: Cluster, leadership: Leadership, solver: Solver) -> None:
-        if not await self._unless_stopped(leadership.acquire()):
-            return
+    def _leadership(self, own: Cluster) -> Leadership:
+        return Leadership(
+            own,
+            namespace=self._options.lease_namespace,
+            identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+            settings=self._settings.leader,
+            waits=self._waits,
+            alive=lambda: self._still_seconds() < self._settings.leader.stuck_seconds,
+        )
+
+    async def _lead(self, cluster: Cluster, leadership: Leadership, solver: Solver, side: LoopThread) -> bool:
+        """Stand by, then lead for one term; returns whether to stand by again.
+
+        Raises:
+            NotLeader: another replica leads now.
+        """
+        acquiring = side.start(leadership.acquire())
+        if not await self._before_stop(acquiring):
+            return False
         self._metrics.leader.set(1)
-        holding = asyncio.create_task(leadership.hold())
-        self._caches.listeners.append(self._changed)
+        holding = side.start(leadership.hold())
+        term = self._term = Term(
+            cluster,
+            solver,
+            namespace=self._options.namespace,
+            lease_namespace=self._options.lease_namespace,
+            settings=self._settings,
+            metrics=self._metrics,
+            waits=self._waits,
+            take_signals=self._take_signals,
+        )
+        cluster.on_write = term.wrote
+        working = asyncio.create_task(term.run())
         try:
-            synced = first_sync(self._caches, cluster, self._options.namespace, self._waits)
-            if await self._unless_stopped(synced, holding):
-                await self._work(cluster, holding, solver)
+            await self._before_stop(working, holding)
+        except NotLeader:
+            if leadership.replaced:
+                raise
+            return True
         finally:
+            self._metrics.leader.set(0)
+            await term.end(working)
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
+        return False
 
-    async def _work(self, cluster: Cluster, holding: asyncio.Task[None], solver: Solver) -> None:
-        observer = Observer(self._caches)
-        board = AssignmentBoard()
-        reconciler = Reconciler(
-            cluster,
-            observer,
-            board,
-            settings=self._settings.job,
-            metrics=self._metrics,
-            allocate=self._allocate,
-        )
-        self._allocator = Allocator(
-            cluster,
-            observer,
-            board,
-            solver,
-            settings=self._settings.solver,
-            metrics=self._metrics,
-            enqueue=self._queue.add,
-            waits=self._waits,
-            store=StateStore(cluster, self._options.lease_namespace),
-        )
-        worker = ReconcileWorker(reconciler, metrics=self._metrics, again=self._queue.add)
-        self._allocate()
-        every = self._settings.api.resync_seconds
-        parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            ("allocator", self._allocator.run),
-            (
-                "resync",
-                lambda: resync_periodically(
-                    self._caches, cluster, self._options.namespace, self._waits, every_seconds=every
-                ),
-            ),
-            ("gauges", lambda: self._gauges(observer)),
-            *[("worker", lambda: self._queue.work(worker))] * self._settings.workers,
-            # kopf ends every task of the loop that is younger than itself, so it is started last.
-            ("watch", lambda: self._watch(cluster)),
-        ]
-        warming = asyncio.create_task(solver.warm_up())
-        tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
+    async def _before_stop(self, *awaited: asyncio.Future[None]) -> bool:
+        """Wait until one of ``awaited`` ends or a stop is asked; returns whether it was the former.
+
+        An error of any of them is raised; of the others, the first is cancelled.
+        """
         stopped = asyncio.create_task(self._stop.wait())
-        try:
-            done, _ = await asyncio.wait([*tasks, holding, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopped}:
-                task.result()
-        finally:
-            self._stop.set()
-            for task in [*tasks, warming, stopped]:
-                task.cancel()
-            await asyncio.gather(*tasks, warming, stopped, return_exceptions=True)
-            with contextlib.suppress(OperatorError):
-                await self._allocator.save()
-
-    async def _watch(self, cluster: Cluster) -> None:
-        namespace = self._options.namespace
-        older = asyncio.all_tasks()
-        tasks = await kopf.spawn_tasks(
-            registry=watch_registry(self._caches, cluster),
-            settings=watch_settings(request_seconds=self._settings.api.request_seconds),
-            clusterwide=not namespace,
-            namespaces=[namespace] if namespace else [],
-            standalone=True,
-        )
-        self._take_signals()  # kopf has just taken them
-        await kopf.run_tasks(tasks, ignored=older)
-
-    async def _unless_stopped(self, wait: Coroutine[Any, Any, None], *others: asyncio.Task[None]) -> bool:
-        """Await ``wait``; returns whether it ended before a stop was asked, raises what ``others`` raise."""
-        task = asyncio.create_task(wait)
-        stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([task, stopped, *others], return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [stopped, *awaited]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        ended = task.done()
+        await asyncio.gather(stopped, return_exceptions=True)
+        ended = [future for future in awaited if future.done()]
+        for future in ended:
+            future.result()
         if not ended:
-            task.cancel()
-        await asyncio.gather(stopped, *([] if ended else [task]), return_exceptions=True)
-        for other in others:
-            if other.done():
-                other.result()
-        if ended:
-            task.result()
-        return ended
+            awaited[0].cancel()
+            await asyncio.gather(awaited[0], return_exceptions=True)
+        return bool(ended)
 
-    def _changed(self, kind: Kind, item: Object) -> None:
-        """Who has to look at a change; nothing is decided here."""
-        metadata = item["metadata"]
-        if kind is JOB:
-            self._queue.add(key_of(item))
-            self._allocate()
-        elif kind is POLICY:
-            self._policy_changed(item)
-        elif kind is NODE:
-            self._node_changed(item)
-        else:
-            job = (metadata.get("labels") or {}).get(JOB_LABEL)
-            if job:
-                self._queue.add((metadata.get("namespace", ""), job))
-            if kind is POD and (not is_ours(item) or metadata.get("deletionTimestamp")):
-                self._allocate()
+    async def _beat(self) -> None:
+        while True:
+            self._beaten = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
 
-    def _policy_changed(self, item: Object) -> None:
-        """Its status is the allocator's own writing and no news."""
-        name = item["metadata"]["name"]
-        version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
-        if self._caches[POLICY].get(("", name)) is None:
-            self._policies.pop(name, None)
-        elif self._policies.get(name) == version:
-            return
-        else:
-            self._policies[name] = version
-        self._allocate()
-
-    def _node_changed(self, item: Object) -> None:
-        """Nodes report often; only what matters to placement is a change."""
-        name = item["metadata"]["name"]
-        known = self._caches[NODE].get(("", name)) is not None
-        view = read_node(item) if known else None
-        if view is not None and self._nodes.get(name) == view:
-            return
-        if view is None:
-            self._nodes.pop(name, None)
-        else:
-            self._nodes[name] = view
-        self._allocate()
-        for pod in self._caches[POD]:
-            if is_ours(pod) and (pod.get("spec") or {}).get("nodeName") == name:
-                job = pod["metadata"]["labels"][JOB_LABEL]
-                self._queue.add((pod["metadata"].get("namespace", ""), job))
-
-    def _allocate(self) -> None:
-        if self._allocator is not None:
-            self._allocator.trigger()
-
-    def _wrote(self, verb: str, kind: Kind) -> None:
-        self._metrics.api_writes.labels(verb, kind.kind).inc()
-        self._writes.append(time.monotonic())
+    def _still_seconds(self) -> float:
+        """For how long the main loop has not turned; from any thread."""
+        return time.monotonic() - self._beaten
 
     def _answered(self, verb: str, kind: Kind, error: OperatorError | None) -> None:
         """Keep the record of an API server that does not answer, and of missing rights."""
@@ -306,22 +214,12 @@ class Operator:
             self._waits.end(WaitReason.PERMISSION, subject)
 
     def _problems(self) -> list[str]:
-        return stale_streams(
-            self._caches, stale_seconds=self._settings.api.stale_seconds, now=time.monotonic()
-        )
-
-    async def _gauges(self, observer: Observer) -> None:
-        """Figures that are counted, not caught: once in five seconds."""
-        while True:
-            moment = time.monotonic()
-            self._metrics.jobs.clear()
-            unfinished = 0
-            for view in observer.jobs():
-                self._metrics.jobs.labels(view.status.summary_state).inc()
-                unfinished += not view.status.finished
-            recent = sum(1 for at in self._writes if moment - at < 60)
-            self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)
-            for kind in self._caches.stores:
-                since = self._caches.lagging_since.get(kind)
-                self._metrics.watch_age_seconds.labels(kind.kind).set(0 if since is None else moment - since)
-            await asyncio.sleep(5)
+        """What a restart may help against; asked by the pages' thread."""
+        still, term = self._still_seconds(), self._term
+        found = []
+        if still > self._settings.leader.stuck_seconds:
+            found.append(f"the main loop has not turned for {still:.0f} s")
+        if term is not None:
+            stale = self._settings.api.stale_seconds
+            found += stale_streams(term.caches, stale_seconds=stale, now=time.monotonic())
+        return found

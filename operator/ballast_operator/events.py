@@ -1,9 +1,10 @@
 """Kubernetes Events: one when a condition flips, one for each notice; never the same twice in a row."""
 
+import asyncio
 import dataclasses
 import logging
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 from ballast_operator.api.condition import Condition
@@ -63,6 +64,10 @@ class Notice:
     message: str
 
 
+QUIET_AT_FIRST = frozenset({"WaitingForCapacity", "WaitingForPolicy", "Suspended"})
+"""Reasons with which a job's life may begin: the condition says it, thousands of Events would not help."""
+
+
 def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Notice, ...]:
     """A notice for each condition whose truth or reason has changed."""
     before = {condition.type: (condition.status, condition.reason) for condition in old}
@@ -75,18 +80,55 @@ def flips(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Notice, .
         for condition in new
         if before.get(condition.type) != (condition.status, condition.reason)
         and condition.reason not in QUIET_REASONS
+        and not (condition.reason in QUIET_AT_FIRST and _begins(before.get(condition.type)))
     )
 
 
-class Recorder:
-    """Posts Events. An Event is a courtesy: one that cannot be posted is logged and forgotten."""
+def _begins(before: tuple[str, str] | None) -> bool:
+    return before is None or before[1] == "Pending"
 
-    def __init__(self, cluster: Cluster) -> None:
+
+MOST_WAITING = 2000
+"""Events that may wait to be posted in the background; then the oldest are dropped."""
+
+
+class Recorder:
+    """Posts Events. An Event is a courtesy: one that cannot be posted is logged and forgotten.
+
+    Args:
+        cluster: where to.
+        in_background: :meth:`post` only takes note, and :meth:`run` posts: no launch waits for an Event.
+    """
+
+    def __init__(self, cluster: Cluster, *, in_background: bool = False) -> None:
         self._cluster = cluster
         self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._in_background = in_background
+        self._waiting: deque[tuple[Kind, str, str, str, tuple[Notice, ...]]] = deque(maxlen=MOST_WAITING)
+        self._arrived = asyncio.Event()
+
+    async def run(self) -> None:
+        """Post what waits, one after the other, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                await self._post(*self._waiting.popleft())
 
     async def post(self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[Notice]) -> None:
         """Post notices about one object, leaving out those that repeat the last one of their reason."""
+        notices = tuple(notices)
+        if not notices:
+            return
+        if not self._in_background:
+            await self._post(kind, namespace, name, uid, notices)
+            return
+        if len(self._waiting) == MOST_WAITING:
+            logger.warning("more than %d events wait; the oldest are dropped", MOST_WAITING)
+        self._waiting.append((kind, namespace, name, uid, notices))
+        self._arrived.set()
+
+    async def _post(self, kind: Kind, namespace: str, name: str, uid: str, notices: Iterable[Notice]) -> None:
         for notice in notices:
             if self._last.get((uid, notice.reason)) == notice.message:
                 continue

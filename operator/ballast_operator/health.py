@@ -18,7 +18,7 @@ def stale_streams(caches: Caches, *, stale_seconds: float, now: float) -> list[s
     """One line for each kind whose watch has been behind for longer than ``stale_seconds``."""
     return [
         f"the watch of {kind.plural} has been behind for {now - since:.0f} s"
-        for kind, since in caches.lagging_since.items()
+        for kind, since in tuple(caches.lagging_since.items())
         if now - since > stale_seconds
     ]
 

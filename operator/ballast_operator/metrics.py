@@ -27,6 +27,14 @@ class Metrics:
             "ballast_solve_fallbacks", "Allocations made by the greedy fallback.", ["reason"], registry=r
         )
         self.grown_gpus = Counter("ballast_grown_gpus", "GPUs that jobs took while they ran.", registry=r)
+        self.decision_seconds = Histogram(
+            "ballast_decision_seconds",
+            "Time of one decision, by part: read, prepare, solve, conclude, all.",
+            ["part"],
+            registry=r,
+            buckets=(0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 30),
+        )
+        self.queue_due = Gauge("ballast_queue_due", "Jobs that wait to be looked at now.", registry=r)
         self.rounds = Counter("ballast_rounds", "Rounds decided.", registry=r)
         self.reconcile_seconds = Histogram(
             "ballast_reconcile_seconds",

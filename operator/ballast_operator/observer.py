@@ -3,10 +3,11 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ballast_policies.contract import (
     CONFIG_KEY,
+    JOB_LABEL,
     PLAN_KEY,
     Plan,
     lease_name,
@@ -14,12 +15,14 @@ from ballast_policies.contract import (
 )
 
 from ballast_operator.api.read import read_job_status
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.holders import Holders
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Object, key_of
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
 from ballast_operator.ownership import controlled_by
-from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.clock import parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, Blocked, JobView
+from ballast_operator.views.known_plan import KnownPlan
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
@@ -29,18 +32,31 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Views of jobs and nodes, from the caches at this moment."""
+    """Views of jobs and nodes, from the caches at this moment.
+
+    Views are kept until something that they were read from changes: with thousands of jobs, a decision reads
+    the few that did.
+
+    Attributes:
+        caches: what is read.
+        holders: which jobs hold GPUs.
+    """
 
     def __init__(self, caches: Caches, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.caches = caches
         self._clock = clock
         self._leases: dict[Key, LeaseReader] = {}
         self._plans: dict[Key, KnownPlan] = {}
+        self._views: dict[Key, JobView] = {}
+        self._nodes: dict[str, NodeView] = {}
+        self._order: list[Key] | None = None
         self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self._told: dict[Key, str] = {}
+        self._renewals: dict[Key, tuple[str, float]] = {}
+        self.holders = Holders(self.status)
+        caches.store_listeners.append(self._stored)
         self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
-        self.reservations: dict[Key, JobAllocation] = {}
 
     def job(self, key: Key) -> JobView | None:
         """The job as it is known now; None: there is no such job.
@@ -48,6 +64,110 @@ class Observer:
         Raises:
             ValueError: its status cannot be read.
         """
+        view = self._view(key)
+        lease = self._lease(key, view.uid) if view is not None else None
+        return view if view is None or lease is None else dataclasses.replace(view, lease=lease)
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, by age and name; how long their Leases have been quiet may be out of date."""
+        if self._order is None:
+            items = sorted(
+                self.caches[JOB],
+                key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
+            )
+            self._order = [key_of(item) for item in items]
+        views = []
+        for key in self._order:
+            try:
+                views.append(self._view(key))
+            except Exception as error:  # one job must not hide the others, whatever is wrong with it
+                self._unreadable(key, error)
+        return [view for view in views if view is not None]
+
+    def status(self, key: Key) -> TrainingJobStatus | None:
+        """The job's status; None where there is no such job, or it cannot be read."""
+        item = self.caches[JOB].get(key)
+        try:
+            return None if item is None else self._status(key, item)
+        except ValueError as error:  # its pods count all the same
+            self._unreadable(key, error)
+            return None
+
+    def nodes(self) -> dict[str, NodeView]:
+        """All nodes by name; the mapping is the caller's."""
+        for item in self.caches[NODE] if len(self._nodes) < len(self.caches[NODE]) else ():
+            self.node(item["metadata"]["name"])
+        return dict(self._nodes)
+
+    def node(self, name: str) -> NodeView | None:
+        """One node."""
+        view = self._nodes.get(name)
+        if view is None:
+            item = self.caches[NODE].get(("", name))
+            if item is None:
+                return None
+            view = self._nodes[name] = read_node(item)
+        return view
+
+    def pods_on(self, names: Iterable[str]) -> list[Object]:
+        """Pods that are bound or pinned to one of the nodes."""
+        return [pod for name in set(names) for pod in self.caches[POD].on_node(name)]
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+        self._views.pop(key, None)
+        self._renewals.pop(key, None)
+        self._leases.pop(key, None)
+        self._plans.pop(key, None)
+        self._told.pop(key, None)
+        self._blocked.pop(key, None)
+        self._specs.pop(key, None)
+        self._statuses.pop(key, None)
+
+    def _stored(self, kind: Kind, old: Object | None, new: Object | None) -> None:
+        """Drop the views that a change makes out of date."""
+        item = new if new is not None else old
+        assert item is not None
+        if kind is JOB:
+            self._views.pop(key_of(item), None)
+            self.holders.changed(key_of(item))
+            if old is None or new is None or old["metadata"].get("uid") != new["metadata"].get("uid"):
+                self._order = None
+        elif kind is NODE:
+            self._node_stored(item["metadata"]["name"], new)
+        else:
+            for version in (old, new):
+                job = (version["metadata"].get("labels") or {}).get(JOB_LABEL) if version else None
+                if job:
+                    self._views.pop((item["metadata"].get("namespace", ""), job), None)
+            if kind is LEASE and new is not None:
+                self._renewed(new)
+
+    def _node_stored(self, name: str, new: Object | None) -> None:
+        before = self._nodes.pop(name, None)
+        after = read_node(new) if new is not None else None
+        if after is not None:
+            self._nodes[name] = after
+        if before is None or after is None or before.ready != after.ready:
+            for pod in self.caches[POD].on_node(name):
+                metadata = pod["metadata"]
+                job = (metadata.get("labels") or {}).get(JOB_LABEL)
+                if job:
+                    self._views.pop((metadata.get("namespace", ""), job), None)
+
+    def _renewed(self, item: Object) -> None:
+        """Note when the trainer's renewal was seen, on this operator's clock."""
+        metadata = item["metadata"]
+        key = (metadata.get("namespace", ""), (metadata.get("labels") or {}).get(JOB_LABEL, ""))
+        renewed = (item.get("spec") or {}).get("renewTime") or ""
+        known = self._renewals.get(key)
+        if known is None or known[0] != renewed:
+            self._renewals[key] = (renewed, self._clock())
+
+    def _view(self, key: Key) -> JobView | None:
+        view = self._views.get(key)
+        if view is not None:
+            return view
         item = self.caches[JOB].get(key)
         if item is None:
             self.forget(key)
@@ -56,7 +176,7 @@ class Observer:
         spec, problem = self._spec(key, item)
         known = self._plan(key, metadata["uid"])
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
-        return JobView(
+        view = self._views[key] = JobView(
             key=key,
             uid=metadata["uid"],
             generation=metadata.get("generation", 0),
@@ -73,59 +193,20 @@ class Observer:
             blocked=self._blocked_by(key, metadata["uid"], metadata.get("generation", 0)),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
-
-    def jobs(self) -> list[JobView]:
-        """All jobs, by age and name."""
-        items = sorted(
-            self.caches[JOB],
-            key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
-        )
-        views = []
-        for item in items:
-            key = key_of(item)
-            try:
-                views.append(self.job(key))
-            except Exception as error:  # one job must not hide the others, whatever is wrong with it
-                self._unreadable(key, error)
-        return [view for view in views if view is not None]
-
-    def nodes(self) -> dict[str, NodeView]:
-        """All nodes by name."""
-        return {item["metadata"]["name"]: read_node(item) for item in self.caches[NODE]}
-
-    def allocations(self) -> dict[Key, JobAllocation]:
-        """GPUs that jobs hold by their status, or are about to hold by a write under way."""
-        found: dict[Key, JobAllocation] = {}
-        for item in self.caches[JOB]:
-            key = key_of(item)
-            try:
-                allocation = self._status(key, item).allocation
-            except ValueError as error:  # its pods count all the same
-                self._unreadable(key, error)
-                continue
-            if allocation is not None:
-                found[key] = allocation
-        return {**found, **self.reservations}
+        return view
 
     def block(self, view: JobView, why: Blocked | None) -> bool:
         """Remember why the job cannot be launched, for this generation of it; says whether that is news."""
         self._blocked.pop(view.key, None)
         if why is not None:
             self._blocked[view.key] = (view.uid, view.generation, why)
+        if why != view.blocked:
+            self._views.pop(view.key, None)
         return why != view.blocked
 
     def _blocked_by(self, key: Key, uid: str, generation: int) -> Blocked | None:
         known = self._blocked.get(key)
         return known[2] if known is not None and known[:2] == (uid, generation) else None
-
-    def forget(self, key: Key) -> None:
-        """The job is gone."""
-        self._leases.pop(key, None)
-        self._plans.pop(key, None)
-        self._told.pop(key, None)
-        self._blocked.pop(key, None)
-        self._specs.pop(key, None)
-        self._statuses.pop(key, None)
 
     def _spec(self, key: Key, item: Object) -> tuple[JobSpec | None, str]:
         version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
@@ -145,17 +226,19 @@ class Observer:
 
     def _pod(self, item: Object) -> PodView:
         name = (item.get("spec") or {}).get("nodeName", "")
-        node = self.caches[NODE].get(("", name)) if name else None
-        return read_pod(item, node_ready=not name or (node is not None and read_node(node).ready))
+        node = self.node(name) if name else None
+        return read_pod(item, node_ready=not name or (node is not None and node.ready))
 
     def _lease(self, key: Key, uid: str) -> LeaseView | None:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
         if item is None or not controlled_by(item, uid):
             return None
-        reader = self._leases.setdefault(key, LeaseReader())
-        return reader.read(item, now=self._clock())
+        now = self._clock()
+        view = self._leases.setdefault(key, LeaseReader()).read(item, now=now)
+        known = self._renewals.get(key)
+        return view if known is None else dataclasses.replace(view, quiet_seconds=now - known[1])
 
-    def _plan(self, key: Key, uid: str) -> "KnownPlan | None":
+    def _plan(self, key: Key, uid: str) -> KnownPlan | None:
         """The plan in the job's ConfigMap; where that has none, the last one."""
         item = self.caches[CONFIG_MAP].get((key[0], plan_config_map_name(key[1])))
         known = self._plans.get(key)
@@ -188,23 +271,3 @@ class Observer:
         if self._told.get(key) != str(error):
             self._told[key] = str(error)
             logger.error("job=%s/%s cannot be read: %s", *key, error)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPlan:
-    """A job's newest plan.
-
-    Attributes:
-        job_uid: of which job of this name.
-        written: when.
-        config: the trainer's configuration beside it, as JSON.
-        version: uid and resourceVersion of the ConfigMap that it was read from.
-        intact: whether the ConfigMap still has it.
-    """
-
-    job_uid: str
-    plan: Plan
-    written: Time
-    config: str
-    version: str
-    intact: bool = True

@@ -1,9 +1,7 @@
 """One reconcile of one job: observe, decide, apply, report."""
 
 import logging
-import time
 from collections.abc import Callable
-from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 
@@ -11,15 +9,7 @@ from ballast_operator.actions import carry_out
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.errors import (
-    Conflict,
-    Forbidden,
-    NameTaken,
-    NotFound,
-    NotLeader,
-    Rejected,
-    Unavailable,
-)
+from ballast_operator.errors import Forbidden, NameTaken, NotLeader, Rejected
 from ballast_operator.events import Notice, Recorder, flips
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POD, Key, Object
@@ -27,6 +17,7 @@ from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.pod_checks import ASK_AGAIN_SECONDS, PodChecks
 from ballast_operator.settings import JobSettings
+from ballast_operator.status_changes import asks_or_frees, progress_alone, reconciled, status_content
 from ballast_operator.steps.context import (
     StepResult,
 )
@@ -36,8 +27,8 @@ from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import shortage
 
-PROGRESS_FIELDS = frozenset({"progress", "cost_so_far", "cost_at", "isolated"})
-"""Fields of the status that change with every report, and may wait."""
+PROGRESS_WRITES_PER_SECOND = 20.0
+"""Writes of progress for all jobs together, at most: with more jobs, each is written less often."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +45,8 @@ class Reconciler:
         settings: JobSettings,
         metrics: Metrics,
         allocate: Callable[[], None],
+        recorder: Recorder | None = None,
+        seen: Callable[[JobView], None] = lambda view: None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
@@ -63,7 +56,8 @@ class Reconciler:
         self._metrics = metrics
         self._allocate = allocate
         self._clock = clock
-        self._recorder = Recorder(cluster)
+        self._recorder = recorder if recorder is not None else Recorder(cluster)
+        self._seen = seen
         self._checks = PodChecks(cluster, clock=lambda: clock().timestamp())
         self._progress_written: dict[Key, Time] = {}
 
@@ -83,6 +77,7 @@ class Reconciler:
         if view is None:
             self._forget(key)
             return None
+        self._seen(view)
         if view.status.allocation is None:
             view = await self._look_at_pods(view)
             if view is None:
@@ -94,7 +89,7 @@ class Reconciler:
         before, after = view.status.allocation, result.status.allocation
         launching = after is not None and (before is None or len(after.pods) > len(before.pods))
         if launching and after is not None:
-            self._observer.reservations[key] = after
+            self._observer.holders.reservations[key] = after
         try:
             # 3. Apply.
             try:
@@ -108,7 +103,7 @@ class Reconciler:
             again = await self._report(view, result)
         finally:
             if launching:
-                self._observer.reservations.pop(key, None)
+                self._observer.holders.reservations.pop(key, None)
         if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
             return ASK_AGAIN_SECONDS if again is None else min(again, ASK_AGAIN_SECONDS)
         return again
@@ -138,15 +133,7 @@ class Reconciler:
         elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
             wanted = placement.nodes
         if wanted:
-            lacking = shortage(
-                wanted,
-                key=view.key,
-                nodes=self._observer.nodes(),
-                pods=self._observer.caches[POD],
-                allocations=self._observer.allocations(),
-                resource=pool.gpu_resource,
-                tolerations=view.spec.tolerations if view.spec is not None else (),
-            )
+            lacking = self._shortage(view, wanted, pool.gpu_resource)
         return decide(
             view,
             assignment=assignment,
@@ -165,6 +152,27 @@ class Reconciler:
             self._observer.caches.wrote(POD, item)
         fresh = self._observer.job(view.key)
         return fresh is not None and fresh.pods == view.pods
+
+    def _shortage(self, view: JobView, wanted: tuple[str, ...], resource: str) -> str:
+        """Why the nodes ``wanted`` cannot hold the job yet; only what is on these nodes is looked at."""
+        names = set(wanted)
+        allocations = self._observer.holders.on_nodes(names)
+        listed = {id(pod): pod for pod in self._observer.pods_on(names)}
+        for key, gang in allocations.items():  # one that was bound elsewhere counts there
+            for pod_name in gang.pods:
+                pod = self._observer.caches[POD].get((key[0], pod_name))
+                if pod is not None:
+                    listed[id(pod)] = pod
+        known = {name: node for name in names if (node := self._observer.node(name)) is not None}
+        return shortage(
+            wanted,
+            key=view.key,
+            nodes=known,
+            pods=listed.values(),
+            allocations=allocations,
+            resource=resource,
+            tolerations=view.spec.tolerations if view.spec is not None else (),
+        )
 
     async def report_error(self, key: Key, error: Exception) -> None:
         """Show on the job that no pass over it succeeds; nothing else of its status is touched.
@@ -206,7 +214,7 @@ class Reconciler:
                 # Decided on this version: a write by anybody else since then makes this a Conflict.
                 "resourceVersion": item["metadata"]["resourceVersion"],
             },
-            "status": _content(status),
+            "status": status_content(status),
         }
         self._observer.caches.wrote(JOB, await self._cluster.apply(JOB, body, subresource="status"))
 
@@ -215,7 +223,7 @@ class Reconciler:
         if item is None or item["metadata"]["uid"] != view.uid:
             return None
         again = result.requeue_after_seconds
-        old, new = view.status, _reconciled(result.status, self._clock(), view.generation)
+        old, new = view.status, reconciled(result.status, self._clock(), view.generation)
         new = new.replace(state=new.summary_state)
         if old != new:
             wait = self._too_soon(view.key, old, new)
@@ -228,17 +236,17 @@ class Reconciler:
             for notice in notices:
                 logger.info("job=%s/%s reason=%s: %s", *view.key, notice.reason, notice.message)
             await self._recorder.post(JOB, view.key[0], view.name, view.uid, notices)
-        if result.allocate:
+        if result.allocate or asks_or_frees(old, new):
             self._allocate()
         return again
 
     def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
         """Seconds to wait where nothing but progress has changed since a recent write."""
         last = self._progress_written.get(key)
-        fields = TrainingJobStatus.model_fields.keys() - PROGRESS_FIELDS
-        if last is None or any(getattr(old, field) != getattr(new, field) for field in fields):
+        if last is None or not progress_alone(old, new):
             return 0.0
-        return self._settings.progress_seconds - (self._clock() - last).total_seconds()
+        pause = max(self._settings.progress_seconds, len(self._observer.holders) / PROGRESS_WRITES_PER_SECOND)
+        return pause - (self._clock() - last).total_seconds()
 
     def _count(self, result: StepResult) -> None:
         for name, label, amount in result.metric_increments:
@@ -248,70 +256,5 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._board.assignments.pop(key, None)
         self._progress_written.pop(key, None)
-        self._observer.reservations.pop(key, None)
+        self._observer.holders.reservations.pop(key, None)
         self._allocate()
-
-
-def _reconciled(status: TrainingJobStatus, now: Time, generation: int) -> TrainingJobStatus:
-    """The status without the complaint of an earlier pass."""
-    known = status.condition(JobCondition.RECONCILED)
-    if known is None or known.is_true:
-        return status
-    message = "the last pass over the job succeeded"
-    kind, reason = JobCondition.RECONCILED, JobReason.PASS_COMPLETED
-    return status.with_condition(kind, True, reason, message, now=now, generation=generation)
-
-
-def _content(status: TrainingJobStatus) -> dict[str, Any]:
-    """The status as the API has it.
-
-    Raises:
-        pydantic.ValidationError: a value is outside its schema; a bug of a step.
-    """
-    content = status.to_dict()
-    TrainingJobStatus.model_validate(content)
-    return content
-
-
-class ReconcileWorker:
-    """Runs passes for a queue and says when to look again; the one place where a pass's errors end."""
-
-    def __init__(
-        self, reconciler: Reconciler, *, metrics: Metrics, again: Callable[[Key, float], None]
-    ) -> None:
-        self._reconciler = reconciler
-        self._metrics = metrics
-        self._again = again
-        self._failures: dict[Key, int] = {}
-
-    async def __call__(self, key: Key) -> None:
-        """One pass over ``key``; NotLeader is raised on."""
-        started = time.monotonic()
-        try:
-            again = await self._reconciler.reconcile(key)
-        except (Conflict, NotFound) as error:
-            logger.debug("job=%s/%s requeued: %s", *key, error)
-            self._later(key, type(error).__name__, base=0.1)
-        except Unavailable as error:
-            logger.warning("job=%s/%s requeued: %s", *key, error)
-            self._later(key, "Unavailable", base=1.0)
-        except Rejected as error:
-            logger.error("job=%s/%s refused by the API server: %s", *key, error)
-            self._later(key, "Rejected", base=5.0)
-        except NotLeader:
-            raise
-        except Exception as error:  # a bug in one job's pass must not stop the others'
-            logger.exception("job=%s/%s failed", *key)
-            await self._reconciler.report_error(key, error)
-            self._later(key, "Bug", base=5.0)
-        else:
-            self._failures.pop(key, None)
-            if again is not None:
-                self._again(key, again)
-        finally:
-            self._metrics.reconcile_seconds.observe(time.monotonic() - started)
-
-    def _later(self, key: Key, reason: str, *, base: float) -> None:
-        self._metrics.reconcile_errors.labels(reason).inc()
-        self._failures[key] = self._failures.get(key, 0) + 1
-        self._again(key, min(60.0, base * 2.0 ** (self._failures[key] - 1)))

@@ -40,7 +40,7 @@ class JobSettings:
     exit_seconds: float = 10.0
     """How long a finished step may lag behind the pods' exit before a silent exit counts as a failure."""
 
-    progress_seconds: float = 5.0
+    progress_seconds: float = 12.0
     """Least time between two status writes that carry progress alone: bounds API writes per job."""
 
     restart_base_seconds: float = 2.0
@@ -71,14 +71,17 @@ class SolverSettings:
 class LeaderSettings:
     """Leader election. A follower takes over at the latest ``lease_seconds`` after the leader's death."""
 
-    lease_seconds: float = 15.0
+    lease_seconds: float = 6.0
     """A lease that is not renewed for this long is free."""
 
-    renew_seconds: float = 5.0
+    renew_seconds: float = 1.5
     """How often the leader renews, and a follower looks."""
 
-    fence_seconds: float = 10.0
+    fence_seconds: float = 4.5
     """A leader that could not renew for this long writes nothing more; less than ``lease_seconds``."""
+
+    stuck_seconds: float = 30.0
+    """A leader whose main loop has not turned for this long does not renew, and ``/healthz`` fails."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,9 @@ class Settings:
     leader: LeaderSettings = LeaderSettings()
     workers: int = 8
     """Keys reconciled at the same time."""
+
+    launchers: int = 4
+    """Keys reconciled at the same time in addition, if GPUs wait for them."""
 
 
 def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settings:

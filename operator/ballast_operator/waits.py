@@ -69,7 +69,7 @@ class Wait:
 
 
 class Waits:
-    """All waits of one operator. ``clock`` counts seconds and never goes back."""
+    """All waits of one operator, from any thread. ``clock`` counts seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -97,7 +97,9 @@ class Waits:
     def seconds(self, reason: WaitReason) -> float:
         """How long the longest wait for ``reason`` has lasted; 0 where there is none."""
         now = self._clock()
-        return max((now - wait.since for wait in self._waits.values() if wait.reason is reason), default=0.0)
+        return max(
+            (now - wait.since for wait in tuple(self._waits.values()) if wait.reason is reason), default=0.0
+        )
 
     def lines(self) -> list[str]:
         """One line for each wait, the longest first."""
@@ -106,7 +108,7 @@ class Waits:
     @property
     def ready(self) -> bool:
         """Whether no wait keeps this replica from its work."""
-        return all(wait.reason.ready for wait in self._waits.values())
+        return all(wait.reason.ready for wait in tuple(self._waits.values()))
 
     def log_due(self) -> None:
         """Log the waits that have lasted long enough since they began or were last logged."""

@@ -35,4 +35,15 @@ def test_no_metric_is_labelled_by_job_pod_or_namespace():
         if hasattr(metric, "_labelnames")
         for label in metric._labelnames
     }
-    assert labels == {"state", "pool", "gpu_type", "policy", "reason", "cause", "verb", "kind", "task"}
+    assert labels == {
+        "state",
+        "pool",
+        "gpu_type",
+        "policy",
+        "reason",
+        "cause",
+        "verb",
+        "kind",
+        "task",
+        "part",
+    }

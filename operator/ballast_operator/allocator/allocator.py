@@ -1,24 +1,14 @@
 """The allocator's loop: snapshot, solve, round, assignments, report; each round and at once on events."""
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 
-from ballast_operator.allocator.advice import advice_by_job
-from ballast_operator.allocator.assignments import assignments_of, waiting_for_policy
+from ballast_operator.allocator.assignments import waiting_for_policy
+from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
-from ballast_operator.allocator.problem.inputs import (
-    CompletedProblem,
-    complete,
-    price_classes,
-    structure,
-    values,
-)
-from ballast_operator.allocator.problem.snapshot import take_snapshot
-from ballast_operator.allocator.problem.throughput import Measurements
-from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
@@ -31,6 +21,7 @@ from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.settings import SolverSettings
+from ballast_operator.stopwatch import Stopwatch
 from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, PoolInfo
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
@@ -38,12 +29,24 @@ from ballast_operator.waits import WaitReason, Waits
 
 logger = logging.getLogger(__name__)
 
+MOST_REPORTS = 20_000
+"""Reports that are kept from one decision to the next."""
+
+REST = 0.5
+"""Pause between two decisions, as a fraction of the time that the last one took: time for passes."""
+
+LONGEST_REST_SECONDS = 1.0
+
 RETRY_SECONDS = 5.0
 """Pause after a round that failed with an unexpected error."""
 
 
 class Allocator:
-    """Decides for the one ClusterPolicy in force."""
+    """Decides for the one ClusterPolicy in force.
+
+    Attributes:
+        decider: what it computes and remembers.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Allocator:
         enqueue: Callable[[Key], None],
         waits: Waits | None = None,
         store: StateStore | None = None,
+        recorder: Recorder | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
         self._cluster = cluster
@@ -69,9 +73,10 @@ class Allocator:
         self._waits = waits if waits is not None else Waits()
         self._clock = clock
         self._triggered = asyncio.Event()
-        self._recorder = Recorder(cluster)
-        self._measurements = Measurements()
-        self._rounds = Rounds()
+        self._recorder = recorder if recorder is not None else Recorder(cluster)
+        self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
+        self._took_seconds = 0.0
+        self.decider = Decider(metrics)
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
         self._store = store
@@ -81,6 +86,11 @@ class Allocator:
     def trigger(self) -> None:
         """Ask for a decision soon: something has changed."""
         self._triggered.set()
+
+    def seen(self, view: JobView) -> None:
+        """Take note of a job as a pass has seen it: its reports are measured at the next decision."""
+        if view.lease is not None and view.lease.report is not None:
+            self._seen.append(view)
 
     async def run(self) -> None:
         """Decide whenever triggered and at the end of each round, until cancelled."""
@@ -95,7 +105,8 @@ class Allocator:
             except TimeoutError:
                 pass
             else:
-                await asyncio.sleep(self._settings.debounce_seconds)
+                rest = min(LONGEST_REST_SECONDS, REST * self._took_seconds)
+                await asyncio.sleep(max(self._settings.debounce_seconds, rest))
             self._triggered.clear()
             try:
                 await self.decide()
@@ -146,19 +157,21 @@ class Allocator:
         self._loaded = True
         at = saved.memory.at if saved.memory is not None else 0.0
         known = {view.key for view in jobs if view.created is None or view.created.timestamp() <= at}
-        self._measurements.restore(
+        self.decider.measurements.restore(
             {key: value for key, value in saved.jobs.items() if key in known}, saved.kinds
         )
         if saved.memory is not None:
-            self._rounds.memory = saved.memory.of_jobs({job_id(key) for key in known})
-            logger.info("restored accounts of %d jobs", len(self._rounds.memory.shares))
+            self.decider.rounds.memory = saved.memory.of_jobs({job_id(key) for key in known})
+            logger.info("restored accounts of %d jobs", len(self.decider.rounds.memory.shares))
 
     async def save(self) -> None:
         """Keep accounts and measured speeds for the next leader."""
         if self._store is None or not self._loaded:
             return
         state = SavedState(
-            memory=self._rounds.memory, jobs=self._measurements.jobs, kinds=self._measurements.kinds
+            memory=self.decider.rounds.memory,
+            jobs=self.decider.measurements.jobs,
+            kinds=self.decider.measurements.kinds,
         )
         await self._store.save(state)
 
@@ -170,107 +183,72 @@ class Allocator:
             self._waits.end(WaitReason.POLICY)
 
     async def _decide_for(self, item: Object, policy: ClusterPolicy, jobs: list[JobView]) -> str:
-        """Decide by ``policy``; returns why it cannot be used, or nothing."""
-        started = self._clock()
-        for view in jobs:
-            self._record(view)
-        self._measurements.keep(view.key for view in jobs)
+        """Decide by ``policy``; returns why it cannot be used, or nothing.
+
+        What is decided on is taken here; all else that computes is done in a thread, so that the event loop
+        keeps turning.
+        """
+        started, clock = self._clock(), Stopwatch(self._metrics.decision_seconds)
+        seen = [self._seen.popleft() for _ in range(len(self._seen))]
+        nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
+        clock.lap("read")
         self._board.pools = {
             pool.name: PoolInfo(price_per_hour=pool.price_per_gpu_hour, gpu_resource=pool.gpu_resource)
             for pool in policy.spec.node_pools
         }
-        snapshot = take_snapshot(
-            policy.spec,
-            nodes=self._observer.nodes(),
-            pods=list(self._observer.caches[POD]),
-            jobs=jobs,
-            measurements=self._measurements,
-            now=started,
+        question = await asyncio.to_thread(
+            self.decider.ask, policy, jobs, seen=seen, nodes=nodes, pods=pods, started=started
         )
-        if snapshot.capacity.overlaps:
-            await self._report(item, PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy))
-            overlaps = "; ".join(snapshot.capacity.overlaps)
+        clock.lap("prepare")
+        if isinstance(question, PolicyReport):
+            await self._report(item, question)
+            assert question.snapshot is not None
+            overlaps = "; ".join(question.snapshot.capacity.overlaps)
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
-        inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
-        classes = price_classes(policy.spec.objective.policy, snapshot.capacity, inputs.problem.prices)
-        asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem))
-        solve = await self._solve(policy, asked, snapshot.unmeasured, started.timestamp())
-        round_ = self._rounds.decide(
-            policy, snapshot, solve.allocation, classes=classes, moment=started.timestamp()
-        )
-        # From here on by GPU type: that is what people asked for, and read.
-        solve = dataclasses.replace(solve, allocation=classes.merge(solve.allocation))
-        self._next_round, plan_id = self._rounds.next_at, self._rounds.plan_id
+        solve = await self._solve(policy, question, started.timestamp())
+        clock.lap("solve")
+        decision = await asyncio.to_thread(self.decider.conclude, policy, question, solve, jobs, started)
+        clock.lap("conclude")
+        self._next_round = self.decider.rounds.next_at
         if self._next_round is not None and solve.outcome is not PolicyReason.OPTIMAL:
             again = started.timestamp() + solve.seconds + self._settings.retry_seconds
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
-        assignments = assignments_of(
-            snapshot,
-            round_,
-            solve.allocation,
-            advice=advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs),
-            plan_id=plan_id,
-            dry_run=policy.spec.dry_run,
-        )
-        self._publish(assignments, jobs)
-        set_gauges(self._metrics, snapshot, jobs)
-        await self._report(
-            item,
-            PolicyReport(
-                snapshot=snapshot,
-                inputs=inputs,
-                jobs=jobs,
-                policy=policy,
-                solve=solve,
-                round_=round_,
-                plan_id=plan_id,
-                time=started,
-            ),
-        )
-        if self._rounds.next_at != self._saved_until:  # once a round
-            self._saved_until = self._rounds.next_at
+        self._publish(decision.assignments, jobs)
+        set_gauges(self._metrics, question.snapshot, jobs)
+        self._took_seconds = clock.total("all")
+        await self._report(item, decision.report)
+        if self.decider.rounds.next_at != self._saved_until:  # once a round
+            self._saved_until = self.decider.rounds.next_at
             await self.save()
         return ""
 
-    def _record(self, view: JobView) -> None:
-        """Take in what the job's trainer has measured; what cannot be used counts as not measured."""
-        try:
-            self._measurements.record(view)
-        except Exception:
-            logger.exception("job=%s/%s report not used", *view.key)
-            self._metrics.reconcile_errors.labels("Report").inc()
-
-    async def _solve(
-        self, policy: ClusterPolicy, inputs: CompletedProblem, unmeasured: frozenset[str], moment: float
-    ) -> Solve:
+    async def _solve(self, policy: ClusterPolicy, question: Question, moment: float) -> Solve:
         """The policy's allocation; the last one again within a round, or if nothing changed."""
-        name = policy.spec.objective.policy
-        asked = f"{policy.metadata.generation} {structure(name, inputs, unmeasured, moment=moment)}"
-        details = values(name, inputs.problem)
+        name, problem = policy.spec.objective.policy, question.problem
         if self._last_solve is not None:
-            (last_asked, last_details), last = self._last_solve
+            (last_structure, last_values), last = self._last_solve
             within_round = self._next_round is not None and moment < self._next_round
-            if asked == last_asked and (within_round or details == last_details):
+            if question.structure == last_structure and (within_round or question.values == last_values):
                 return last
         solve = await self._solver.solve(
             name,
-            inputs.problem,
+            problem,
             limit_seconds=policy.spec.solver.time_limit_seconds,
             options={"agnostic": policy.spec.objective.heterogeneity_agnostic},
         )
         self._metrics.solve_seconds.labels(name).observe(solve.seconds)
         if solve.outcome is PolicyReason.OPTIMAL:
-            self._last_solve = ((asked, details), solve)
+            self._last_solve = ((question.structure, question.values), solve)
         else:
             self._metrics.solve_fallbacks.labels(solve.outcome).inc()
             self._last_solve = None
-        logger.info("solved jobs=%d: %s", len(inputs.problem.jobs), solve.message)
+        logger.info("solved jobs=%d: %s", len(problem.jobs), solve.message)
         return solve
 
-    def _publish(self, assignments: dict[Key, Assignment], jobs: list[JobView]) -> None:
-        old = self._board.assignments
-        self._board.assignments = assignments
+    def _publish(self, assignments: Mapping[Key, Assignment], jobs: list[JobView]) -> None:
+        """Leave the assignments on the board; jobs for which there is news get a pass."""
+        old, self._board.assignments = self._board.assignments, dict(assignments)
         for view in jobs:
             assignment = assignments.get(view.key)
             waits = (
@@ -278,7 +256,7 @@ class Allocator:
                 and assignment is not None
                 and assignment.action is AssignmentAction.PLACE
             )
-            if waits or _without_id(assignment) != _without_id(old.get(view.key)):
+            if waits or not _alike(assignment, old.get(view.key)):
                 self._enqueue(view.key)
 
     async def _report(self, item: Object, report: PolicyReport) -> None:
@@ -291,10 +269,16 @@ class Allocator:
         await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
 
 
-def _without_id(assignment: Assignment | None) -> Assignment | None:
-    """The assignment without what alone is not worth a pass."""
+def _alike(one: Assignment | None, other: Assignment | None) -> bool:
+    """Whether a job has no reason to look again: names and texts alone are not worth a pass."""
+    if one is other or one is None or other is None:
+        return one is other
     return (
-        None
-        if assignment is None
-        else dataclasses.replace(assignment, plan_id="", why="", next_best="", isolated_speed=0.0)
+        one.action is other.action
+        and one.launches == other.launches
+        and one.placement == other.placement
+        and one.extra_nodes == other.extra_nodes
+        and one.reason == other.reason
+        and one.chosen == other.chosen
+        and one.advice == other.advice
     )

@@ -2,13 +2,14 @@
 
 A store keeps the newest version of each object by resourceVersion, so that feeds may overlap: the
 answer to a write is in the store before the watch brings it, and an old watch event cannot undo it.
-Reading never blocks; objects are shared and must not be changed.
+Reading never blocks; objects are shared and must not be changed. They are slim: see :mod:`.slim`.
 """
 
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from ballast_policies.contract import JOB_LABEL
 
@@ -25,10 +26,16 @@ from ballast_operator.kube.kinds import (
     key_of,
     version_of,
 )
+from ballast_operator.kube.pinning import pinned_node
+from ballast_operator.kube.slim import slim
+
+K = TypeVar("K")
 
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[Kind, Object], None]
+StoreListener = Callable[[Kind, Object | None, Object | None], None]
+"""Takes (kind, the version that was known, the version that is known now)."""
 
 WATCHED = (JOB, POLICY, POD, NODE, CONFIG_MAP, LEASE)
 """Kinds that are watched."""
@@ -38,12 +45,16 @@ SELECTORS = {CONFIG_MAP: JOB_LABEL, LEASE: JOB_LABEL}
 
 
 class Store:
-    """The objects of one kind."""
+    """The objects of one kind; ``stored`` hears of every change, whoever made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind, stored: StoreListener) -> None:
+        self._kind = kind
+        self._stored = stored
         self._objects: dict[Key, Object] = {}
         self._deleted: dict[str, int] = {}
         self._by_job: defaultdict[Key, set[Key]] = defaultdict(set)
+        self._of_no_job: set[Key] = set()
+        self._by_node: defaultdict[str, set[Key]] = defaultdict(set)
 
     def __iter__(self) -> Iterator[Object]:
         return iter(self._objects.values())
@@ -59,6 +70,14 @@ class Store:
         """Objects that carry the label of the job with this key, by name."""
         return [self._objects[item] for item in sorted(self._by_job.get(key, ()))]
 
+    def of_no_job(self) -> list[Object]:
+        """Objects without a job's label, by name."""
+        return [self._objects[item] for item in sorted(self._of_no_job)]
+
+    def on_node(self, name: str) -> list[Object]:
+        """Pods that are bound or pinned to the node, by name."""
+        return [self._objects[item] for item in sorted(self._by_node.get(name, ()))]
+
     def put(self, item: Object) -> bool:
         """Keep ``item`` unless a newer version, or its deletion, is known; says whether it was kept."""
         key, uid = key_of(item), item["metadata"].get("uid", "")
@@ -68,10 +87,15 @@ class Store:
         if known is not None and version_of(known) >= version_of(item):
             return False
         self._forget(key)
-        self._objects[key] = item
+        item = self._objects[key] = slim(self._kind, item)
         job = _job_of(item)
         if job is not None:
             self._by_job[job].add(key)
+        else:
+            self._of_no_job.add(key)
+        if self._kind is POD and (node := pinned_node(item)):
+            self._by_node[node].add(key)
+        self._stored(self._kind, known, item)
         return True
 
     def remove(self, item: Object) -> bool:
@@ -84,6 +108,7 @@ class Store:
         if known is None or known["metadata"].get("uid", "") != uid:
             return False
         self._forget(key)
+        self._stored(self._kind, known, None)
         return True
 
     def missing_from(self, listed: Iterable[Object], version: int) -> list[Object]:
@@ -97,11 +122,20 @@ class Store:
 
     def _forget(self, key: Key) -> None:
         known = self._objects.pop(key, None)
-        job = _job_of(known) if known is not None else None
+        if known is None:
+            return
+        self._of_no_job.discard(key)
+        job = _job_of(known)
         if job is not None:
-            self._by_job[job].discard(key)
-            if not self._by_job[job]:
-                del self._by_job[job]
+            _discard(self._by_job, job, key)
+        if self._kind is POD and (node := pinned_node(known)):
+            _discard(self._by_node, node, key)
+
+
+def _discard(index: defaultdict[K, set[Key]], at: K, key: Key) -> None:
+    index[at].discard(key)
+    if not index[at]:
+        del index[at]
 
 
 def _job_of(item: Object) -> Key | None:
@@ -111,11 +145,17 @@ def _job_of(item: Object) -> Key | None:
 
 
 class Caches:
-    """All stores, and who wants to hear of changes."""
+    """All stores, and who wants to hear of changes.
+
+    Attributes:
+        listeners: hear of changes that others made: watches and lists bring them.
+        store_listeners: hear of every change of a store, own writes included, first.
+    """
 
     def __init__(self) -> None:
-        self.stores: dict[Kind, Store] = {kind: Store() for kind in WATCHED}
+        self.stores: dict[Kind, Store] = {kind: Store(kind, self._stored) for kind in WATCHED}
         self.listeners: list[Listener] = []
+        self.store_listeners: list[StoreListener] = []
         self.last_event: dict[Kind, float] = {}
         self.lagging_since: dict[Kind, float] = {}
 
@@ -147,6 +187,10 @@ class Caches:
         for item in changed + gone:
             self._tell(kind, item)
         return len(changed) + len(gone)
+
+    def _stored(self, kind: Kind, old: Object | None, new: Object | None) -> None:
+        for listener in self.store_listeners:
+            listener(kind, old, new)
 
     def _tell(self, kind: Kind, item: Object) -> None:
         for listener in self.listeners:

@@ -5,6 +5,9 @@ duration *as that replica's own clock saw it* (clocks of machines are never comp
 writes only while its last renewal is fresh (:meth:`Leadership.check`), which ends before anybody else
 can lead. What a stale leader might still have under way is harmless: status writes carry the
 resourceVersion they were decided on, pods have deterministic names, deletions carry uids.
+
+It renews on an event loop of its own (:mod:`ballast_operator.loop_thread`), so that no load on the main loop
+delays it. While the main loop does not turn at all, it does not renew: another replica should lead then.
 """
 
 import asyncio
@@ -28,7 +31,22 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """This replica's part in the election. ``cluster`` must be unfenced: fencing rests on renewing."""
+    """This replica's part in the election. ``cluster`` must be unfenced: fencing rests on renewing.
+
+    :meth:`check` and :attr:`leads` may be asked from any thread; everything else runs on one event loop.
+
+    Args:
+        cluster: a connection of its own.
+        namespace: of the Lease.
+        identity: of this replica; unique.
+        settings: how long and how often.
+        waits: record of what is waited for.
+        alive: whether this replica does its work; while it does not, the Lease is not renewed.
+        clock: seconds that never go back.
+
+    Attributes:
+        replaced: another replica was seen to hold the Lease after this one had led.
+    """
 
     def __init__(
         self,
@@ -38,6 +56,7 @@ class Leadership:
         identity: str,
         settings: LeaderSettings,
         waits: Waits | None = None,
+        alive: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
@@ -45,7 +64,11 @@ class Leadership:
         self._identity = identity
         self._settings = settings
         self._waits = waits if waits is not None else Waits()
+        self._alive = alive
         self._clock = clock
+        self._turn = asyncio.Lock()
+        self.replaced = False
+        self._led = False
         self._renewed: float | None = None
         self._seen: tuple[str, float] | None = None
         self._held: Object | None = None
@@ -53,7 +76,8 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Whether the last renewal is fresh enough to write."""
-        return self._renewed is not None and self._clock() - self._renewed < self._settings.fence_seconds
+        renewed = self._renewed
+        return renewed is not None and self._clock() - renewed < self._settings.fence_seconds
 
     def check(self) -> None:
         """The fence in front of every write.
@@ -74,28 +98,50 @@ class Leadership:
         """Renew until the lease is lost or the task is cancelled.
 
         Raises:
-            NotLeader: the lease was lost; the process should exit and restart as a follower.
+            NotLeader: the lease was lost; all work has to end before this replica stands by again.
         """
         while True:
             await asyncio.sleep(self._settings.renew_seconds)
-            try:
-                async with asyncio.timeout(self._settings.renew_seconds):
-                    await self._attempt()
-            except TimeoutError:
-                logger.warning("leader lease not renewed in time identity=%s", self._identity)
+            if not self._alive():
+                logger.error(
+                    "leader lease not renewed, as the main loop is stuck identity=%s", self._identity
+                )
+            else:
+                try:
+                    async with asyncio.timeout(self._settings.fence_seconds), self._turn:
+                        await self._renew()
+                except TimeoutError:
+                    logger.warning("leader lease not renewed in time identity=%s", self._identity)
             self.check()
 
     async def release(self) -> None:
         """Give the lease back, so that another replica need not wait; harmless where it is lost already."""
-        held, self._renewed, self._held = self._held, None, None
-        if held is None:
-            return
-        try:
-            await self._cluster.replace(
-                LEASE, {**held, "spec": {**held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
-            )
-        except (Conflict, NotFound, Unavailable, Rejected) as error:
-            logger.info("leader lease not released: %s", error)
+        async with self._turn:
+            held, self._renewed, self._held = self._held, None, None
+            if held is None:
+                return
+            try:
+                await self._cluster.replace(
+                    LEASE, {**held, "spec": {**held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+                )
+            except (Conflict, NotFound, Unavailable, Rejected) as error:
+                logger.info("leader lease not released: %s", error)
+
+    async def _renew(self) -> None:
+        """One request where nothing has changed: the Lease as it was written last, with a new time."""
+        started, held = self._clock(), self._held
+        if held is not None:
+            try:
+                self._held = await self._take(held)
+            except (Conflict, NotFound):
+                self._held = None  # e.g. the answer to the last renewal was lost
+            except (Unavailable, Rejected) as error:
+                logger.debug("leader lease: %s", error)
+                return
+            else:
+                self._renewed = started
+                return
+        await self._attempt()
 
     async def _attempt(self) -> bool:
         started = self._clock()
@@ -122,7 +168,7 @@ class Leadership:
             return self.leads
         self._waits.end(WaitReason.NAMESPACE)
         self._waits.end(WaitReason.LEADER)
-        self._renewed = started
+        self._renewed, self._led = started, True
         return True
 
     def _no_lease(self, what: str) -> None:
@@ -132,6 +178,7 @@ class Leadership:
         )
 
     def _stand_by(self, lease: Object) -> None:
+        self.replaced = self.replaced or self._led
         self._renewed = None
         self._waits.end(WaitReason.NAMESPACE)
         spec = lease["spec"]

@@ -16,7 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.kube.kinds import Key, Object
-from ballast_operator.views.pod import pinned_node
+from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.taints import Taint, blocking, read_taints
 
 logger = logging.getLogger(__name__)

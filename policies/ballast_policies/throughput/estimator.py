@@ -13,6 +13,7 @@ nearest profiled type, whose pairs it borrows.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,7 +88,15 @@ class Estimator:
     def every_job_alone(self) -> dict[str, dict[str, Estimate]]:
         """Job -> what :meth:`alone` says, with one completion of the profiles for all of them."""
         filled: dict[int, _Filled] = {}
-        return {job: self._alone(job, filled) for job in self.types}
+        # Jobs of one type that have not reported are alike, and there may be thousands.
+        known: dict[tuple[JobType, tuple[tuple[str, Estimate], ...]], dict[str, Estimate]] = {}
+        found = {}
+        for job, job_type in self.types.items():
+            like = (job_type, tuple(self.own.get(job, {}).items()))
+            if like not in known:
+                known[like] = self._alone(job, filled)
+            found[job] = known[like]
+        return found
 
     def _alone(self, job: str, filled: "dict[int, _Filled]") -> dict[str, Estimate]:
         job_type, own = self.types[job], self.own.get(job, {})
@@ -239,6 +248,13 @@ class _Filled:
 
 def _completion(rates: np.ndarray) -> dict[str, Any]:
     """``completed`` and ``deviation`` of a matrix of rates; 1 step/s everywhere if nothing is known."""
+    return _completion_of(rates.tobytes(), rates.shape)
+
+
+@functools.lru_cache(maxsize=128)
+def _completion_of(content: bytes, shape: tuple[int, int]) -> dict[str, Any]:
+    """As :func:`_completion`; the profiles are mostly those of the last time. Not to be changed."""
+    rates = np.frombuffer(content).reshape(shape)
     known = rates > 0
     if not known.any():
         return {"completed": np.ones_like(rates), "deviation": UNKNOWN_DEVIATION}

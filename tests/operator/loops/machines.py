@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
+from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.clock import Time, show_micro
-from ballast_operator.views.pod import pinned_node
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     FINISHED_ANNOTATION,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE
-from ballast_operator.reconciler import ReconcileWorker
 from ballast_operator.views.clock import Time
+from ballast_operator.worker import ReconcileWorker
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     FINISHED_ANNOTATION,

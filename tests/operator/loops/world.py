@@ -12,8 +12,8 @@ from typing import Any
 from ballast_operator.api.read import read_job_status
 from ballast_operator.errors import Conflict, NotFound, Unavailable
 from ballast_operator.kube.kinds import CONFIG_MAP, EVENT, JOB, LEASE, NODE, POD, POLICY, Key, Kind, key_of
+from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.nodes import pod_gpus, read_node
-from ballast_operator.views.pod import pinned_node
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     JOB_LABEL,

@@ -52,12 +52,22 @@ class GangRequest:
     stages: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What a spec's kind and variant are."""
+
+    spec: JobSpec
+    name: str
+    variant: str
+
+
 class Measurements:
     """What the trainers have reported, by job and by kind; the allocator saves it with its accounts."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}
         self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
+        self._kind_by_job: dict[Key, _Kind] = {}
 
     @property
     def jobs(self) -> Mapping[Key, Measured]:
@@ -106,6 +116,8 @@ class Measurements:
     def keep(self, keys: Iterable[Key]) -> None:
         """Forget all other jobs; their kinds are remembered."""
         wanted = set(keys)
+        for gone in [key for key in self._kind_by_job if key not in wanted]:
+            del self._kind_by_job[gone]
         self._jobs = {key: value for key, value in self._jobs.items() if key in wanted}
         for kind in list(self._kinds)[:-KINDS_KEPT]:
             del self._kinds[kind]
@@ -122,26 +134,37 @@ class Measurements:
                     rates[gpu_type][JobType(name=kind, gpus=stages)] = estimate.steps_per_second
         types: dict[str, JobType] = {}
         own: dict[str, dict[str, Estimate]] = {}
+        profiled: set[JobType] = set()
         for job in wanted:
-            name, profile = job_id(job.key), self._kinds.get(kind_of(job.spec), {})
-            types[name] = job_type = JobType(name=variant_of(job.spec), gpus=job.stages)
-            reports, mine = self.reported_by(job.key), {}
-            for gpu_type in gpu_types:
-                prior = stated(job.spec, gpu_type, job.stages) or resized(profile, gpu_type, job.stages)
-                if prior is not None:
-                    rates[gpu_type][job_type] = prior.steps_per_second
-                report = resized(reports, gpu_type, job.stages)
-                if report is not None:
-                    mine[gpu_type] = report
-            own[name] = reconcile_with_spec(job, mine)
+            name, known = job_id(job.key), self._kind_of(job)
+            types[name] = job_type = JobType(name=known.variant, gpus=job.stages)
+            if job_type not in profiled:
+                profiled.add(job_type)
+                profile = self._kinds.get(known.name, {})
+                for gpu_type in gpu_types:
+                    prior = stated(job.spec, gpu_type, job.stages) or resized(profile, gpu_type, job.stages)
+                    if prior is not None:
+                        rates[gpu_type][job_type] = prior.steps_per_second
+            reports = self.reported_by(job.key)
+            if reports:
+                found = ((t, resized(reports, t, job.stages)) for t in gpu_types)
+                own[name] = reconcile_with_spec(job, {t: report for t, report in found if report is not None})
         estimator = Estimator(
             profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
             gpu_types=gpu_types,
             types=types,
             own=own,
         )
-        found = estimator.every_job_alone()
-        return {job.key: found[job_id(job.key)] for job in wanted}
+        estimated = estimator.every_job_alone()
+        return {job.key: estimated[job_id(job.key)] for job in wanted}
+
+    def _kind_of(self, job: GangRequest) -> "_Kind":
+        """The job's kind, by its present spec."""
+        known = self._kind_by_job.get(job.key)
+        if known is None or known.spec is not job.spec:
+            known = _Kind(spec=job.spec, name=kind_of(job.spec), variant=variant_of(job.spec))
+            self._kind_by_job[job.key] = known
+        return known
 
 
 def kind_of(spec: JobSpec) -> str:

@@ -1,0 +1,49 @@
+"""Service levels: figure -> the range it has to be in, and how a run compares."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RANGES = Path(__file__).with_name("ranges.json")
+"""Figure -> {"least" or "most": value, "what": sentence}."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure beside its range.
+
+    Attributes:
+        within: whether it is inside; None: it has no range.
+    """
+
+    name: str
+    value: float
+    limit: str = ""
+    what: str = ""
+    within: bool | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--output json``."""
+        return dataclasses.asdict(self)
+
+    def text(self) -> str:
+        """One line of the table."""
+        verdict = {True: "ok", False: "OUT OF RANGE", None: ""}[self.within]
+        return f"{self.name:36} {self.value:10.3f}  {self.limit:10} {verdict:13} {self.what}".rstrip()
+
+
+def compare(figures: Mapping[str, float], path: Path = RANGES) -> list[Row]:
+    """A row for each figure, in the order of the file, then those without a range."""
+    ranges = json.loads(path.read_text())
+    rows = []
+    for name, limits in ranges.items():
+        if name not in figures:
+            continue
+        value = figures[name]
+        least, most = limits.get("least"), limits.get("most")
+        within = (least is None or value >= least) and (most is None or value <= most)
+        limit = f">= {least:g}" if least is not None else f"<= {most:g}"
+        rows.append(Row(name=name, value=value, limit=limit, what=limits["what"], within=within))
+    return rows + [Row(name=name, value=value) for name, value in figures.items() if name not in ranges]

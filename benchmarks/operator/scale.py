@@ -1,0 +1,323 @@
+"""The operator at 5,000 jobs and 1,000 nodes, on a real API server: service levels with their ranges.
+
+    python benchmarks/operator/scale.py --output json
+
+etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers are emulated as
+KWOK does it: Node objects that are Ready without a kubelet, pods whose status one program writes, reports of
+rank 0 without training. All of it shares this machine, whose load is printed with the figures.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ballast_localcluster import LocalCluster
+from ballast_localcluster.components import Settings
+from ballast_operator.install import install_objects
+from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
+from ballast_operator.local_operator import (
+    OPERATOR_NAMESPACE,
+    apply_objects,
+    write_definitions,
+    write_operator_kubeconfig,
+)
+from ballast_policies.contract import JOB_LABEL
+from emulated import objects
+from emulated.fleet import Fleet
+from emulated.http import Http
+from emulated.ranges import compare
+from emulated.replicas import Replica, writes
+from kubernetes import config
+from kubernetes.dynamic import DynamicClient
+
+TOKEN_SECONDS = 7200
+SETTINGS = Settings(node_monitor_grace_seconds=100_000)
+"""Nodes stay Ready without heartbeats."""
+
+
+def main() -> int:
+    """Run the phases; returns 1 where a figure is outside its range."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=5000, help="TrainingJobs in all")
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--running", type=int, default=200, help="jobs that train before the others arrive")
+    parser.add_argument("--fitting", type=int, default=30, help="jobs that fit, handed in one each second")
+    parser.add_argument("--steady", type=float, default=60.0, help="seconds that are watched without changes")
+    parser.add_argument("--report-seconds", type=float, default=5.0, help="between two reports of a trainer")
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("--logs", type=Path, help="keep the operators' logs here")
+    parser.add_argument("--record", type=Path, help="write the JSON here, too")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ballast-scale-")))
+        logs = given.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        cluster = stack.enter_context(LocalCluster(crds=[write_definitions(folder)], settings=SETTINGS))
+        with config.new_client_from_config(str(cluster.kubeconfig)) as api:
+            apply_objects(DynamicClient(api), install_objects(OPERATOR_NAMESPACE))
+            account = write_operator_kubeconfig(
+                api, cluster.kubeconfig, folder / "operator.kubeconfig", token_seconds=TOKEN_SECONDS
+            )
+        found = asyncio.run(Run(given, cluster.kubeconfig, account, logs).phases())
+    if given.record:
+        given.record.write_text(json.dumps(found, indent=1) + "\n")
+    rows = compare(found["figures"])
+    if given.output == "json":
+        print(json.dumps({**found, "ranges": [row.as_json() for row in rows]}, indent=1))
+    else:
+        print("\n".join(row.text() for row in rows))
+    return 0 if all(row.within is not False for row in rows) else 1
+
+
+class Seen:
+    """When the API server said what of a job, by job; on the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.created: dict[str, float] = {}
+        self.decided: dict[str, float] = {}
+        self.pods: dict[str, float] = {}
+        self.running: set[str] = set()
+
+    async def jobs(self, http: Http) -> None:
+        """Follow the TrainingJobs until cancelled."""
+        async for now, _, item in http.watch(JOB):
+            name, status = item["metadata"]["name"], item.get("status") or {}
+            conditions = {c["type"]: c for c in status.get("conditions") or []}
+            if (
+                conditions.get("Admitted", {}).get("reason", "Pending") != "Pending"
+                and "Running" in conditions
+            ):
+                self.decided.setdefault(name, now)
+            if conditions.get("Running", {}).get("status") == "True":
+                self.running.add(name)
+
+    async def gangs(self, http: Http) -> None:
+        """Follow the pods until cancelled."""
+        async for now, _, item in http.watch(POD, query=f"&labelSelector={JOB_LABEL}"):
+            self.pods.setdefault(item["metadata"]["labels"][JOB_LABEL], now)
+
+
+class Run:
+    """One run of all phases."""
+
+    def __init__(self, given: argparse.Namespace, kubeconfig: Path, account: Path, logs: Path) -> None:
+        self._given, self._kubeconfig, self._account, self._logs = given, kubeconfig, account, logs
+        self._seen = Seen()
+        self._figures: dict[str, float] = {}
+        self._replicas = 0
+
+    async def phases(self) -> dict[str, Any]:
+        """The figures, with what they were measured on."""
+        given = self._given
+        began, load = time.monotonic(), os.getloadavg()
+        async with Http(self._kubeconfig) as http, Http(self._kubeconfig, at_once=100) as fleet_http:
+            self._http = http
+            await self._objects()
+            await self._api_server_limit()
+            fleet = Fleet(fleet_http, report_seconds=given.report_seconds)
+            followers = [
+                asyncio.create_task(part)
+                for part in (self._seen.jobs(fleet_http), self._seen.gangs(fleet_http), fleet.run())
+            ]
+            try:
+                leader = self._start()
+                health = asyncio.create_task(leader.watch_health())
+                await leader.until("ballast_leader", 1)
+                await self._some_run()
+                await self._arrivals(leader)
+                await self._steady(leader)
+                health.cancel()
+                self._figures["healthzMaxSeconds"] = max(leader.health_seconds)
+                leader = await self._failover(leader)
+                await self._restart(leader)
+            finally:
+                for replica in self._all:
+                    if replica.process.poll() is None:
+                        replica.kill()
+                for task in followers:
+                    if task.done() and not task.cancelled() and task.exception():
+                        self._say(f"stopped: {task.exception()!r}")
+                    task.cancel()
+        return {
+            "figures": {name: round(value, 3) for name, value in self._figures.items()},
+            "jobs": given.jobs,
+            "nodes": given.nodes,
+            "emulated": "nodes, kubelets, trainers",
+            "machine": {
+                "cores": os.cpu_count(),
+                "loadAverageAtStart": load,
+                "loadAverageAtEnd": os.getloadavg(),
+                "seconds": round(time.monotonic() - began, 1),
+            },
+        }
+
+    _all: list[Replica]
+
+    def _start(self) -> Replica:
+        self._replicas += 1
+        replica = Replica(self._account, self._logs / f"operator-{self._replicas}.log")
+        self._all = [*getattr(self, "_all", []), replica]
+        return replica
+
+    def _say(self, text: str) -> None:
+        print(
+            f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {text}", file=sys.stderr, flush=True
+        )
+
+    async def _objects(self) -> None:
+        nodes = [objects.node(index) for index in range(self._given.nodes - 1)]
+        nodes.append(objects.scarce_node())
+        await asyncio.gather(*(self._http.send("post", NODE.path(), node) for node in nodes))
+        await asyncio.gather(*(self._mark(node) for node in nodes))
+        await self._http.send("post", POLICY.path(), objects.policy())
+        self._say(f"{len(nodes)} emulated nodes")
+
+    async def _mark(self, node: dict[str, Any]) -> None:
+        path = NODE.path("", node["metadata"]["name"])
+        await self._http.send("patch", path + "/status", {"status": node["status"]})
+        await self._http.send("patch", path, {"spec": {"taints": None}})
+
+    async def _create(self, items: list[dict[str, Any]]) -> None:
+        async def one(item: dict[str, Any]) -> None:
+            self._seen.created[item["metadata"]["name"]] = time.monotonic()
+            await self._http.send("post", JOB.path("default"), item)
+
+        await asyncio.gather(*map(one, items))
+
+    async def _api_server_limit(self) -> None:
+        """How fast the API server takes TrainingJobs while no operator runs."""
+        items = [objects.waiting_job(index, prefix="limit") for index in range(500)]
+        began = time.monotonic()
+        await self._create(items)
+        self._figures["apiServerCreatesPerSecond"] = len(items) / (time.monotonic() - began)
+        await asyncio.gather(
+            *(self._http.send("delete", JOB.path("default", item["metadata"]["name"])) for item in items)
+        )
+        self._seen.created.clear()
+        self._say(f"API server alone: {self._figures['apiServerCreatesPerSecond']:.0f} creates/s")
+
+    async def _some_run(self) -> None:
+        count = self._given.running
+        await self._create([objects.fitting_job(index, prefix="runs") for index in range(count)])
+        await self._until(lambda: len(self._seen.running) >= count, f"{count} jobs to run")
+
+    async def _arrivals(self, leader: Replica) -> None:
+        """All other jobs arrive as fast as the API server takes them; one each second fits."""
+        waiting = self._given.jobs - self._given.running - self._given.fitting
+        names = [f"fits-{index:05d}" for index in range(self._given.fitting)]
+        cpu, began = leader.cpu_seconds(), time.monotonic()
+
+        async def fitting() -> None:
+            for index in range(self._given.fitting):
+                await self._create([objects.fitting_job(index, prefix="fits")])
+                await asyncio.sleep(1)
+
+        async def arriving() -> float:
+            await self._create([objects.waiting_job(index) for index in range(waiting)])
+            return time.monotonic()
+
+        arrived, _ = await asyncio.gather(arriving(), fitting())
+        self._say(f"{waiting} jobs created at {waiting / (arrived - began):.0f}/s")
+        await self._until(
+            lambda: len(self._seen.decided.keys() & self._seen.created.keys()) >= len(self._seen.created),
+            "conditions of all jobs",
+        )
+        await self._until(lambda: all(name in self._seen.pods for name in names), "pods of the jobs that fit")
+        settled = max(self._seen.decided.values())
+        self._figures |= {
+            "createsPerSecond": waiting / (arrived - began),
+            "admissionsPerSecond": waiting / (settled - began),
+            "conditionsAfterLastSeconds": max(0.0, settled - arrived),
+            "operatorCpuSecondsPerThousandJobs": (leader.cpu_seconds() - cpu) / waiting * 1000,
+        }
+        self._percentiles("applyToPods", [self._seen.pods[n] - self._seen.created[n] for n in names])
+        self._decisions(await leader.metrics())
+
+    def _percentiles(self, name: str, seconds: list[float]) -> None:
+        ordered = sorted(seconds)
+        self._figures[f"{name}P50Seconds"] = ordered[len(ordered) // 2]
+        self._figures[f"{name}P99Seconds"] = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+    def _decisions(self, metrics: dict[str, float]) -> None:
+        """From the operator's own histogram: its buckets limit the resolution."""
+        for part in ("all", "read", "prepare", "solve", "conclude"):
+            prefix = 'ballast_decision_seconds_bucket{le="'
+            buckets = sorted(
+                (float(name.split('"')[1]), value)
+                for name, value in metrics.items()
+                if name.startswith(prefix) and f'part="{part}"' in name
+            )
+            total = buckets[-1][1] if buckets else 0
+            for label, share in (("P50", 0.5), ("P99", 0.99)):
+                limit = next((le for le, count in buckets if total and count >= share * total), None)
+                if limit is not None:
+                    self._figures[f"decision{part.title()}{label}Seconds"] = limit
+
+    async def _steady(self, leader: Replica) -> None:
+        seconds, running = self._given.steady, len(self._seen.running)
+        await asyncio.sleep(10)
+        before, cpu = writes(await leader.metrics()), leader.cpu_seconds()
+        await asyncio.sleep(seconds)
+        count, used = writes(await leader.metrics()) - before, leader.cpu_seconds() - cpu
+        self._figures |= {
+            "writesPerRunningJobAndMinute": count / running * 60 / seconds,
+            "steadyCpuSecondsPerMinute": used * 60 / seconds,
+        }
+        self._figures |= {f"{name}MemoryMiB": size for name, size in leader.memory_mib().items()}
+        self._say(f"steady: {count:.0f} writes, {used:.1f} CPU-s in {seconds:.0f} s, {running} jobs train")
+
+    async def _failover(self, leader: Replica) -> Replica:
+        standby = self._start()
+        await standby.port()
+        await asyncio.sleep(5)
+        killed = time.monotonic()
+        leader.kill()
+        await self._until_served("after-kill")
+        self._figures["failoverSeconds"] = self._seen.pods["after-kill-00000"] - killed
+        self._say(f"failover: {self._figures['failoverSeconds']:.1f} s until a new job has its pod")
+        return standby
+
+    async def _restart(self, leader: Replica) -> None:
+        leader.stop()
+        fresh = self._start()
+        await self._until_served("after-start")
+        self._figures["restartToPodsSeconds"] = self._seen.pods["after-start-00000"] - fresh.started
+        await self._until_quiet(fresh)
+        self._figures["restartToSteadySeconds"] = time.monotonic() - fresh.started - 2.0
+        self._say(f"restart: {self._figures['restartToSteadySeconds']:.1f} s")
+
+    async def _until_served(self, prefix: str) -> None:
+        """A job that fits is handed in, and has its pod."""
+        item = objects.fitting_job(0, prefix=prefix)
+        await self._create([item])
+        await self._until(lambda: item["metadata"]["name"] in self._seen.pods, f"the pod of {prefix}")
+
+    async def _until_quiet(self, replica: Replica) -> None:
+        """Until no key is due for two seconds: all jobs have been looked at."""
+        quiet = 0
+        while quiet < 4:
+            quiet = quiet + 1 if (await replica.metrics()).get("ballast_queue_due", 0.0) == 0 else 0
+            await asyncio.sleep(0.5)
+
+    async def _until(self, done: Callable[[], bool], what: str, *, limit_seconds: float = 400.0) -> None:
+        deadline = time.monotonic() + limit_seconds
+        while not done():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not reached in {limit_seconds:g} s: {what}; logs: {self._logs}")
+            if all(replica.process.poll() is not None for replica in self._all):
+                raise RuntimeError(f"the operator ended while waiting for {what}; logs: {self._logs}")
+            await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

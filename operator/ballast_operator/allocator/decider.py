@@ -1,0 +1,148 @@
+"""What a decision computes: from views to a problem, and from the policy's shares to assignments.
+
+Nothing here waits or talks to the API server; the allocator calls it in a thread, one call at a time.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+from ballast_policies.allocation.price_classes import PriceClasses
+from ballast_policies.allocation.problem import Problem
+
+from ballast_operator.allocator.advice import advice_by_job
+from ballast_operator.allocator.assignments import assignments_of
+from ballast_operator.allocator.policy_status import PolicyReport
+from ballast_operator.allocator.problem.inputs import (
+    CompletedProblem,
+    complete,
+    price_classes,
+    structure,
+    values,
+)
+from ballast_operator.allocator.problem.snapshot import Snapshot, take_snapshot
+from ballast_operator.allocator.problem.throughput import Measurements
+from ballast_operator.allocator.rounds import Rounds
+from ballast_operator.allocator.solving.solver import Solve
+from ballast_operator.api.cluster_policy import ClusterPolicy
+from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.metrics import Metrics
+from ballast_operator.views.assignment import Assignment
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import NodeView
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the policy is asked.
+
+    Attributes:
+        snapshot: the cluster.
+        inputs: its problem, completed.
+        classes: the columns of the problem that is solved.
+        problem: over these columns.
+        structure, values: equal where the last answer still holds; see :mod:`.problem.inputs`.
+    """
+
+    snapshot: Snapshot
+    inputs: CompletedProblem
+    classes: PriceClasses
+    problem: Problem
+    structure: str
+    values: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """An assignment for each job, and what the policy's status says of the round."""
+
+    assignments: Mapping[Key, Assignment]
+    report: PolicyReport
+
+
+class Decider:
+    """Decides for one ClusterPolicy after the other.
+
+    Attributes:
+        measurements: what trainers have reported.
+        rounds: what is remembered from round to round.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.measurements = Measurements()
+        self.rounds = Rounds()
+
+    def ask(
+        self,
+        policy: ClusterPolicy,
+        jobs: list[JobView],
+        *,
+        seen: list[JobView],
+        nodes: Mapping[str, NodeView],
+        pods: list[Object],
+        started: Time,
+    ) -> Question | PolicyReport:
+        """The problem to be solved; a report where there is none that could be."""
+        for view in (*seen, *jobs):
+            self._record(view)
+        self.measurements.keep(view.key for view in jobs)
+        snapshot = take_snapshot(
+            policy.spec, nodes=nodes, pods=pods, jobs=jobs, measurements=self.measurements, now=started
+        )
+        if snapshot.capacity.overlaps:
+            return PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy)
+        inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
+        classes = price_classes(policy.spec.objective.policy, snapshot.capacity, inputs.problem.prices)
+        asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem))
+        name, moment = policy.spec.objective.policy, started.timestamp()
+        return Question(
+            snapshot=snapshot,
+            inputs=inputs,
+            classes=classes,
+            problem=asked.problem,
+            structure=f"{policy.metadata.generation} "
+            + structure(name, asked, snapshot.unmeasured, moment=moment),
+            values=values(name, asked.problem),
+        )
+
+    def conclude(
+        self, policy: ClusterPolicy, question: Question, solve: Solve, jobs: list[JobView], started: Time
+    ) -> Decision:
+        """From shares to an assignment for each job."""
+        snapshot, inputs, classes = question.snapshot, question.inputs, question.classes
+        round_ = self.rounds.decide(
+            policy, snapshot, solve.allocation, classes=classes, moment=started.timestamp()
+        )
+        # From here on by GPU type: that is what people asked for, and read.
+        solve = dataclasses.replace(solve, allocation=classes.merge(solve.allocation))
+        assignments = assignments_of(
+            snapshot,
+            round_,
+            solve.allocation,
+            advice=advice_by_job(policy.spec.objective.policy, snapshot, inputs, solve.allocation, jobs),
+            plan_id=self.rounds.plan_id,
+            dry_run=policy.spec.dry_run,
+        )
+        report = PolicyReport(
+            snapshot=snapshot,
+            inputs=inputs,
+            jobs=jobs,
+            policy=policy,
+            solve=solve,
+            round_=round_,
+            plan_id=self.rounds.plan_id,
+            time=started,
+        )
+        return Decision(assignments=assignments, report=report)
+
+    def _record(self, view: JobView) -> None:
+        """Take in what the job's trainer has measured; what cannot be used counts as not measured."""
+        try:
+            self.measurements.record(view)
+        except Exception:
+            logger.exception("job=%s/%s report not used", *view.key)
+            self._metrics.reconcile_errors.labels("Report").inc()

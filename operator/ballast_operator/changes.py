@@ -1,0 +1,164 @@
+"""Which change asks for a pass over which job, how urgently, and which asks for a decision.
+
+The operator's own writes ask for nothing: whoever wrote knows. A trainer that only reports is looked at a few
+times a minute. Nothing is decided here.
+"""
+
+import re
+from collections.abc import Callable
+
+from ballast_policies.contract import ACK_ANNOTATION, FINISHED_ANNOTATION, JOB_LABEL, PROPOSAL_ANNOTATION
+from ballast_policies.contract import REPORT_ANNOTATION as REPORT
+
+from ballast_operator.api.conditions import JobCondition
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
+from ballast_operator.kube.queue import KeyQueue, Lane
+from ballast_operator.observer import Observer
+from ballast_operator.settings import JobSettings
+from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
+from ballast_operator.views.nodes import NodeView, is_ours
+
+UNDECIDED_SECONDS = 2.0
+"""A new job is looked at after this long, or when the allocator has decided on it."""
+
+OWN_WRITE_SECONDS = 1.0
+"""Pause before a status that somebody else may have changed is looked at."""
+
+_EVENTFUL = re.compile(r'"(?:epoch|rebalances|lastRebalanceStep)"\s*:\s*[^,}]{0,30}')
+"""Fields of a report that are more than progress."""
+
+
+class Changes:
+    """Listens to the caches and fills the queue.
+
+    Attributes:
+        allocate: asks for a decision.
+    """
+
+    def __init__(
+        self, observer: Observer, board: AssignmentBoard, queue: KeyQueue[Key], *, settings: JobSettings
+    ) -> None:
+        self._observer = observer
+        self._caches = observer.caches
+        self._board = board
+        self._queue = queue
+        self._settings = settings
+        self._jobs: dict[Key, tuple[str, int, bool]] = {}
+        self._told: dict[Key, tuple[object, ...]] = {}
+        self._policies: dict[str, tuple[str, int]] = {}
+        self._nodes: dict[str, NodeView] = {}
+        self.allocate: Callable[[], None] = lambda: None
+
+    def changed(self, kind: Kind, item: Object) -> None:
+        """Take in what a watch or a list has brought."""
+        if kind is JOB:
+            self._job_changed(item)
+        elif kind is POLICY:
+            self._policy_changed(item)
+        elif kind is NODE:
+            self._node_changed(item["metadata"]["name"])
+        else:
+            self._part_changed(kind, item)
+
+    def decided(self, key: Key) -> None:
+        """The allocator has something new for the job."""
+        self._queue.add(key, lane=self.lane(key))
+
+    def again(self, key: Key, after_seconds: float) -> None:
+        """A pass asks to look at the job once more."""
+        self._queue.add(key, after_seconds, self.lane(key))
+
+    def lane(self, key: Key) -> Lane:
+        """How urgent a pass over the job is."""
+        status = self._observer.status(key)
+        if status is None:
+            return Lane.ORDINARY
+        allocation = status.allocation
+        if allocation is None:
+            assignment = self._board.assignments.get(key)
+            placed = assignment is not None and assignment.action is AssignmentAction.PLACE
+            return Lane.URGENT if placed and not status.finished else Lane.BACKGROUND
+        trains = allocation.ending is None and status.is_true(JobCondition.RUNNING)
+        return Lane.ORDINARY if trains else Lane.URGENT
+
+    def _job_changed(self, item: Object) -> None:
+        key, metadata = key_of(item), item["metadata"]
+        asked = (metadata["uid"], metadata.get("generation", 0), bool(metadata.get("deletionTimestamp")))
+        known = self._jobs.get(key)
+        if self._caches[JOB].get(key) is None:
+            self._jobs.pop(key, None)
+            self._told.pop(key, None)
+            self._queue.add(key)
+            self.allocate()
+        elif known == asked:  # its status has changed
+            if not self._queue.busy(key):
+                self._queue.add(key, OWN_WRITE_SECONDS, Lane.BACKGROUND)
+        else:
+            self._jobs[key] = asked
+            self.allocate()
+            if known is None and self._is_new(key):
+                self._queue.add(key, UNDECIDED_SECONDS, Lane.BACKGROUND)
+            else:
+                self._queue.add(key, lane=self.lane(key))
+
+    def _is_new(self, key: Key) -> bool:
+        """Whether there is nothing to do for the job before a decision on it."""
+        status = self._observer.status(key)
+        if status is None or status.conditions or status.launches:
+            return False
+        view = self._observer.job(key)
+        return view is not None and view.spec is not None and not view.spec.suspend
+
+    def _policy_changed(self, item: Object) -> None:
+        """Its status is the allocator's own writing and no news."""
+        name = item["metadata"]["name"]
+        version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
+        if self._caches[POLICY].get(("", name)) is None:
+            self._policies.pop(name, None)
+        elif self._policies.get(name) == version:
+            return
+        else:
+            self._policies[name] = version
+        self.allocate()
+
+    def _node_changed(self, name: str) -> None:
+        """Nodes report often; only what matters to placement is a change."""
+        view = self._observer.node(name)
+        if self._nodes.get(name) == view:
+            return
+        if view is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = view
+        self.allocate()
+        for pod in self._caches[POD].on_node(name):
+            metadata = pod["metadata"]
+            if is_ours(pod):
+                self._queue.add((metadata.get("namespace", ""), metadata["labels"][JOB_LABEL]))
+
+    def _part_changed(self, kind: Kind, item: Object) -> None:
+        """A pod, plan or Lease."""
+        metadata = item["metadata"]
+        job = (metadata.get("labels") or {}).get(JOB_LABEL)
+        if kind is POD and (not job or metadata.get("deletionTimestamp")):
+            self.allocate()
+        if not job:
+            return
+        key = (metadata.get("namespace", ""), job)
+        if kind is LEASE and self._reports_only(key, item):
+            self._queue.add(key, self._settings.progress_seconds, Lane.BACKGROUND)
+        else:
+            self._queue.add(key, lane=self.lane(key))
+
+    def _reports_only(self, key: Key, item: Object) -> bool:
+        """Whether rank 0 has renewed its Lease and reported, and nothing else."""
+        notes = item["metadata"].get("annotations") or {}
+        told = (
+            item["metadata"].get("uid"),
+            *(notes.get(name) for name in (ACK_ANNOTATION, PROPOSAL_ANNOTATION, FINISHED_ANNOTATION)),
+            *_EVENTFUL.findall(notes.get(REPORT, "")[:4096]),
+        )
+        if self._told.get(key) == told:
+            return True
+        self._told[key] = told
+        return False

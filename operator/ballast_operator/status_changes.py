@@ -1,0 +1,48 @@
+"""What a new status of a job means: whether it has to be written now, and who has to hear of it."""
+
+from typing import Any
+
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.views.clock import Time
+
+PROGRESS_FIELDS = frozenset({"progress", "cost_so_far", "cost_at", "isolated"})
+"""Fields of the status that change with every report, and may wait."""
+
+
+def progress_alone(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether nothing but what changes with every report differs."""
+    fields = TrainingJobStatus.model_fields.keys() - PROGRESS_FIELDS
+    return all(getattr(old, field) == getattr(new, field) for field in fields)
+
+
+def reconciled(status: TrainingJobStatus, now: Time, generation: int) -> TrainingJobStatus:
+    """The status without the complaint of an earlier pass."""
+    known = status.condition(JobCondition.RECONCILED)
+    if known is None or known.is_true:
+        return status
+    message = "the last pass over the job succeeded"
+    kind, reason = JobCondition.RECONCILED, JobReason.PASS_COMPLETED
+    return status.with_condition(kind, True, reason, message, now=now, generation=generation)
+
+
+def asks_or_frees(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether a new status is news to the allocator, which decides on more than what it has caused itself."""
+    launched = old.allocation is None and new.allocation is not None
+    return (
+        (old.allocation != new.allocation and not launched)
+        or old.finished != new.finished
+        or old.is_true(JobCondition.RUNNING) != new.is_true(JobCondition.RUNNING)
+        or len(old.repacks) != len(new.repacks)
+    )
+
+
+def status_content(status: TrainingJobStatus) -> dict[str, Any]:
+    """The status as the API has it.
+
+    Raises:
+        pydantic.ValidationError: a value is outside its schema; a bug of a step.
+    """
+    content = status.to_dict()
+    TrainingJobStatus.model_validate(content)
+    return content

@@ -1,0 +1,56 @@
+"""Runs the passes of a queue's jobs, and decides when a pass that failed is repeated."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.kube.kinds import Key
+from ballast_operator.metrics import Metrics
+from ballast_operator.reconciler import Reconciler
+
+logger = logging.getLogger(__name__)
+
+
+class ReconcileWorker:
+    """Runs passes for a queue and says when to look again; the one place where a pass's errors end."""
+
+    def __init__(
+        self, reconciler: Reconciler, *, metrics: Metrics, again: Callable[[Key, float], None]
+    ) -> None:
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._again = again
+        self._failures: dict[Key, int] = {}
+
+    async def __call__(self, key: Key) -> None:
+        """One pass over ``key``; NotLeader is raised on."""
+        started = time.monotonic()
+        try:
+            again = await self._reconciler.reconcile(key)
+        except (Conflict, NotFound) as error:
+            logger.debug("job=%s/%s requeued: %s", *key, error)
+            self._later(key, type(error).__name__, base=0.1)
+        except Unavailable as error:
+            logger.warning("job=%s/%s requeued: %s", *key, error)
+            self._later(key, "Unavailable", base=1.0)
+        except Rejected as error:
+            logger.error("job=%s/%s refused by the API server: %s", *key, error)
+            self._later(key, "Rejected", base=5.0)
+        except NotLeader:
+            raise
+        except Exception as error:  # a bug in one job's pass must not stop the others'
+            logger.exception("job=%s/%s failed", *key)
+            await self._reconciler.report_error(key, error)
+            self._later(key, "Bug", base=5.0)
+        else:
+            self._failures.pop(key, None)
+            if again is not None:
+                self._again(key, again)
+        finally:
+            self._metrics.reconcile_seconds.observe(time.monotonic() - started)
+
+    def _later(self, key: Key, reason: str, *, base: float) -> None:
+        self._metrics.reconcile_errors.labels(reason).inc()
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self._again(key, min(60.0, base * 2.0 ** (self._failures[key] - 1)))

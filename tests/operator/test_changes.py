@@ -1,0 +1,167 @@
+"""What asks for a pass, and what for a decision: not the operator's own writes, not progress."""
+
+import copy
+
+import pytest
+from ballast_operator.changes import Changes
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD
+from ballast_operator.kube.queue import KeyQueue, Lane
+from ballast_operator.observer import Observer
+from ballast_operator.settings import JobSettings
+from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard
+from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION
+
+from tests.operator.kube.test_queue import Clock
+from tests.operator.loops.simulation import job as training_job
+
+KEY = ("team", "j")
+
+
+class Bench:
+    """Caches, a queue, and what a watch would bring."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.caches = Caches()
+        self.queue: KeyQueue[tuple[str, str]] = KeyQueue(self.clock)
+        self.board = AssignmentBoard()
+        observer = Observer(self.caches, clock=self.clock)
+        changes = Changes(observer, self.board, self.queue, settings=JobSettings())
+        self.changes = changes
+        self.decisions = 0
+        changes.allocate = self._allocate
+        self.caches.listeners.append(changes.changed)
+        self.version = 0
+
+    def _allocate(self) -> None:
+        self.decisions += 1
+
+    def brings(self, kind, item, event="MODIFIED"):
+        self.version += 1
+        item = copy.deepcopy(item)
+        metadata = item["metadata"]
+        metadata.setdefault("uid", "u")
+        metadata.setdefault("generation", 1)
+        metadata["resourceVersion"] = str(self.version)
+        self.caches.watched(kind, event, item)
+
+    def asked(self) -> tuple[int, int]:
+        """(decisions asked for, keys that are due) since the last time."""
+        found = self.decisions, self.queue.due()
+        self.decisions = 0
+        for key in [KEY]:
+            self.queue.forget(key)
+        return found
+
+
+@pytest.fixture
+def bench():
+    found = Bench()
+    found.brings(JOB, training_job("j"))
+    return found
+
+
+async def test_a_new_job_asks_for_a_decision_and_is_looked_at_afterwards(bench):
+    """One write with the answer, instead of one that says that there is none yet."""
+    assert bench.asked() == (1, 0)
+
+
+async def test_a_changed_spec_asks_for_both(bench):
+    """A person has changed something."""
+    bench.asked()
+    item = training_job("j", totalSteps=7)
+    item["metadata"]["generation"] = 2
+    bench.brings(JOB, item)
+    assert bench.asked() == (1, 1)
+
+
+async def test_a_status_asks_for_nothing_while_the_pass_that_wrote_it_works(bench):
+    """The event of an own write may come before its answer."""
+    bench.asked()
+    bench.queue.add(KEY)
+    await bench.queue.take()
+    bench.brings(JOB, {**training_job("j"), "status": {"state": "Waiting"}})
+    bench.queue.done(KEY)
+    assert bench.asked() == (0, 0)
+
+
+async def test_a_status_that_somebody_else_wrote_is_looked_at(bench):
+    """A little later, and no decision is asked for."""
+    bench.asked()
+    bench.brings(JOB, {**training_job("j"), "status": {"state": "Waiting"}})
+    assert bench.decisions == 0
+    bench.clock.now += 1.0
+    assert bench.queue.due() == 1
+
+
+def lease(step: int, ack: str = "1", rebalances: int = 0):
+    report = f'{{"epoch":1,"step":{step},"rebalances":{rebalances}}}'
+    return {
+        "metadata": {
+            "name": "j",
+            "namespace": "team",
+            "labels": {JOB_LABEL: "j"},
+            "annotations": {REPORT_ANNOTATION: report, ACK_ANNOTATION: ack},
+        },
+        "spec": {"renewTime": str(step)},
+    }
+
+
+async def test_reports_of_progress_are_looked_at_a_few_times_a_minute(bench):
+    """Thousands of trainers report every second; none of it asks for a decision."""
+    bench.brings(LEASE, lease(1))
+    bench.asked()
+    for step in range(2, 50):
+        bench.brings(LEASE, lease(step))
+    assert bench.decisions == 0 and bench.queue.due() == 0
+    bench.clock.now += JobSettings().progress_seconds
+    assert bench.queue.due() == 1
+
+
+@pytest.mark.parametrize("news", [lease(3, ack="2"), lease(3, rebalances=1)])
+async def test_an_answer_or_a_rebalance_is_looked_at_at_once(bench, news):
+    """What the job's protocol or a person waits for is more than progress."""
+    bench.brings(LEASE, lease(2))
+    bench.asked()
+    bench.brings(LEASE, news)
+    assert bench.queue.due() == 1
+
+
+def pod(**status):
+    return {
+        "metadata": {"name": "j-1-0", "namespace": "team", "labels": {JOB_LABEL: "j"}},
+        "spec": {"nodeName": "node"},
+        "status": status,
+    }
+
+
+async def test_a_pod_that_goes_asks_for_a_decision_and_one_that_runs_does_not(bench):
+    """Its GPU comes free; that it runs is for its job alone."""
+    bench.asked()
+    bench.brings(POD, pod(phase="Running"))
+    assert bench.asked() == (0, 1)
+    leaving = pod(phase="Running")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    bench.brings(POD, leaving)
+    assert bench.asked() == (1, 1)
+
+
+async def test_a_heartbeat_of_a_node_asks_for_nothing_and_its_loss_for_both(bench):
+    """Nodes report often."""
+    node = {"metadata": {"name": "node"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    bench.brings(NODE, node)
+    bench.brings(POD, pod(phase="Running"))
+    bench.asked()
+    bench.brings(NODE, node)
+    assert bench.asked() == (0, 0)
+    node["status"]["conditions"][0]["status"] = "False"
+    bench.brings(NODE, node)
+    assert bench.asked() == (1, 1)
+
+
+async def test_what_gpus_wait_for_is_urgent(bench):
+    """A job that has its GPUs before it runs; one that only waits is not."""
+    assert bench.changes.lane(KEY) is Lane.BACKGROUND
+    bench.board.assignments[KEY] = Assignment(action=AssignmentAction.PLACE, launches=0)
+    assert bench.changes.lane(KEY) is Lane.URGENT
