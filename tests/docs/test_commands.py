@@ -26,7 +26,7 @@ OFFLINE = re.compile(
 )
 TRAINS = re.compile(r"ballast-train run")
 ON_A_CLUSTER = re.compile(
-    r"kubectl (get|apply|describe|delete|logs|patch|--namespace)|ballast (explain|top|whatif)"
+    r"kubectl (get|apply|describe|delete|label|logs|patch|--namespace)|ballast (explain|top|whatif)"
 )
 LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_TEST_KUBECONFIG=")
 CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
@@ -170,7 +170,7 @@ def test_commands_on_a_cluster_succeed(control_plane, checkout):
             if not ON_A_CLUSTER.match(command) or " logs " in command or " rollout " in command:
                 continue
             tried = command
-            if re.match(r"kubectl (apply|delete|patch)", command):
+            if re.match(r"kubectl (apply|delete|label|patch)", command):
                 tried += " --dry-run=server"
             if command == "ballast top":
                 tried += " --once"
