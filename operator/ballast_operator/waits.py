@@ -31,7 +31,7 @@ class WaitReason(enum.StrEnum):
     API_SERVER = "ApiServer"
     """The API server does not answer."""
     NAMESPACE = "Namespace"
-    """The namespace of the leader's Lease does not exist."""
+    """The namespace of the leader's Lease, or that of `--namespace`, does not exist."""
     PERMISSION = "Permission"
     """The operator's account lacks a right."""
     DEFINITIONS = "Definitions"

@@ -109,20 +109,22 @@ def test_volumes_are_where_the_container_mounts_them(pods):
     )
     script = (
         "cd /config && ls | xargs; cat /items/here/two; cat /secret/key; echo w > /scratch/file;"
-        "cat /scratch/file; cat /sub/one; cat $FILE; cat /fields/labels; ls -d '/host'"
+        "cat /scratch/file; cat /sub/one; cat $FILE; cat /fields/labels; ls -d '/host';"
+        "ls /scratch | xargs"
     )
     pods.run(
         "a",
         script,
         metadata={"labels": {"team": "blue"}},
         container={
-            "env": [{"name": "FILE", "value": "/config/one"}],
+            "env": [{"name": "FILE", "value": "/config/one"}, {"name": "RUN", "value": "run-7"}],
             "volumeMounts": [
                 {"name": "config", "mountPath": "/config"},
                 {"name": "items", "mountPath": "/items"},
                 {"name": "secret", "mountPath": "/secret"},
                 {"name": "scratch", "mountPath": "/scratch"},
                 {"name": "config", "mountPath": "/sub/one", "subPath": "one"},
+                {"name": "scratch", "mountPath": "/own", "subPathExpr": "$(RUN)"},
                 {"name": "fields", "mountPath": "/fields"},
                 {"name": "host", "mountPath": "/host"},
             ],
@@ -139,7 +141,7 @@ def test_volumes_are_where_the_container_mounts_them(pods):
             {"name": "host", "hostPath": {"path": "/usr", "type": "Directory"}},
         ],
     )
-    assert pods.logs("a").splitlines() == ["one two", "2kw", '11team="blue"/usr']
+    assert pods.logs("a").splitlines() == ["one two", "2kw", '11team="blue"/usr', "file run-7"]
 
 
 def test_a_missing_config_map_is_waited_for(pods):

@@ -6,7 +6,7 @@ import logging
 import pytest
 from ballast_operator.errors import Forbidden, NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
-from ballast_operator.kube.kinds import JOB, LEASE, POD, POLICY
+from ballast_operator.kube.kinds import JOB, LEASE, NAMESPACE, POD, POLICY
 from ballast_operator.kube.leadership import Leadership
 from ballast_operator.kube.streams import resync
 from ballast_operator.settings import LeaderSettings
@@ -158,6 +158,27 @@ async def test_missing_definitions_are_named_and_the_other_kinds_are_listed():
     assert "ballast crds | kubectl apply" in line
     cluster.list = whole
     assert await resync(caches, cluster, "", waits) == []
+    assert waits.lines() == []
+
+
+async def test_a_namespace_to_look_after_that_does_not_exist_is_named_until_it_does():
+    """Its lists are empty and no error, so it is asked for."""
+    world, waits = World(), Waits()
+    cluster = FakeCluster(world)
+    assert await resync(Caches(), cluster, "research", waits) == []
+    (line,) = waits.lines()
+    assert "the namespace research of the jobs does not exist" in line
+    assert "kubectl create namespace research" in line
+    assert not waits.ready
+    world.put(NAMESPACE, {"metadata": {"name": "research"}})
+    await resync(Caches(), cluster, "research", waits)
+    assert waits.lines() == []
+
+
+async def test_an_account_that_may_not_read_namespaces_is_not_stopped_by_it():
+    """Roles that an administrator wrote before this right was asked for still work."""
+    waits, cluster = Waits(), refusing(FakeCluster(World()), "get", Forbidden("namespaces"))
+    assert await resync(Caches(), cluster, "research", waits) == []
     assert waits.lines() == []
 
 

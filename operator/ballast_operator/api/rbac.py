@@ -34,6 +34,8 @@ def operator_rules() -> list[Rule]:
         _rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("delete",)),
         _rule(meta.GROUP, tuple(f"{plural}/status" for plural in _KINDS), ("patch",)),
         _rule("", ("nodes",), _WATCH),
+        # Whether the namespace of `--namespace` exists.
+        _rule("", ("namespaces",), ("get",)),
         _rule("", ("pods",), ("get", *_WATCH, "create", "delete")),
         # A job's plan and Lease; the leader's Lease, which it updates, and its saved state.
         _rule("", ("configmaps",), (*_APPLY, *_WATCH)),

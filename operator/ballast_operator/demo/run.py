@@ -14,11 +14,13 @@ from typing import Any
 import yaml
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import ForbiddenError, NotFoundError
 
 from ballast_operator.api.conditions import JobState
 from ballast_operator.demo.manifests import read_manifests
 from ballast_operator.demo.recorder import Recorder
 from ballast_operator.install import install_objects
+from ballast_operator.kube.namespaces import missing
 from ballast_operator.local_operator import (
     OPERATOR_NAMESPACE,
     apply_objects,
@@ -81,6 +83,10 @@ def run_demo(
             checkpoints = logs / "checkpoints"
         api = config.new_client_from_config(str(kubeconfig))
         kube = DynamicClient(api)
+        if settings.kubeconfig is None:
+            apply_objects(kube, [_namespace(settings.namespace)])
+        else:
+            _require_namespace(kube, settings.namespace)
         say("installing Ballast: custom resource definitions, roles, the operator's own account")
         apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
         say("starting the operator")
@@ -100,6 +106,19 @@ def run_demo(
             delete_objects(kube, read_manifests(settings.manifests), settings.namespace)
         shutil.rmtree(logs, ignore_errors=True)
         return recorder
+
+
+def _namespace(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def _require_namespace(kube: DynamicClient, name: str) -> None:
+    try:
+        kube.resources.get(api_version="v1", kind="Namespace").get(name=name)
+    except NotFoundError as error:
+        raise DemoError(missing(name)) from error
+    except ForbiddenError:
+        return  # the account may not ask; the jobs' own creation will tell
 
 
 def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:

@@ -75,6 +75,7 @@ def _trainer(
         container["command"] = list(COMMAND)
     ours: list[dict[str, Any]] = [
         {"name": "BALLAST_JOB", "value": view.name},
+        {"name": "BALLAST_JOB_UID", "value": view.uid},
         {"name": "BALLAST_NAMESPACE", "value": view.key[0]},
         {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "BALLAST_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

@@ -12,6 +12,7 @@ from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
+from ballast_operator.kube.namespaces import is_missing
 from ballast_operator.waits import WaitReason, Waits
 
 
@@ -106,7 +107,25 @@ async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits)
         else:
             waits.end(WaitReason.DEFINITIONS, kind.plural)
             caches.listed(kind, items, version)
+    if namespace and not errors:
+        await _look_for_namespace(cluster, namespace, waits)
     return errors
+
+
+async def _look_for_namespace(cluster: Cluster, namespace: str, waits: Waits) -> None:
+    """Without it every list is empty, and no error."""
+    try:
+        if not await is_missing(cluster, namespace):
+            waits.end(WaitReason.NAMESPACE, namespace)
+            return
+    except Unavailable:
+        return
+    waits.begin(
+        WaitReason.NAMESPACE,
+        f"the namespace {namespace} of the jobs does not exist",
+        to_fix=f"kubectl create namespace {namespace}, or start the operator with another --namespace",
+        subject=namespace,
+    )
 
 
 async def first_sync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> None:

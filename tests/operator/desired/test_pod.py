@@ -104,6 +104,7 @@ def test_a_container_without_a_command_runs_the_trainer():
     pod = built(config=a_config(checkpoint={"path": "/data"}))
     assert pod["spec"]["containers"][0]["command"] == ["ballast-train", "pod"]
     found = environment(pod)
+    assert found["BALLAST_JOB_UID"] == "uid-job"
     assert (found["BALLAST_JOB"], found["BALLAST_NAMESPACE"], found["BALLAST_CHECKPOINT_PATH"]) == (
         "job",
         "team",

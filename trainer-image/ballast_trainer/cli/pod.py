@@ -121,7 +121,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
 def pod() -> None:
     """Run one rank of a TrainingJob in its pod.
 
-    The operator sets BALLAST_JOB, BALLAST_NAMESPACE, BALLAST_POD_NAME, BALLAST_POD_IP and
+    The operator sets BALLAST_JOB, BALLAST_JOB_UID, BALLAST_NAMESPACE, BALLAST_POD_NAME, BALLAST_POD_IP and
     BALLAST_CHECKPOINT_PATH. With BALLAST_CHANNEL the plan is read from files in that directory
     in place of the Kubernetes API.
     """

@@ -69,7 +69,7 @@ class CommandBuilder:
         temporary = self.folder / "tmp"
         for needed in (home, temporary):
             needed.mkdir(parents=True, exist_ok=True)
-        mounts = mounts_of(container, self.volumes.paths)
+        mounts = mounts_of(container, self.volumes.paths, await self._sub_path_variables(container))
         termination = home / "termination-log"
         places = {**mounts, container.get("terminationMessagePath", DEFAULT_TERMINATION_PATH): termination}
 
@@ -83,14 +83,7 @@ class CommandBuilder:
             },
             TERMINATION_VARIABLE: str(termination),
         }
-        declared, literal = await declared_environment(
-            container,
-            self.pod,
-            References(self.host_api, self.pod["metadata"]["namespace"]),
-            given,
-            address=self.address,
-            host_address=self.host_address,
-        )
+        declared, literal = await self._declared(container, given)
         environment = {
             **given,
             **{k: translate(v, places) if k in literal else v for k, v in declared.items()},
@@ -107,6 +100,24 @@ class CommandBuilder:
             folder=folder,
             log=self.log_folder / container["name"] / f"{run}.log",
         )
+
+    async def _declared(
+        self, container: Manifest, known: Mapping[str, str]
+    ) -> tuple[dict[str, str], frozenset[str]]:
+        return await declared_environment(
+            container,
+            self.pod,
+            References(self.host_api, self.pod["metadata"]["namespace"]),
+            known,
+            address=self.address,
+            host_address=self.host_address,
+        )
+
+    async def _sub_path_variables(self, container: Manifest) -> dict[str, str]:
+        """What ``subPathExpr`` may refer to: the variables that the container declares."""
+        if not any(mount.get("subPathExpr") for mount in container.get("volumeMounts") or []):
+            return {}
+        return (await self._declared(container, {}))[0]
 
     def _cluster_environment(self, mounts: Mapping[str, Path], home: Path) -> dict[str, str]:
         """Where the API server is, and the pod's own credentials where it is given a token."""

@@ -8,10 +8,12 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ballast_localcluster.nodes.api import Api, ApiError, Manifest
+from ballast_localcluster.nodes.pod_resources.environment import expand
 from ballast_localcluster.nodes.pod_resources.references import ConfigurationError, References, field_value
 from ballast_localcluster.nodes.pod_resources.service_account import write_token
 
@@ -121,16 +123,29 @@ class Volumes:
             _inside(directory, item["path"]).write_text(value)
 
 
-def mounts_of(container: Manifest, volumes: dict[str, Path]) -> dict[str, Path]:
+def mounts_of(
+    container: Manifest, volumes: Mapping[str, Path], variables: Mapping[str, str]
+) -> dict[str, Path]:
     """Container path -> real path of each volume mount.
 
+    Args:
+        container: of the pod's spec.
+        volumes: name -> real path.
+        variables: what ``subPathExpr`` may refer to.
+
     Raises:
-        ConfigurationError: a sub-path that leads out of its volume.
+        ConfigurationError: a sub-path that leads out of its volume, or refers to an unknown variable.
     """
     mounts = {}
     for mount in container.get("volumeMounts") or []:
         real = volumes[mount["name"]]
-        if inner := mount.get("subPath"):
+        inner = mount.get("subPath") or expand(mount.get("subPathExpr", ""), variables)
+        if "$(" in inner:
+            raise ConfigurationError(
+                f"subPathExpr {mount['subPathExpr']!r} of mount {mount['name']} refers to a variable that "
+                f"container {container['name']} does not declare"
+            )
+        if inner:
             real = _inside(real, inner)
             if not real.exists():
                 real.mkdir(parents=True)

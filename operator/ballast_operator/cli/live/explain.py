@@ -25,10 +25,13 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
 
     from ballast_operator.errors import NotFound, OperatorError
     from ballast_operator.kube.client import connect
+    from ballast_operator.kube.namespaces import is_missing, missing
     from ballast_operator.report.explanation import explain_job
 
     try:
         async with await connect(kubeconfig) as cluster:
+            if await is_missing(cluster, namespace):
+                raise click.ClickException(missing(namespace))
             return await explain_job(cluster, namespace, job)
     except NotFound as error:
         raise click.ClickException(

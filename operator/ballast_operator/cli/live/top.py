@@ -39,9 +39,12 @@ async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float
 
     from ballast_operator.cli.live.overview_tables import Tables
     from ballast_operator.kube.client import connect
+    from ballast_operator.kube.namespaces import is_missing, missing
     from ballast_operator.report.overview import read_overview
 
     async with await connect(kubeconfig) as cluster:
+        if namespace and await is_missing(cluster, namespace):
+            raise click.ClickException(missing(namespace))
         if output == "json":
             while True:
                 click.echo((await read_overview(cluster, namespace)).to_json())
