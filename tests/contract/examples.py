@@ -80,7 +80,9 @@ EXAMPLES = {
             recompute=True,
         ),
         data=DataConfig(name="my.data:windows", args={"path": "/data"}),
-        checkpoint=CheckpointConfig(path="/checkpoints", every_steps=50, keep=3),
+        checkpoint=CheckpointConfig(
+            path="/checkpoints", every_steps=50, keep=3, start_over=True, retry_seconds=30.0
+        ),
         metrics=MetricsConfig(
             port=9464, json_lines="/logs/steps.jsonl", tensorboard="/logs/tb", writer="my.metrics:Writer"
         ),
