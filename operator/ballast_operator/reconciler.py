@@ -1,18 +1,19 @@
 """One reconcile of one job: observe, decide, apply, report."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract import JOB_LABEL, lease_name
 
 from ballast_operator.actions import carry_out
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.errors import Forbidden, NameTaken, NotLeader, Rejected
+from ballast_operator.errors import Forbidden, NameTaken, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.events import Notice, Recorder, flips
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import JOB, POD, Key, Object
+from ballast_operator.kube.kinds import JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.observer import Observer
 from ballast_operator.pod_checks import ASK_AGAIN_SECONDS, PodChecks
@@ -60,6 +61,7 @@ class Reconciler:
         self._seen = seen
         self._checks = PodChecks(cluster, clock=lambda: clock().timestamp())
         self._progress_written: dict[Key, Time] = {}
+        self._unanswered: set[Key] = set()
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -73,6 +75,8 @@ class Reconciler:
             NotLeader: another replica leads.
         """
         # 1. Observe.
+        if key in self._unanswered:
+            await self._read_status(key)
         view = self._observer.job(key)
         if view is None:
             self._forget(key)
@@ -83,8 +87,10 @@ class Reconciler:
             if view is None:
                 return 0.0
         # 2. Decide. Up to the reservation nothing is awaited: no two launches count on one GPU.
+        item = self._observer.caches[JOB].get(key)
+        assert item is not None
         result = self._decide(view)
-        if result.needs_fresh_pods and not await self._pods_are_as_observed(view):
+        if result.needs_fresh_view and not await self._is_as_observed(view):
             return 0.0
         before, after = view.status.allocation, result.status.allocation
         launching = after is not None and (before is None or len(after.pods) > len(before.pods))
@@ -100,10 +106,14 @@ class Reconciler:
             except (Rejected, NameTaken) as error:
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             # 4. Report.
-            again = await self._report(view, result)
-        finally:
-            if launching:
-                self._observer.holders.reservations.pop(key, None)
+            again = await self._report(view, item, result)
+            self._observer.holders.reservations.pop(key, None)
+        except Unavailable:
+            self._unanswered.add(key)  # a launch may have been written: its GPUs stay reserved
+            raise
+        except BaseException:
+            self._observer.holders.reservations.pop(key, None)
+            raise
         if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
             return ASK_AGAIN_SECONDS if again is None else min(again, ASK_AGAIN_SECONDS)
         return again
@@ -144,14 +154,25 @@ class Reconciler:
             gpu_resource=pool.gpu_resource,
         )
 
-    async def _pods_are_as_observed(self, view: JobView) -> bool:
-        """Whether a fresh list of the job's pods shows those that were observed, as they were observed."""
+    async def _is_as_observed(self, view: JobView) -> bool:
+        """Whether a fresh look at the job's pods and its lease shows what was observed."""
         selector = f"{JOB_LABEL}={view.name}"
         items, _ = await self._cluster.list(POD, namespace=view.key[0], label_selector=selector)
         for item in items:
             self._observer.caches.wrote(POD, item)
+        with contextlib.suppress(NotFound):
+            lease = await self._cluster.get(LEASE, view.key[0], lease_name(view.name))
+            if JOB_LABEL in (lease["metadata"].get("labels") or {}):
+                self._observer.caches.wrote(LEASE, lease)
         fresh = self._observer.job(view.key)
-        return fresh is not None and fresh.pods == view.pods
+        return fresh is not None and (fresh.pods, fresh.finished_step) == (view.pods, view.finished_step)
+
+    async def _read_status(self, key: Key) -> None:
+        """An answer was lost: read what the job's status is before anything is decided on it."""
+        with contextlib.suppress(NotFound):
+            self._observer.caches.wrote(JOB, await self._cluster.get(JOB, *key))
+        self._observer.holders.reservations.pop(key, None)
+        self._unanswered.discard(key)
 
     def _shortage(self, view: JobView, wanted: tuple[str, ...], resource: str) -> str:
         """Why the nodes ``wanted`` cannot hold the job yet; only what is on these nodes is looked at."""
@@ -218,9 +239,9 @@ class Reconciler:
         }
         self._observer.caches.wrote(JOB, await self._cluster.apply(JOB, body, subresource="status"))
 
-    async def _report(self, view: JobView, result: StepResult) -> float | None:
-        item = self._observer.caches[JOB].get(view.key)
-        if item is None or item["metadata"]["uid"] != view.uid:
+    async def _report(self, view: JobView, item: Object, result: StepResult) -> float | None:
+        """Write the status that was decided on ``item``."""
+        if self._observer.caches[JOB].get(view.key) is None:
             return None
         again = result.requeue_after_seconds
         old, new = view.status, reconciled(result.status, self._clock(), view.generation)
@@ -256,5 +277,6 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._board.assignments.pop(key, None)
         self._progress_written.pop(key, None)
+        self._unanswered.discard(key)
         self._observer.holders.reservations.pop(key, None)
         self._allocate()

@@ -67,7 +67,7 @@ class StepResult:
         status: to write after the actions, if it differs.
         requeue_after_seconds: look again after this long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
-        needs_fresh_pods: carry it out only if a fresh list of the job's pods shows what was observed.
+        needs_fresh_view: carry it out only if a fresh look at the job's pods and lease shows the same.
         metric_increments: (metric, label, amount) to add once the status is written.
     """
 
@@ -75,7 +75,7 @@ class StepResult:
     actions: tuple[Action, ...] = ()
     requeue_after_seconds: float | None = None
     allocate: bool = False
-    needs_fresh_pods: bool = False
+    needs_fresh_view: bool = False
     metric_increments: tuple[tuple[str, str, int], ...] = ()
 
 

@@ -61,7 +61,7 @@ def take_step(context: ReconcileContext) -> StepResult:
         result,
         actions=(*lost, *_deletions(context, decision), *result.actions),
         requeue_after_seconds=again,
-        needs_fresh_pods=decision.needs_fresh_pods,
+        needs_fresh_view=decision.needs_fresh_view,
     )
 
 

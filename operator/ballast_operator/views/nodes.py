@@ -7,11 +7,12 @@ that has been asked to go still holds its GPU; one that has ended does not.
 import dataclasses
 import functools
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
+from ballast_policies.protocol.holding import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.training_job_status import JobAllocation
@@ -113,29 +114,27 @@ def own_use(
 ) -> Counter[str]:
     """Node -> GPUs that pods of jobs hold, or that written launches other than ``but``'s count on."""
     used: Counter[str] = Counter()
-    counted: set[tuple[str, str]] = set()
-    ended: set[tuple[str, str]] = set()
+    alive: defaultdict[Key, set[str]] = defaultdict(set)
+    ended: defaultdict[Key, set[str]] = defaultdict(set)
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
-        namespace = pod["metadata"].get("namespace", "")
         if JOB_LABEL not in labels:
             continue
-        name = (namespace, pod["metadata"]["name"])
+        job = (pod["metadata"].get("namespace", ""), labels[JOB_LABEL])
+        name = pod["metadata"]["name"]
         if not _lives(pod):
-            ended.add(name)
+            ended[job].add(name)
             continue
-        counted.add(name)
+        alive[job].add(name)
         node = pinned_node(pod)
         if node:
             used[node] += pod_gpus(pod, resource)
     for key, gang in allocations.items():
         if key == but:
             continue
-        for pod_name, node in gang.node_of.items():
-            name = (key[0], pod_name)
-            # A pod of a launch that ends may exist without being known here, until the launch is released.
-            if name not in counted and not (gang.ending is not None and name in ended):
-                used[node] += 1
+        ends = gang.ending is not None
+        held = held_pods(gang.pods, ending=ends, alive=alive[key], ended=ended[key])
+        used.update(gang.node_of[name] for name in held - alive[key])
     return used
 
 

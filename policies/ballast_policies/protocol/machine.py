@@ -159,7 +159,9 @@ def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
         return False
     offered = offer.size > 0 and offer.same_placement and seen.gpus_free
-    return offered and len(plan.pods) == len(gang.pods) and bool(seen.gang_pods) and not seen.strays
+    # A rank that has ended still counts as the gang's, but no longer as a pod on its node.
+    whole = set(plan.pods) == set(gang.pods) == {pod.name for pod in seen.gang_pods if pod.alive}
+    return offered and whole and not seen.strays
 
 
 def misfit(plan: WrittenPlan, proposal: ProposedShrink) -> str:

@@ -204,10 +204,11 @@ class Decision:
     force: frozenset[str] = frozenset()
 
     @property
-    def needs_fresh_pods(self) -> bool:
-        """Whether it may be carried out only on a fresh list of the job's pods.
+    def needs_fresh_view(self) -> bool:
+        """Whether it may be carried out only if a fresh look at the job's pods and its lease shows the same.
 
         An answer to the creation of a pod may have been lost and the watch may be late: then a pod exists
-        that was not observed, and its GPU is not free.
+        that was not observed, and its GPU is not free. And the trainer may have finished before its pods
+        failed: then the job is not launched again.
         """
         return isinstance(self.move, FREEING)

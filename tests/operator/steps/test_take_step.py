@@ -42,8 +42,8 @@ def test_a_plan_that_is_not_acknowledged_in_time_ends_the_launch():
 def test_gpus_are_freed_only_on_a_fresh_list_of_pods():
     """A release asks for it; a launch does not."""
     released = take_step(a_context(without_pods(with_ending(a_running_view(), Cause.PREEMPTED))))
-    assert released.needs_fresh_pods
-    assert not take_step(a_context(a_running_view())).needs_fresh_pods
+    assert released.needs_fresh_view
+    assert not take_step(a_context(a_running_view())).needs_fresh_view
 
 
 def test_a_launch_whose_gpus_another_job_has_taken_is_given_up_before_a_pod_is_made():

@@ -1,0 +1,97 @@
+"""Checks the state machine of launch, shrink, growth, preemption and migration over all interleavings.
+
+``python -m tests.policies.protocol.check`` explores the small bounds of the tests, ``--large`` those that
+take minutes; it prints the states and transitions of each.
+"""
+
+import argparse
+import time
+
+from tests.policies.protocol.model import Budget, Job, World
+from tests.policies.protocol.search import (
+    Explored,
+    check_an_end_is_always_reachable,
+    check_every_fair_run_ends,
+    explore,
+)
+from tests.policies.protocol.steps import Steps, is_end, problem
+
+Bound = tuple[tuple[int, ...], int, dict[str, int]]
+"""(pods of each job, GPUs, what may go wrong how often)."""
+
+SMALL: dict[str, Bound] = {
+    "two jobs take turns": ((1, 1), 1, {}),
+    "the operator dies anywhere": ((2, 1), 2, {"shrinks": 1, "crashes": 1}),
+    "the operator dies twice": ((2,), 2, {"shrinks": 1, "crashes": 2}),
+    "a leader is replaced with requests under way": ((1, 1), 1, {"crashes": 1, "in_flight": 1}),
+    "that of a shrink": ((2,), 2, {"shrinks": 1, "crashes": 1, "in_flight": 1}),
+    "answers are lost": ((2,), 2, {"shrinks": 1, "lost_answers": 2}),
+    "an answer is lost while another job waits": ((1, 1), 1, {"lost_answers": 1}),
+    "a rank fails": ((2,), 2, {"failures": 1, "shrinks": 1, "crashes": 1}),
+    "the job fails for good": ((2,), 2, {"failures": 2}),
+    "a pod is killed": ((2,), 2, {"kills": 1, "shrinks": 1}),
+    "a pod is deleted by someone else": ((2,), 2, {"evictions": 1, "shrinks": 1}),
+    "the trainer hangs": ((2,), 2, {"hangs": 1, "shrinks": 1, "crashes": 1}),
+    "deadlines pass early": ((2,), 2, {"early": 1, "shrinks": 1}),
+    "the plan is deleted": ((2,), 2, {"lost_plans": 1, "shrinks": 1, "crashes": 1}),
+    "preempted, with a shrink under way": ((2,), 2, {"preemptions": 1, "shrinks": 1, "crashes": 1}),
+    "preempted for another job": ((1, 1), 1, {"preemptions": 1}),
+    "suspended": ((2,), 2, {"suspensions": 1, "shrinks": 1}),
+    "grown": ((1,), 2, {"growths": 1, "crashes": 1, "kills": 1}),
+    "grown and shrunk": ((1,), 2, {"growths": 1, "shrinks": 1, "lost_answers": 1}),
+    "rank 0 lies": ((2,), 2, {"lies": 1, "shrinks": 1}),
+}
+
+LARGE: dict[str, Bound] = {
+    "two jobs, a shrink, a killed pod": ((2, 1), 2, {"kills": 1, "shrinks": 1}),
+    "two jobs, a preemption, a lost answer": ((2, 1), 2, {"lost_answers": 1, "preemptions": 1}),
+    "two jobs, a replaced leader, a preemption": (
+        (1, 1),
+        1,
+        {"crashes": 2, "in_flight": 2, "preemptions": 1},
+    ),
+    "two jobs, a growth, a lost answer": ((1, 1), 2, {"growths": 1, "lost_answers": 1}),
+    "three GPUs, a shrink, a growth": ((2, 1), 3, {"growths": 1, "shrinks": 1}),
+    "one job, much that goes wrong": (
+        (2,),
+        2,
+        {"shrinks": 1, "crashes": 1, "in_flight": 1, "kills": 1, "lost_answers": 1, "early": 1},
+    ),
+}
+
+
+def check(bound: Bound, steps: Steps | None = None, *, most_states: int = 2_000_000) -> Explored:
+    """Explore a bound: nothing that must not be, an end from everywhere, and every fair run ends.
+
+    Raises:
+        ViolationError: with the shortest way to what is wrong.
+    """
+    sizes, gpus, budget = bound
+    world = World(tuple(Job(size) for size in sizes), Budget(**budget), gpus)
+    found = explore(world, steps or Steps(), is_end=is_end, check=problem, most_states=most_states)
+    assert found.complete, f"more than {most_states} states"
+    check_an_end_is_always_reachable(found)
+    check_every_fair_run_ends(found)
+    return found
+
+
+def main() -> None:
+    """Print a line for each bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--large", action="store_true", help="also the bounds that take minutes each")
+    bounds = {**SMALL, **(LARGE if parser.parse_args().large else {})}
+    states = transitions = 0
+    for name, bound in bounds.items():
+        started = time.process_time()
+        found = check(bound)
+        states, transitions = states + len(found.states), transitions + found.transitions
+        seconds = time.process_time() - started
+        print(
+            f"{len(found.states):9,} states {found.transitions:10,} transitions {seconds:6.1f} s  {name}",
+            flush=True,
+        )
+    print(f"{states:9,} states {transitions:10,} transitions: nothing that must not be, and always an end")
+
+
+if __name__ == "__main__":
+    main()

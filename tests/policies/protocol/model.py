@@ -1,0 +1,228 @@
+"""The values of the model: what is stored, what the operator knows, and what may still go wrong.
+
+One node with a few GPUs; jobs, their pods and trainers; an operator with a cache that is late, passes of
+which each write is a step of its own, and requests of a dead leader that are still under way.
+"""
+
+from typing import Any, NamedTuple
+
+from ballast_policies.contract.plan import Directive
+from ballast_policies.protocol.holding import held_pods
+from ballast_policies.protocol.moves import Decision
+from ballast_policies.protocol.observed import (
+    Deadline,
+    Gang,
+    Observed,
+    Offer,
+    Phase,
+    Pod,
+    ProposedShrink,
+    WrittenPlan,
+)
+
+NAME = "job"
+"""Of every job: names of pods are compared within a job only."""
+
+
+class Status(NamedTuple):
+    """What a job's status says; ``ended``: "", "Succeeded" or "Failed"."""
+
+    launches: int = 0
+    gang: Gang | None = None
+    ended: str = ""
+    failures: int = 0
+
+
+class Live(NamedTuple):
+    """A pod as the API server has it."""
+
+    pod: Pod
+    uid: int
+
+
+class Lease(NamedTuple):
+    """What rank 0 has said."""
+
+    acknowledged: int = 0
+    proposal: ProposedShrink | None = None
+    finished: bool = False
+
+
+class Trainer(NamedTuple):
+    """What the ranks have agreed on; ``left``: pods that a shrink has released."""
+
+    launch: int = 0
+    epoch: int = 0
+    ranks: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    stopped: bool = False
+    done: bool = False
+    hung: bool = False
+
+
+class Cache(NamedTuple):
+    """What the operator knows of a job."""
+
+    status: Status = Status()
+    plan: WrittenPlan | None = None
+    pods: tuple[Live, ...] = ()
+    lease: Lease = Lease()
+
+
+class Job(NamedTuple):
+    """A job, what is stored of it, and what the operator makes of it; ``work``: writes of its pass."""
+
+    size: int
+    status: Status = Status()
+    plan: WrittenPlan | None = None
+    pods: tuple[Live, ...] = ()
+    lease: Lease = Lease()
+    trainer: Trainer = Trainer()
+    suspended: bool = False
+    lied: bool = False
+    """Rank 0 has acknowledged what it had not reached: then only its own job suffers."""
+    made: int = 0
+    cache: Cache = Cache()
+    work: tuple[Any, ...] = ()
+    unanswered: bool = False
+    """The answer to a write was lost."""
+    reserved: tuple[str, ...] = ()
+    """Pods of a launch whose writing was not answered."""
+
+
+class Budget(NamedTuple):
+    """How often each thing may still go wrong, or be wanted."""
+
+    crashes: int = 0
+    in_flight: int = 0
+    lost_answers: int = 0
+    early: int = 0
+    """Deadlines that pass while something could still happen."""
+    failures: int = 0
+    """Ranks that fail by the job's own fault."""
+    kills: int = 0
+    evictions: int = 0
+    hangs: int = 0
+    lost_plans: int = 0
+    preemptions: int = 0
+    suspensions: int = 0
+    shrinks: int = 0
+    growths: int = 0
+    lies: int = 0
+    """Acknowledgements of an epoch that was not reached."""
+
+
+class World(NamedTuple):
+    """All of it. ``late``: (job's index, write) of a dead leader; ``was_late``: one has arrived."""
+
+    jobs: tuple[Job, ...]
+    budget: Budget
+    gpus: int
+    late: tuple[tuple[int, Any], ...] = ()
+    was_late: bool = False
+    limit: int = 1
+
+
+def stored(job: Job) -> Cache:
+    """All that the API server has of a job."""
+    return Cache(job.status, job.plan, job.pods, job.lease)
+
+
+def alive(pods: tuple[Live, ...]) -> list[str]:
+    return [live.pod.name for live in pods if live.pod.alive]
+
+
+def running(pods: tuple[Live, ...], launch: int) -> set[str]:
+    return {p.name for p, _ in pods if p.phase is Phase.RUNNING and p.launch == launch}
+
+
+def held(status: Status, pods: tuple[Live, ...]) -> frozenset[str]:
+    """As the operator counts: by its own function."""
+    gang = status.gang
+    ended = [live.pod.name for live in pods if not live.pod.alive]
+    names = gang.pods if gang is not None else ()
+    return held_pods(
+        names, ending=gang is not None and gang.ending is not None, alive=alive(pods), ended=ended
+    )
+
+
+def free_gpus(world: World, index: int) -> int:
+    """GPUs that no other job holds, as far as the operator knows, its own writes under way included."""
+    used = 0
+    for other, job in enumerate(world.jobs):
+        if other == index:
+            used += len(alive(job.cache.pods))
+            continue
+        names = {*held(job.cache.status, job.cache.pods), *job.reserved}
+        for write in job.work:
+            if write[0] == "status" and write[2].gang is not None:
+                names |= set(write[2].gang.pods)
+        used += len(names)
+    return world.gpus - used
+
+
+def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadline]) -> Observed:
+    """What a pass over the job sees."""
+    job = world.jobs[index]
+    cache = job.cache
+    status, gang = cache.status, cache.status.gang
+    made = gang is not None and any(live.pod.launch == gang.launch for live in cache.pods)
+    wanted = 0
+    if gang is not None and not made:
+        wanted = len(gang.pods)
+    elif offer is not None:
+        wanted = offer.size
+    return Observed(
+        job=NAME,
+        ended=bool(status.ended),
+        launches=status.launches,
+        gang=gang,
+        plan=cache.plan,
+        pods=tuple(live.pod for live in cache.pods),
+        acknowledged=cache.lease.acknowledged,
+        heard=cache.lease.acknowledged,
+        proposal=cache.lease.proposal,
+        finished=cache.lease.finished,
+        suspended=job.suspended,
+        offer=offer,
+        gpus_free=free_gpus(world, index) >= wanted,
+        over=over,
+        tries_left=status.failures <= world.limit,
+    )
+
+
+def writes(job: Job, decision: Decision, *, fresh: bool) -> tuple[Any, ...]:
+    """A decision as the requests that the operator sends, in its order."""
+    cache, move = job.cache, decision.move
+    kind = type(move).__name__
+    uids = {live.pod.name: live.uid for live in cache.pods}
+    requests: list[Any] = []
+    if decision.needs_fresh_view and fresh:
+        requests.append(("fresh", cache.pods, cache.lease.finished))
+    requests += [("delete", name, uids[name], name in decision.force) for name in decision.delete]
+    before = after = cache.status
+    match kind:
+        case "CreatePods":
+            assert before.gang is not None
+            requests += [("create", name, before.gang.launch) for name in move.pods]
+        case "WritePlan":
+            assert before.gang is not None
+            plan = WrittenPlan(move.epoch, before.gang.launch, move.directive, move.pods)
+            requests.append(("plan", cache.plan, plan))
+        case "Launch":
+            after = before._replace(gang=move.gang, launches=move.gang.launch)
+        case "BeginGrowth" | "AbandonGrowth" | "RecordGrowth" | "RecordShrink":
+            after = before._replace(gang=move.gang)
+        case "End":
+            after = before._replace(gang=move.gang, failures=before.failures + move.cause.counts)
+        case "Release":
+            after = before._replace(gang=None, ended="Failed" if move.failed else "")
+        case "Succeed":
+            after = before._replace(gang=None, ended="Succeeded")
+    if after != before:
+        requests.append(("status", before, after))
+    return tuple(requests)
+
+
+def directive_stops(plan: WrittenPlan) -> bool:
+    return plan.directive is Directive.CHECKPOINT_AND_STOP

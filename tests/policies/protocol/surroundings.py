@@ -1,0 +1,155 @@
+"""What kubelets, trainers and users may do in the model at any time."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ballast_policies.contract.plan import Directive
+from ballast_policies.protocol.observed import Failure, Phase, Pod, ProposedShrink
+
+from tests.policies.protocol.model import Job, Live, Trainer, World, alive, directive_stops, running
+
+Happening = tuple[str, Job]
+
+
+def with_pod(job: Job, name: str, uid: int, **changes: object) -> Job:
+    pods = tuple(
+        Live(dataclasses.replace(pod, **changes), one) if (pod.name, one) == (name, uid) else Live(pod, one)
+        for pod, one in job.pods
+    )
+    return job._replace(pods=pods)
+
+
+def without_pod(job: Job, name: str, uid: int) -> Job:
+    return job._replace(pods=tuple(live for live in job.pods if (live.pod.name, live.uid) != (name, uid)))
+
+
+def kubelet(world: World, job: Job) -> Iterator[Happening]:
+    """Pods start where there is a GPU, end as their processes do, and go when they are deleted."""
+    bound = sum(pod.phase is Phase.RUNNING for other in world.jobs for pod, _ in other.pods)
+    for pod, uid in job.pods:
+        if pod.leaving:
+            yield f"{pod.name} is gone", without_pod(job, pod.name, uid)
+        elif pod.phase is Phase.PENDING and bound < world.gpus:
+            yield f"{pod.name} runs", with_pod(job, pod.name, uid, phase=Phase.RUNNING)
+        if pod.phase is Phase.RUNNING:
+            end = _end(job, pod)
+            if end is Failure.KILLED:
+                yield f"{pod.name} exits with success", with_pod(job, pod.name, uid, phase=Phase.SUCCEEDED)
+            elif end is not None:
+                failed = with_pod(job, pod.name, uid, phase=Phase.FAILED, failure=end)
+                yield f"{pod.name} ends: {end}", failed
+
+
+def _end(job: Job, pod: Pod) -> Failure | None:
+    """How the pod's process may end by itself; KILLED stands for success."""
+    trainer, plan = job.trainer, job.plan
+    alive_ranks = running(job.pods, pod.launch)
+    if trainer.launch == pod.launch:
+        if pod.name in trainer.left or (trainer.done and pod.name in trainer.ranks):
+            return Failure.KILLED
+        if pod.name in trainer.ranks and trainer.stopped:
+            return Failure.STOPPED
+        if pod.name in trainer.ranks and not set(trainer.ranks) <= alive_ranks:
+            return Failure.PEER_LOST
+    elif plan is not None and plan.launch == pod.launch and pod.name in plan.pods:
+        there = {p.name for p, _ in job.pods if p.launch == pod.launch and p.alive}
+        if not set(plan.pods) <= there:
+            return Failure.PEER_LOST
+    return None
+
+
+def trainer(job: Job) -> Iterator[Happening]:
+    """Ranks follow the plan; rank 0 says so, and says when the last step is done."""
+    ranks, plan, lease = job.trainer, job.plan, job.lease
+    if ranks.hung and (plan is None or plan.launch == ranks.launch):
+        return
+    newer = plan is not None and (plan.launch != ranks.launch or plan.epoch > ranks.epoch)
+    if plan is not None and newer and set(plan.pods) <= running(job.pods, plan.launch):
+        same = plan.launch == ranks.launch
+        if not (same and (ranks.done or ranks.stopped)):
+            left = (*ranks.left, *(name for name in ranks.ranks if name not in plan.pods)) if same else ()
+            stops = directive_stops(plan)
+            reached = Trainer(plan.launch, plan.epoch, plan.pods, left, stops)
+            yield f"the ranks reach epoch {plan.epoch}", job._replace(trainer=reached)
+    rank_0 = bool(ranks.ranks) and ranks.ranks[0] in running(job.pods, ranks.launch)
+    if rank_0 and lease.acknowledged != ranks.epoch:
+        said = lease._replace(acknowledged=ranks.epoch)
+        yield f"rank 0 acknowledges epoch {ranks.epoch}", job._replace(lease=said)
+    trains = rank_0 and lease.acknowledged == ranks.epoch and not (ranks.stopped or ranks.done)
+    if trains and set(ranks.ranks) <= running(job.pods, ranks.launch):
+        done = job._replace(trainer=ranks._replace(done=True), lease=lease._replace(finished=True))
+        yield "the last step is done and saved", done
+
+
+FAULTS: dict[str, Callable[[Job], Iterator[Happening]]] = {}
+"""Field of the budget -> what it pays for."""
+
+
+def fault(what: Callable[[Job], Iterator[Happening]]) -> Callable[[Job], Iterator[Happening]]:
+    FAULTS[what.__name__] = what
+    return what
+
+
+@fault
+def failures(job: Job) -> Iterator[Happening]:
+    for pod, uid in job.pods:
+        if pod.phase is Phase.RUNNING:
+            failed = with_pod(job, pod.name, uid, phase=Phase.FAILED, failure=Failure.AT_FAULT)
+            yield f"{pod.name} fails by the user's fault", failed
+
+
+@fault
+def kills(job: Job) -> Iterator[Happening]:
+    for pod, uid in job.pods:
+        if pod.alive:
+            failed = with_pod(job, pod.name, uid, phase=Phase.FAILED, failure=Failure.KILLED)
+            yield f"{pod.name} is killed", failed
+
+
+@fault
+def evictions(job: Job) -> Iterator[Happening]:
+    for pod, uid in job.pods:
+        if not pod.leaving:
+            yield f"somebody deletes {pod.name}", with_pod(job, pod.name, uid, leaving=True)
+
+
+@fault
+def hangs(job: Job) -> Iterator[Happening]:
+    if job.trainer.launch and not (job.trainer.hung or job.trainer.done or job.trainer.stopped):
+        yield "the trainer hangs", job._replace(trainer=job.trainer._replace(hung=True))
+
+
+@fault
+def lost_plans(job: Job) -> Iterator[Happening]:
+    if job.plan is not None:
+        yield "somebody deletes the plan", job._replace(plan=None)
+
+
+@fault
+def suspensions(job: Job) -> Iterator[Happening]:
+    if not job.suspended and not job.status.ended:
+        yield "the user suspends the job", job._replace(suspended=True)
+
+
+@fault
+def shrinks(job: Job) -> Iterator[Happening]:
+    ranks, lease = job.trainer, job.lease
+    trains = lease.acknowledged == ranks.epoch and not (ranks.stopped or ranks.done or ranks.hung)
+    known = lease.proposal is not None and lease.proposal.epoch == ranks.epoch
+    if trains and len(ranks.ranks) > 1 and not known and set(ranks.ranks) <= running(job.pods, ranks.launch):
+        proposal = ProposedShrink(ranks.epoch, ranks.ranks[:1], ranks.ranks[1:])
+        yield "rank 0 proposes to shrink", job._replace(lease=lease._replace(proposal=proposal))
+
+
+@fault
+def lies(job: Job) -> Iterator[Happening]:
+    plan = job.plan
+    if plan is not None and alive(job.pods) and plan.directive is not Directive.RUN:
+        lie = job.lease._replace(acknowledged=plan.epoch)
+        if lie != job.lease:
+            yield "rank 0 acknowledges what it has not reached", job._replace(lease=lie, lied=True)
+
+
+def user(job: Job) -> Iterator[Happening]:
+    if job.suspended:
+        yield "the user resumes the job", job._replace(suspended=False)

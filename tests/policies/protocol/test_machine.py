@@ -1,0 +1,113 @@
+"""The state machine holds its promises in every interleaving, and the checker notices when it does not."""
+
+import dataclasses
+
+import pytest
+from ballast_policies.protocol.machine import next_move
+from ballast_policies.protocol.moves import Decision, Release, State
+from ballast_policies.protocol.observed import Deadline, Observed
+
+from tests.policies.protocol.check import SMALL, check
+from tests.policies.protocol.search import ViolationError
+from tests.policies.protocol.steps import Steps
+
+
+@pytest.mark.parametrize("bound", SMALL.values(), ids=SMALL.keys())
+def test_every_interleaving_is_safe_and_ends(bound):
+    """No GPU promised twice or free before its pod is gone, no job lost, launched twice, or stuck."""
+    found = check(bound)
+    assert found.ends
+
+
+def released_at_once(seen: Observed) -> Decision:
+    decision = next_move(seen)
+    return Decision(State.STOPPING, Release()) if decision.state is State.STOPPING else decision
+
+
+def changed(**changes):
+    """The machine, blind to something."""
+    return lambda seen: next_move(dataclasses.replace(seen, **changes))
+
+
+def forgets_an_ending(seen: Observed) -> Decision:
+    gang = dataclasses.replace(seen.gang, ending=None) if seen.gang is not None else None
+    return next_move(dataclasses.replace(seen, gang=gang))
+
+
+def takes_any_acknowledgement(seen: Observed) -> Decision:
+    plan = seen.gang_plan
+    return next_move(dataclasses.replace(seen, acknowledged=plan.epoch if plan is not None else 0))
+
+
+def overlooks_old_pods(seen: Observed) -> Decision:
+    if seen.gang is None:
+        return next_move(dataclasses.replace(seen, pods=()))
+    pods = tuple(pod for pod in seen.pods if pod.launch == seen.gang.launch)
+    return next_move(dataclasses.replace(seen, pods=pods))
+
+
+def never_late(seen: Observed) -> Decision:
+    return next_move(dataclasses.replace(seen, over=frozenset({Deadline.PAUSE})))
+
+
+def deletes_no_strays(seen: Observed) -> Decision:
+    decision = next_move(seen)
+    strays = {pod.name for pod in seen.strays}
+    if decision.state is State.STOPPING:
+        return decision
+    return dataclasses.replace(decision, delete=tuple(name for name in decision.delete if name not in strays))
+
+
+MISTAKES = {
+    "GPUs are released before the pods are gone": (
+        Steps(released_at_once),
+        ((2,), 2, {"preemptions": 1}),
+        "are alive",
+    ),
+    "whether GPUs are free is not looked at": (
+        Steps(changed(gpus_free=True)),
+        ((1, 1), 1, {}),
+        "are promised one of 1 GPUs",
+    ),
+    "a job that has ended is continued": (Steps(changed(ended=False)), ((1,), 1, {"crashes": 1}), "changes"),
+    "an ending is taken back": (
+        Steps(forgets_an_ending),
+        ((2,), 2, {"preemptions": 1}),
+        "without a written intent",
+    ),
+    "a shrink is not waited for": (Steps(takes_any_acknowledgement), ((2,), 2, {"shrinks": 1}), "before the"),
+    "pods of an earlier launch are overlooked": (
+        Steps(overlooks_old_pods),
+        ((1,), 1, {"crashes": 1, "in_flight": 1, "preemptions": 1}),
+        "no end can be reached",
+    ),
+    "no deadline ever passes": (Steps(never_late), ((2,), 2, {"hangs": 1}), "no end can be reached"),
+    "pods that arrive late are never deleted": (
+        Steps(deletes_no_strays),
+        ((1,), 1, {"crashes": 1, "in_flight": 1, "preemptions": 1}),
+        "no end can be reached",
+    ),
+    "pods are not listed again before GPUs are freed": (
+        Steps(fresh=False),
+        ((2,), 2, {"lost_answers": 1, "preemptions": 1}),
+        "are alive",
+    ),
+    "GPUs of a launch without an answer are not kept": (
+        Steps(reserve=False),
+        ((1, 1), 1, {"lost_answers": 1}),
+        "are promised one of 1 GPUs",
+    ),
+    "that the last step is done is not looked at": (
+        Steps(changed(finished=False)),
+        ((1,), 1, {}),
+        "done is launched",
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "bound", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_machine_with_a_mistake_is_found_out(steps, bound, words):
+    """Each guard is needed: without it the checker has a counterexample, with the way there."""
+    with pytest.raises(ViolationError, match=words) as caught:
+        check(bound, steps, most_states=200_000)
+    assert "  1. " in str(caught.value)
