@@ -27,7 +27,7 @@ from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.protocol import UnchangedHooks
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import Overhead, TrainingState
 from ballast_trainer.models.protocol import Model

@@ -35,7 +35,7 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_policies.planning import even_partition
     from ballast_policies.planning.stages import stages_over
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
-    from ballast_trainer.layers.layer_stack import LayerSet
+    from ballast_trainer.layers.layer import LayerSet
     from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
     from ballast_trainer.pipeline.layout import ScheduleRequest
     from ballast_trainer.pipeline.stages import PipelineBuilder
@@ -61,22 +61,19 @@ def rank_main(rank, port, schedule, blocks, forward, results):
         stages=stages, schedule=request, rank=rank, layers=layers, meter=meter, loss=model.loss
     )
     batch = model.batch(0, 0, MICROBATCHES)
-    numbered = {n: stage for n, stage in enumerate(stages) if stage.rank == rank}
+    boundaries = builder.tried(batch)
     pipelines = {
-        "torch": builder.build(),
+        "torch": builder.build(boundaries),
         "executor": ExecutedPipeline(
             request.one_step(),
             rank=rank,
-            stacks={
-                n: builder._stack(range(stage.first_layer, stage.end_layer)) for n, stage in numbered.items()
-            },
+            stacks=builder.stacks(),
+            boundaries=boundaries,
             meter=meter,
             loss=model.loss,
             device=device,
         ),
     }
-    for pipeline in pipelines.values():
-        pipeline.prepare(batch)
     seconds = {name: [] for name in pipelines}
     busy = dict.fromkeys(pipelines, 0.0)
     for block in range(2 * (blocks + 1)):

@@ -73,7 +73,7 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.distributed.process_group import join, reach_store, serve_store
     from ballast_trainer.distributed.stopping import StopSignal
     from ballast_trainer.gpu_emulation import EmulatedSpeed
-    from ballast_trainer.layers.layer_stack import LayerSet
+    from ballast_trainer.layers.layer import LayerSet
     from ballast_trainer.loop.session import Session
     from ballast_trainer.loop.state import TrainingState
     from ballast_trainer.models.registry import build_model

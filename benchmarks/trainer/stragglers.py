@@ -42,7 +42,7 @@ from ballast_trainer.distributed.process_group import World, reach_store, serve_
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.gpu_emulation import EMULATED_STRAGGLER_ENV, EmulatedSpeed
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.layers import split_layer

@@ -16,7 +16,13 @@ from collections.abc import Iterable
 
 
 class TrainerError(Exception):
-    """Base of the trainer's own errors."""
+    """Base of the trainer's own errors.
+
+    Attributes:
+        shows_cause: whether the user needs the traceback of what it was raised from.
+    """
+
+    shows_cause = False
 
 
 class ConfigurationError(TrainerError):

@@ -24,7 +24,7 @@ from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.rank_zero import SessionOutcome
 from ballast_trainer.loop.reshape import announce_ready
@@ -33,7 +33,7 @@ from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline.layout import ScheduleRequest
-from ballast_trainer.pipeline.stages import preload
+from ballast_trainer.pipeline.torch_pipeline import preload
 from ballast_trainer.profiling.profile import Meter, Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.reporting.console import Reporter, SilentReporter

@@ -10,7 +10,7 @@ from ballast_policies.contract.job import JobConfig, PipelineConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.launch import ValidatedJob, choose_device
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.state import TrainingState

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
-from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped, TrainerError
+from ballast_trainer.causes import root_cause
+from ballast_trainer.errors import ConfigurationError, PeerLost, Stopped
 
 _CODES = {
     ExitReason.FINISHED: ExitCode.OK,
@@ -23,6 +24,7 @@ _MESSAGE_CHARACTERS = 2000
 
 def reason_of(error: BaseException) -> ExitReason:
     """Why a process that raised ``error`` ends."""
+    error = root_cause(error)
     if isinstance(error, ConfigurationError):
         return ExitReason.CONFIGURATION
     if isinstance(error, PeerLost):
@@ -51,18 +53,6 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
     if code is not ExitCode.OK:
         print(f"ballast-train: {reason}: {message}", file=sys.stderr)  # noqa: T201
     return code
-
-
-def explains_itself(error: BaseException) -> bool:
-    """Whether the error's text tells what to do; for others the user needs the traceback."""
-    return isinstance(error, TrainerError)
-
-
-def describe(error: BaseException) -> str:
-    """The error as text, with the class name where the text alone would not be clear."""
-    if explains_itself(error):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
 
 
 def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:

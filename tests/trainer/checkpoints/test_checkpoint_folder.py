@@ -12,7 +12,7 @@ from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.protocol import Model
 from torch import nn
 

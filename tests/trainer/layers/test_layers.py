@@ -9,7 +9,7 @@ from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.dynamics.freezing import Freezing
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
@@ -42,7 +42,7 @@ def one_rank(dynamic=None, step=0):
         layers=layers,
         meter=meter,
         loss=model.loss,
-    ).build()
+    ).build(())
     return pipeline, layers, meter, model.batch(0, 0, 4)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from ballast_policies.contract.job import TrainingConfig
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
     learning_rate,
     optimizer_step,

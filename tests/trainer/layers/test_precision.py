@@ -10,7 +10,7 @@ from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
     drop_gradients,
     optimizer_step,

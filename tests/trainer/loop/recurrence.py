@@ -5,7 +5,8 @@ import torch
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.layers.layer_stack import LayerSet, LayerStack
+from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.profiling.profile import Meter
 
 CPU = torch.device("cpu")

@@ -51,6 +51,7 @@ def moves_with_a_message_cut_short(world):
     after = held()
     same = list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
     moving.migrate(world, layers, moving.plan_moves(*stages))
+    layers.drop(set(layers.indices()).difference(range(AFTER[world.rank], AFTER[world.rank + 1])))
     return {"words": words, "same": same, "held": layers.indices()}
 
 

@@ -10,7 +10,7 @@ from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning import Partition, simulated_step_seconds
 from ballast_policies.planning.stages import partition_of, stages_over
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.loop.idle import idle_seconds
 from ballast_trainer.loop.memory import stage_bytes
 from ballast_trainer.loop.replanning import (

@@ -16,7 +16,7 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.data.sources import ShuffledDataset
 from ballast_trainer.errors import ConfigurationError, TrainerError
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from torch import nn

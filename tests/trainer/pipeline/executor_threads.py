@@ -5,7 +5,8 @@ import threading
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
-from ballast_trainer.layers.layer_stack import Layer, LayerStack
+from ballast_trainer.layers.layer import Layer
+from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.executor import Executor
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.profiling.profile import Meter

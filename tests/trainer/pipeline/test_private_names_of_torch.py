@@ -7,7 +7,7 @@ import ballast_trainer
 import pytest
 
 PACKAGE = Path(ballast_trainer.__file__).parent
-ONLY_IN = {"torch.distributed.pipelining": "pipeline/stages.py"}
+ONLY_IN = {"torch.distributed.pipelining": "pipeline/torch_pipeline.py"}
 
 
 def imported(path):

@@ -12,7 +12,7 @@ from ballast_policies.contract import Stage
 from ballast_policies.contract.job import TrainingConfig
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import Block, build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
@@ -142,18 +142,18 @@ def pipelined_step(world, scatter_gather):
     held = range(bounds[world.position], bounds[world.position + 1])
     layers.hold(layers.make(index) for index in held)
     meter = Meter(model.layer_count, world.device, None)
-    pipeline = PipelineBuilder(
+    builder = PipelineBuilder(
         stages=stages,
         schedule=ScheduleRequest(name="1F1B", ranks=world.positions, microbatches=2),
         rank=world.position,
         layers=layers,
         meter=meter,
         loss=model.loss,
-        group=world.pipeline.group,
+        line=world.pipeline,
         tensor=world.tensor if scatter_gather else None,
-    ).build()
+    )
     batch = model.batch(0, 0, 4)
-    pipeline.prepare(batch)
+    pipeline = builder.build(builder.tried(batch, world.gather))
     sent = []
     operation = dist.P2POp
 

@@ -11,7 +11,7 @@ from ballast_trainer.distributed.mesh import Mesh, Place
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from hypothesis import given
 from hypothesis import strategies as st
 

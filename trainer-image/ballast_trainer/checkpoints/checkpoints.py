@@ -19,7 +19,7 @@ from ballast_trainer.checkpoints.folder_lock import FolderLock, Owner
 from ballast_trainer.checkpoints.manifest import Flaw, Manifest, Patience, checksum, flaws, read_manifest
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 
 logger = logging.getLogger(__name__)
 

@@ -18,14 +18,39 @@ _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 """How long the other ranks have to notice that one has failed, and leave."""
 
+_CAUSE_CHARACTERS = 1000
+"""Of 16 ranks, less than a pipe takes without a reader."""
+
 _REFUSED_SECONDS = 2.0
 """The same where one of them has refused the configuration."""
 
 
-def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
+class Causes:
+    """Why ranks have failed, told to the process that started them."""
+
+    def __init__(self) -> None:
+        self._queue = multiprocessing.get_context("fork").SimpleQueue()
+
+    def add(self, reason: str) -> None:
+        """This rank has failed by itself."""
+        rank = os.environ.get("RANK", "0")
+        self._queue.put(f"rank {rank}: {reason[:_CAUSE_CHARACTERS]}")
+
+    def print_first(self) -> None:
+        """The cause as the last line, after those of the ranks that only lost it."""
+        if not self._queue.empty():
+            _print_error(self._queue.get())
+
+
+def run_local_ranks(ranks: int, body: Callable[[], int], causes: Causes | None = None) -> int:
     """Run ``body`` in ``ranks`` forks, each with the environment that torchrun would give it.
 
     SIGTERM is passed on to the ranks, which then save and exit.
+
+    Args:
+        ranks: how many.
+        body: returns an exit code.
+        causes: where ranks tell why they have failed; printed last.
 
     Returns:
         0 where all ranks end well; else the exit code of a rank that failed by itself.
@@ -54,7 +79,10 @@ def run_local_ranks(ranks: int, body: Callable[[], int]) -> int:
         elif any(child.exitcode for child in children):
             left_behind = _end(children, _LEAVE_SECONDS)
         time.sleep(_POLL_SECONDS)
-    return _exit_code([child.exitcode or 0 for child in children], left_behind)
+    code = _exit_code([child.exitcode or 0 for child in children], left_behind)
+    if causes is not None:
+        causes.print_first()
+    return code
 
 
 def _fork(ranks: int, port: int, body: Callable[[], int]) -> list[BaseProcess]:

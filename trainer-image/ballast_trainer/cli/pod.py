@@ -14,12 +14,13 @@ from typing import Any
 import click
 from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitReason, Plan
 
+from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.errors import ConfigurationError, Stopped
-from ballast_trainer.process_exit import describe, end, end_on_lost_peer, explains_itself, reason_of
+from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.warm_start import start_warm
 
 logger = logging.getLogger("ballast_trainer.pod")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.process_exit import describe, end, reason_of
+from ballast_trainer.process_exit import end, reason_of
 
 
 @click.command()

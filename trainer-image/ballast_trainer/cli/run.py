@@ -11,12 +11,13 @@ from typing import Any
 import click
 from ballast_policies.contract import Directive, ExitCode, ExitReason, Plan, Rank
 
+from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.local_ranks import run_local_ranks
+from ballast_trainer.cli.local_ranks import Causes, run_local_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.environment import LaunchedRank
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.process_exit import describe, end, end_on_lost_peer, explains_itself, reason_of
+from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.reporting.progress_line import ProgressLine
 
 logger = logging.getLogger("ballast_trainer.run")
@@ -143,6 +144,7 @@ def run(
 
     # Local ranks share it.
     unsaid = multiprocessing.get_context("fork").Lock()
+    causes = Causes()
 
     def body() -> int:
         try:
@@ -164,10 +166,12 @@ def run(
                 return _SAID_ONCE[reason]
             if reason is ExitReason.FAILED and not explains_itself(error):
                 logger.exception("training failed")
+            if reason is ExitReason.FAILED:
+                causes.add(describe(error))
             return end(reason, describe(error))
 
     if ranks is not None and ranks > 1 and not single_process and "RANK" not in os.environ:
-        sys.exit(run_local_ranks(ranks, body))
+        sys.exit(run_local_ranks(ranks, body, causes))
     code = body()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
 from ballast_trainer.forecast import Forecast, forecasts
-from ballast_trainer.process_exit import describe, end, reason_of
+from ballast_trainer.process_exit import end, reason_of
 
 
 def _text(found: Forecast) -> str:

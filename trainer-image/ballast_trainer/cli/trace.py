@@ -5,11 +5,12 @@ from pathlib import Path
 
 import click
 
+from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.forecast import forecasts, schedule_for
-from ballast_trainer.process_exit import describe, end, reason_of
+from ballast_trainer.process_exit import end, reason_of
 
 FORMATS = (".json", ".svg", ".txt", ".csv")
 _FLOW_STEPS = 2

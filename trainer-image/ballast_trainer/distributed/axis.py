@@ -70,3 +70,10 @@ class Axis:
         """Floats of all ranks, by index."""
         rows = self.all_gather(torch.tensor(values, dtype=torch.float64, device=device))
         return [row.tolist() for row in rows]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Values of all ranks, by index."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=self.group)
+        return values

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from ballast_policies.contract import Plan
 
+from ballast_trainer.causes import DATA_NOTE, notes_of, root_cause
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.stopping import StopSignal
@@ -41,6 +42,9 @@ _PEER_FAILURES = (
 )
 """Texts of gloo, the store and NCCL when another rank is gone; they have no exception type for it."""
 
+_FAILURES_IN_LAYERS = ("gloo/transport", "NCCL")
+"""The same where a layer of the user's has failed, whose own errors may time out, too."""
+
 
 @contextlib.contextmanager
 def peer_failures() -> Iterator[None]:
@@ -48,12 +52,20 @@ def peer_failures() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ConnectionError) as error:
-        text = str(error)
-        if isinstance(error, dist.DistError | ConnectionError) or any(
-            word in text for word in _PEER_FAILURES
-        ):
+        text = str(root_cause(error))
+        if _is_peer_failure(root_cause(error)):
             raise PeerLost(f"another rank is gone: {_said(text)}. Its own output has the reason") from error
         raise
+
+
+def _is_peer_failure(error: BaseException) -> bool:
+    notes = notes_of(error)
+    if DATA_NOTE in notes:
+        # A data set may have connections of its own.
+        return False
+    words = _FAILURES_IN_LAYERS if notes else _PEER_FAILURES
+    of_torch = isinstance(error, dist.DistError) or (isinstance(error, ConnectionError) and not notes)
+    return of_torch or any(word in str(error) for word in words)
 
 
 def _said(text: str) -> str:

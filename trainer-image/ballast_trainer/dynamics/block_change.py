@@ -6,7 +6,7 @@ from torch import nn
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import Block
 
 

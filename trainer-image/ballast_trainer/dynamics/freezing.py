@@ -11,7 +11,7 @@ from ballast_policies.contract.job import DynamicConfig
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 
 
 class Freezing(UnchangedHooks):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import Block
 
 EXPERTS = 4

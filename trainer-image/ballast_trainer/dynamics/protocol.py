@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 
 
 class Dynamic(Protocol):

@@ -18,7 +18,7 @@ from ballast_trainer.dynamics.magnitude import largest_masks
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.dynamics.sparse_linear import PrunableLinear
-from ballast_trainer.layers.layer_stack import Layer, LayerSet
+from ballast_trainer.layers.layer import Layer, LayerSet
 
 
 def gradual_sparsity(progress: float, final: float, initial: float = 0.0) -> float:

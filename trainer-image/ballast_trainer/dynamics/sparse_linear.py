@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ballast_trainer.layers.layer_stack import MODULE, OPTIMIZER
+from ballast_trainer.layers.layer import MODULE, OPTIMIZER
 
 SPARSE_FROM = 0.85
 """Sparsity from which the three CSR products together beat the dense ones; measured on one core by
@@ -183,7 +183,7 @@ def without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
     """A layer's saved tensors for a ``module`` that is no longer pruned: dense, zero where they were pruned.
 
     Args:
-        tensors: by key, as :class:`~ballast_trainer.layers.layer_stack.Layer` names them.
+        tensors: by key, as :class:`~ballast_trainer.layers.layer.Layer` names them.
         module: what they are for.
     """
     dense = dict(tensors)

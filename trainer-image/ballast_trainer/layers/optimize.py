@@ -5,7 +5,7 @@ import math
 import torch
 from ballast_policies.contract.job import TrainingConfig
 
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.profiling.profile import Meter
 
 BASE_RATE = "initial_lr"

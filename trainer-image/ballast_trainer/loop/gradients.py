@@ -1,9 +1,10 @@
-"""Gradients over the mesh: averaged over the replicas, their norm counted once."""
+"""Gradients and buffers over the mesh: put together over the replicas, the norm counted once."""
 
 import torch
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.buffers import StepBuffers
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import squared_gradient_norm
 from ballast_trainer.tensor_parallel.slicing import slicings
 
@@ -30,6 +31,13 @@ def average_over_replicas(world: World, layers: LayerSet) -> None:
             mean = flat[offset : offset + parameter.numel()].view_as(parameter) / world.data.size
             parameter.grad = mean
         offset += parameter.numel()
+
+
+def buffers_at_start(world: World, layers: LayerSet) -> StepBuffers | None:
+    """The buffers that the replicas' forwards change, as the step begins; None where there is one replica."""
+    if world.data.size == 1:
+        return None
+    return StepBuffers.of(module for layer in layers for module in layer.stateful)
 
 
 def squared_norm_once(world: World, layers: LayerSet) -> float:

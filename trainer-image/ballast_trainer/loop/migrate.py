@@ -6,14 +6,14 @@ of them keep the layers they had.
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from ballast_policies.contract import Stage
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.layers.layer_stack import Layer, LayerSet
+from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.layers.packing import pack, unpack
 from ballast_trainer.pipeline.layout import holders_of
 
@@ -66,16 +66,13 @@ def plan_moves(
     )
 
 
-def migrate(
-    world: World, layers: LayerSet, moves: Sequence[LayerMove], *, keeps: Collection[int] = ()
-) -> Migration:
+def migrate(world: World, layers: LayerSet, moves: Sequence[LayerMove]) -> Migration:
     """Carry out the moves; collective over the world.
 
     Args:
         world: the ranks.
-        layers: those that this rank holds; it releases those that it sends.
+        layers: those that this rank holds; those that it sends it keeps, until the caller drops them.
         moves: layer, source and target of each.
-        keeps: layers that this rank keeps although it sends them, as one of their replicas.
 
     Raises:
         MigrationFailed: some rank could not unpack a layer; all ranks keep what they had.
@@ -93,8 +90,6 @@ def migrate(
         failure = error
     if world.sum([float(failure is not None)])[0] > 0:
         raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
-    sent = {move.layer for move in moves if move.source == world.position}
-    layers.drop(sent.difference(keeps))
     layers.hold(arrived)
     return Migration(moves=tuple(moves), byte_count=byte_count)
 

@@ -23,7 +23,7 @@ from ballast_trainer.loop.replanning import (
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.loop.reshape import grow, move_layers, new_ranks_ready, shrink
+from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, new_ranks_ready, shrink
 from ballast_trainer.loop.state import Stopwatch, TrainingState
 from ballast_trainer.profiling.link_times import link_seconds
 
@@ -58,6 +58,7 @@ class PlanFollower:
         self._timeout = peer_timeout_seconds
         self._proposal: Proposal | None = None
         self._refused_epoch = 0
+        self._refused_cuts: set[tuple[Stage, ...]] = set()
 
     def watch_peers(self) -> None:
         """Watch the ranks of the process group in force."""
@@ -102,6 +103,7 @@ class PlanFollower:
         except MigrationFailed as error:
             self._refused_epoch = plan.epoch
             logger.warning("plan %d is not followed: %s", plan.epoch, error)
+            self._note_refused(error, tuple(plan.stages or ()))
         if outcome is None:
             self.watch_peers()
         return outcome
@@ -176,10 +178,13 @@ class PlanFollower:
             return
         stages = stages_over(decision.partition, training.placement(training.world.size))
         before = progress.imbalance()
+        if stages in self._refused_cuts:
+            return
         try:
             reshaped = move_layers(training, stages)
         except MigrationFailed as error:
             logger.warning("rebalance at step %d failed: %s", training.step, error)
+            self._note_refused(error, stages)
             return
         training.overhead.moving += reshaped.pause_ms / 1000
         progress.rebalanced(before, reshaped.pause_ms)
@@ -197,6 +202,12 @@ class PlanFollower:
         )
         self._rank_zero.report(now=True)
         training.profile.forget()
+
+    def _note_refused(self, error: MigrationFailed, stages: tuple[Stage, ...]) -> None:
+        """Stages that cannot run are not tried again by this job's own decisions."""
+        if isinstance(error, CutRefused):
+            self._refused_cuts.add(stages)
+            self._rank_zero.event("cutRefused", stages=stages_as_json(stages), reason=str(error))
 
     def _print_measured(self) -> None:
         """Print what the dynamic cases measure of the data; collective."""
@@ -218,6 +229,6 @@ class PlanFollower:
             return
         reference = self._rank_zero.progress.reference_step_seconds
         proposal = repack_proposal(self._training, sizes, reference_step_seconds=reference)
-        if proposal is not None:
+        if proposal is not None and proposal.stages not in self._refused_cuts:
             self._rank_zero.propose(proposal, again=self._proposal is not None)
             self._proposal = proposal

@@ -12,10 +12,16 @@ import torch.distributed as dist
 from ballast_policies.contract import Plan, Stage
 
 from ballast_trainer.distributed.process_group import World, join
-from ballast_trainer.loop.migrate import Migration, MigrationFailed, migrate, plan_moves
+from ballast_trainer.loop.migrate import LayerMove, Migration, MigrationFailed, migrate, plan_moves
 from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.pipeline.stages import Boundaries
+from ballast_trainer.pipeline.trial import TrialFailed
 
 logger = logging.getLogger(__name__)
+
+
+class CutRefused(MigrationFailed):
+    """The stages of a new plan cannot run; every rank has the layers and the pipeline that it had."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +74,43 @@ def move_layers(training: TrainingState, stages: tuple[Stage, ...]) -> ReshapeRe
     """
     watch = Stopwatch()
     moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
-    held = training.held_layers(stages)
-    migration = migrate(training.world, training.layers, moves, keeps=held)
+    migration, boundaries = _move_and_try(training, moves, stages)
     training.stages = stages
-    training.layers.drop(set(training.layers.indices()).difference(held))
-    training.conform()
-    training.rebuild()
+    _keep_own(training)
+    training.rebuild(boundaries)
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
+
+
+def _move_and_try(
+    training: TrainingState,
+    moves: tuple[LayerMove, ...],
+    stages: tuple[Stage, ...],
+    positions: int | None = None,
+) -> tuple[Migration, Boundaries]:
+    """Send layers to where ``stages`` want them, and try that partition; every rank keeps what it sent.
+
+    Args:
+        training: the job.
+        moves: from the partition in force.
+        stages: the new partition, with ranks in the numbering of today.
+        positions: of the pipeline that is to run them; None: as many as today.
+
+    Raises:
+        MigrationFailed: nothing has changed.
+    """
+    before = training.layers.indices()
+    migration = migrate(training.world, training.layers, moves)
+    training.conform()
+    try:
+        return migration, training.tried(stages, positions)
+    except TrialFailed as error:
+        training.layers.drop(set(training.layers.indices()).difference(before))
+        raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
+
+
+def _keep_own(training: TrainingState) -> None:
+    """Release the layers that this rank has sent."""
+    training.layers.drop(set(training.layers.indices()).difference(training.held_layers()))
 
 
 def shrink(
@@ -94,16 +130,17 @@ def shrink(
     """
     watch = Stopwatch()
     old_position = {new: old for old, new in _new_positions(training.world, plan).items()}
-    moves = plan_moves(training.stages, _renumbered(stages, old_position))
-    migration = migrate(training.world, training.layers, moves)
+    today = _renumbered(stages, old_position)
+    moves = plan_moves(training.stages, today)
+    migration, boundaries = _move_and_try(training, moves, today, len(old_position))
     rank = plan.rank_of(training.world.pods[training.world.rank])
     store = training.world.store
     training.world.leave()
     if rank is None:
         return ReshapeResult(migration=migration, pause_ms=watch.milliseconds(), released=True)
     _enter(training, plan, stages, store, rank, timeout_seconds)
-    training.conform()
-    training.rebuild()
+    _keep_own(training)
+    training.rebuild(boundaries)
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
@@ -128,7 +165,7 @@ def grow(
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.world.from_rank_0((training.step, training.loss_scale.state, old_stages, stages))
     try:
-        migration = migrate(training.world, training.layers, plan_moves(old_stages, stages))
+        migration, boundaries = _move_and_try(training, plan_moves(old_stages, stages), stages)
     except MigrationFailed:
         training.world.leave()
         # Under a prefix of their own: the old plan's holds addresses of the group that has ended.
@@ -137,8 +174,8 @@ def grow(
         training.world = dataclasses.replace(training.world, store=store)
         training.rebuild()
         raise
-    training.conform()
-    training.rebuild()
+    _keep_own(training)
+    training.rebuild(boundaries)
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
@@ -161,9 +198,8 @@ def enter_grown(training: TrainingState, world: World) -> None:
     """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
     training.step, loss_scale, old_stages, training.stages = world.from_rank_0(None)
     training.loss_scale.restore(loss_scale)
-    migrate(world, training.layers, plan_moves(old_stages, training.stages))
-    training.conform()
-    training.rebuild()
+    _, boundaries = _move_and_try(training, plan_moves(old_stages, training.stages), training.stages)
+    training.rebuild(boundaries)
 
 
 def _enter(

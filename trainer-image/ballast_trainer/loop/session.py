@@ -17,7 +17,7 @@ from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.loop.gradients import average_over_replicas, squared_norm_once
+from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start, squared_norm_once
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
@@ -171,7 +171,10 @@ class Session:
             microbatches=training.microbatches,
             exchange=training.exchange_due,
         )
+        buffers = buffers_at_start(training.world, training.layers)
         loss = training.pipeline.run(training.batch())
+        if buffers is not None:
+            buffers.merge(training.world.data.all_gather)
         training.straggler_mitigation.finish_step(
             training.meter.busy_seconds(), microbatches=training.microbatches
         )

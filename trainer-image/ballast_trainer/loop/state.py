@@ -7,15 +7,16 @@ import torch
 from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
+from ballast_trainer.causes import DATA_NOTE
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.layers.layer_stack import LayerSet
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
-from ballast_trainer.pipeline.stages import Pipeline, PipelineBuilder
+from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
 from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
 
@@ -79,21 +80,47 @@ class TrainingState:
         for dynamic in self.dynamics:
             dynamic.conform(self.step, self.layers)
 
-    def rebuild(self) -> None:
-        """Rebuild the pipeline after layers moved or froze; collective."""
-        self.pipeline = PipelineBuilder(
-            stages=self.stages,
-            schedule=self.schedule_request(self.world.positions),
+    def rebuild(self, boundaries: Boundaries | None = None) -> None:
+        """Rebuild the pipeline after layers moved or froze; collective.
+
+        Args:
+            boundaries: what a trial of the partition in force has found; None: it is tried now.
+
+        Raises:
+            TrialFailed: a stage cannot run.
+        """
+        builder = self._builder(self.stages, self.world.positions)
+        self.pipeline = builder.build(self.tried(self.stages) if boundaries is None else boundaries)
+        self.meter.start_step(self.step)
+
+    def tried(self, stages: tuple[Stage, ...], positions: int | None = None) -> Boundaries:
+        """Try a partition of the layers held, which need not be in force; collective over the world.
+
+        Args:
+            stages: with ranks in the numbering of today.
+            positions: of the pipeline that is to run them; None: as many as today.
+
+        Raises:
+            TrialFailed: on every rank; a stage cannot run.
+        """
+        alone = (positions or self.world.positions) == 1 and self.world.size == 1
+        if alone and not self.config.training.recompute:
+            return ()
+        self.meter.start_step(self.step)
+        builder = self._builder(stages, positions or self.world.positions)
+        return builder.tried(self.batch(), self.world.gather)
+
+    def _builder(self, stages: tuple[Stage, ...], positions: int) -> PipelineBuilder:
+        return PipelineBuilder(
+            stages=stages,
+            schedule=self.schedule_request(positions),
             rank=self.world.position,
-            group=self.world.pipeline.group,
+            line=self.world.pipeline,
             tensor=self.world.tensor if self.config.parallelism.scatter_gather else None,
             layers=self.layers,
             meter=self.meter,
             loss=self.loss_scale.scaled(self.model.loss),
-        ).build()
-        self.meter.start_step(self.step)
-        self.pipeline.prepare(self.batch())
-        self.meter.start_step(self.step)
+        )
 
     @property
     def microbatches(self) -> int:
@@ -112,7 +139,11 @@ class TrainingState:
     def batch_of(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of ``step``: this replica's microbatches of them."""
         size = self.config.pipeline.global_batch_size
-        inputs, targets = self.model.batch(self.config.training.seed, step, size)
+        try:
+            inputs, targets = self.model.batch(self.config.training.seed, step, size)
+        except Exception as error:
+            error.add_note(DATA_NOTE)
+            raise
         share = size // self.world.data.size
         mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
         return inputs[mine].to(self.device), targets[mine].to(self.device)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 
 from ballast_trainer.distributed.axis import Axis
-from ballast_trainer.layers.layer_stack import MODULE, OPTIMIZER, Layer
+from ballast_trainer.layers.layer import MODULE, OPTIMIZER, Layer
 from ballast_trainer.tensor_parallel.slicing import Slicing, slicings
 
 _PART = re.compile(r"(?P<name>.+)@(?P<index>\d+)/(?P<size>\d+):(?P<dim>\d+)x(?P<blocks>\d+)")

@@ -25,7 +25,7 @@ from ballast_policies.planning.tensor_parallel import (
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.layers.layer_stack import Layer
+from ballast_trainer.layers.layer import Layer
 from ballast_trainer.seeding import mixed_key
 from ballast_trainer.tensor_parallel.cost_probe import measure_costs
 from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer

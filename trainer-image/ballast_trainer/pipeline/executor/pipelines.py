@@ -1,20 +1,20 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
 
 from ballast_trainer.data.batch import Batch
+from ballast_trainer.layers.buffers import StepBuffers
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.pipeline.executor.boundaries import Boundary, agree_on_boundaries
+from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.executor import ApplyGradients, Executor, Loss, PeakUsage
 from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
-from ballast_trainer.pipeline.executor.replicas import sum_gradients
+from ballast_trainer.pipeline.executor.replicas import gather_rows, sum_gradients
 from ballast_trainer.profiling.profile import Meter
 
 
@@ -31,6 +31,7 @@ class ExecutedPipeline:
         *,
         rank: int,
         stacks: Mapping[int, LayerStack],
+        boundaries: tuple[Boundary, ...],
         meter: Meter,
         loss: Loss,
         device: torch.device,
@@ -41,35 +42,17 @@ class ExecutedPipeline:
             flush: the schedule of one step.
             rank: this one.
             stacks: by stage, the layers that this rank holds.
+            boundaries: between all stages.
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch.
             device: where this rank computes.
         """
         self._flush = RankOrder(flush, rank, 1)
         self._stacks, self._meter, self._loss, self._device = stacks, meter, loss, device
-        self._boundaries: tuple[Boundary, ...] = ()
+        self._boundaries = boundaries
         several = flush.ranks > 1
         self._group = replica_group(flush.stage_ranks, rank) if several else None
         self._transport = ProcessTransport(link_groups(flush) if several else {})
-
-    def prepare(self, batch: Batch) -> None:
-        """Agree on shapes; collective."""
-        schedule = self._flush.schedule
-
-        def share(stage: int, found: Boundary | None) -> Boundary:
-            box: list[Any] = [found]
-            if schedule.ranks > 1:
-                dist.broadcast_object_list(box, src=schedule.stage_ranks[stage][0], device=self._device)
-            boundary: Boundary = box[0]
-            return boundary
-
-        self._boundaries = agree_on_boundaries(
-            stages=schedule.stages,
-            stacks=self._stacks,
-            example=batch[0].chunk(self._flush.microbatches)[0],
-            device=self._device,
-            share=share,
-        )
 
     def run(self, batch: Batch) -> float | None:
         """Forward and backward of a whole batch; see :class:`ballast_trainer.pipeline.stages.Pipeline`.
@@ -77,6 +60,10 @@ class ExecutedPipeline:
         Returns:
             On a rank of the last stage its replica's part of the mean loss; the parts add up to it.
         """
+        buffers = None
+        if self._group is not None:
+            held = (layer for stack in self._stacks.values() for layer in stack.held)
+            buffers = StepBuffers.of(module for layer in held for module in layer.stateful)
         executor = self._executor(lambda step: batch, _never)
         executor.begin(self._flush, self._meter.step)
         loss = executor.advance()
@@ -84,6 +71,8 @@ class ExecutedPipeline:
         parameters = [parameter for stack in self._stacks.values() for parameter in stack.parameters()]
         if self._group is not None:
             sum_gradients(parameters, self._group)
+        if buffers is not None:
+            buffers.merge(functools.partial(gather_rows, group=self._group))
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, float(self._flush.microbatches))
@@ -115,6 +104,7 @@ class AsynchronousPipeline(ExecutedPipeline):
         *,
         rank: int,
         stacks: Mapping[int, LayerStack],
+        boundaries: tuple[Boundary, ...],
         meter: Meter,
         loss: Loss,
         device: torch.device,
@@ -126,11 +116,14 @@ class AsynchronousPipeline(ExecutedPipeline):
             schedule_of_run: the schedule of a run, given its number of steps.
             rank: this one.
             stacks: by stage, the layers that this rank holds.
+            boundaries: between all stages.
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch.
             device: where this rank computes.
         """
-        super().__init__(flush, rank=rank, stacks=stacks, meter=meter, loss=loss, device=device)
+        super().__init__(
+            flush, rank=rank, stacks=stacks, boundaries=boundaries, meter=meter, loss=loss, device=device
+        )
         self._schedule_of_run, self._rank = schedule_of_run, rank
         self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
 

@@ -29,3 +29,10 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Any) -> None:
         for gradient in same:
             gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
             offset += gradient.numel()
+
+
+def gather_rows(flat: torch.Tensor, *, group: Any) -> list[torch.Tensor]:
+    """A flat tensor of every replica, by replica; collective over the group."""
+    rows = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, flat, group=group)
+    return rows

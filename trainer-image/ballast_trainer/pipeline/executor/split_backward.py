@@ -107,6 +107,15 @@ class SplitBackward:
         return starts
 
 
+def backward_in_halves(
+    stack: nn.Module, source: torch.Tensor, result: torch.Tensor, gradient: torch.Tensor | None
+) -> None:
+    """The backward of a stage in both halves, to try whether it can be split."""
+    halves = SplitBackward(result, source, stack.parameters())
+    halves.for_input(gradient)
+    halves.for_weights()
+
+
 def _parents(root: Node) -> dict[Node, list[Node]]:
     """Each node of the graph with those whose backward flows into it."""
     parents: dict[Node, list[Node]] = {root: []}

@@ -1,0 +1,127 @@
+"""Whatever the layers are like, a cut between any two of them trains as one process does, or is not made."""
+
+import itertools
+
+import pytest
+import torch
+from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.layers.layer import LayerSet
+
+pytestmark = pytest.mark.processes
+
+MODELS = "tests.trainer.models.awkward_models"
+
+
+def job(model, *, schedule="1F1B", args=None, pipeline=None, **fields):
+    return {
+        "totalSteps": 6,
+        "model": {"name": f"{MODELS}:{model}", "args": args or {}},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 16, "schedule": schedule, **(pipeline or {})},
+        "training": {"optimizer": "sgd", "learningRate": 0.02, **fields.pop("training", {})},
+        "rebalance": {"enabled": False},
+        **fields,
+    }
+
+
+def whole_state(config, folder):
+    """All tensors of all layers, buffers too, of the newest checkpoint in ``folder``."""
+    made = ValidatedJob.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
+    world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+    count = made.model.layer_count
+    layers = LayerSet(made.model, made.config.training, world.device, lambda _, module: module)
+    layers.hold(layers.make(index) for index in range(count))
+    saved = Checkpoints(str(folder), keep=1, layer_count=count, seed=0)
+    saved.load(world, layers, saved.newest(world))
+    return {f"{layer.index}.{name}": value for layer in layers for name, value in layer.state().items()}
+
+
+def states(gang, config, tmp_path, ranks):
+    """The whole state after a run on one process, and after one on ``ranks``."""
+    found = []
+    for name, count, options in (("one", 1, ["--single-process"]), ("many", ranks, [])):
+        plain = config if count > 1 else {key: value for key, value in config.items() if key != "parallelism"}
+        if count == 1:
+            plain = {**plain, "pipeline": {k: v for k, v in plain["pipeline"].items() if k != "replicas"}}
+        saving = {**plain, "checkpoint": {"path": str(tmp_path / name), "everySteps": 100}}
+        running = gang(saving, ranks=count, options=options)
+        assert set(running.exit_codes().values()) == {0}, running.errors()
+        found.append(whole_state(saving, tmp_path / name))
+    return found
+
+
+def assert_same(one, many):
+    assert one.keys() == many.keys()
+    apart = {name: float((many[name] - value).abs().max()) for name, value in one.items() if value.numel()}
+    assert max(apart.values()) < 2e-4, apart
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks"), [("ZeroBubbleV", 4), ("ZeroBubbleH1", 3), ("1F1B", 4), ("GPipe", 3)]
+)
+def test_stages_that_end_in_views_train_as_one_process(gang, single_process_losses, schedule, ranks):
+    """Flattened, turned, cut to shape, or nothing at all between two stages; the next may work in place."""
+    config = job("ending_in_views", schedule=schedule)
+    running = gang(config, ranks=ranks)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    expected = single_process_losses(config)
+    losses = running.losses()
+    assert losses.keys() == expected.keys()
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+
+
+def test_a_cut_on_which_the_job_would_end_is_tried_once_and_not_made(gang, single_process_losses):
+    """The balancer wants it at every turn: the layers stay, the cause is named, training continues."""
+    config = job("with_a_cut_that_fails", totalSteps=40, rebalance={"enabled": True, "everySteps": 10})
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (refused,) = running.events("cutRefused")
+    assert "rank 1: LookupError: layer 0 is not in this process (in layer 1, Slow)" in refused["reason"]
+    assert not running.events("rebalance")
+    losses, expected = running.losses(), single_process_losses(config)
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"schedule": "ZeroBubbleH1"},
+        {"training": {"recompute": True}},
+        {"parallelism": {"data": 2}},
+        {"parallelism": {"data": 2}, "training": {"recompute": True}},
+        {"dynamics": [{"kind": "freezing", "startStep": 2, "endStep": 4, "everySteps": 1, "target": 0.4}]},
+        {"args": {"momentum": None}, "parallelism": {"data": 2}},
+    ],
+    ids=["pipeline", "split", "recompute", "data", "data+recompute", "freezing", "data+mean"],
+)
+def test_running_statistics_are_those_of_one_process(gang, tmp_path, change):
+    """BatchNorm counts every microbatch once: whatever rebuilds the pipeline, recomputes or replicates it."""
+    config = job("with_batch_norm", **change)
+    one, many = states(gang, config, tmp_path, 2)
+    (tracked,) = {int(value) for name, value in one.items() if name.endswith("num_batches_tracked")}
+    assert tracked == 6 * 4
+    assert_same(one, many)
+
+
+def test_replicas_of_a_stage_count_all_microbatches(gang, tmp_path):
+    """Each has trained on some of them: their statistics are put together, the same on all."""
+    config = job("with_batch_norm", pipeline={"replicas": [2, 1], "microbatches": 4})
+    one, many = states(gang, config, tmp_path, 3)
+    assert one.keys() == many.keys()
+    counts = [name for name in one if name.endswith("num_batches_tracked")]
+    assert [int(many[name]) for name in counts] == [int(one[name]) for name in counts]
+    for name in one:
+        if name.endswith("running_var"):
+            torch.testing.assert_close(many[name], one[name], atol=0.1, rtol=0.1, msg=name)
+
+
+def test_hooks_on_receive_buffers_do_not_pile_up(gang, tmp_path):
+    """After many steps a stage's input carries as few hooks as after the first."""
+    config = job("counting_hooks", totalSteps=12, args={"log": str(tmp_path / "hooks")})
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    counts = [int(line) for line in (tmp_path / "hooks").read_text().split()]
+    assert len(counts) >= 12 * 4
+    assert max(counts) <= 2, list(itertools.islice(counts, 60))

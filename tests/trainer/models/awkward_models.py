@@ -1,0 +1,158 @@
+"""Models with layers that are hard to cut: they return views, keep buffers, draw random numbers, fail."""
+
+import random
+from pathlib import Path
+
+import numpy
+import torch
+from ballast_trainer.models.protocol import Model
+from torch import nn
+
+WIDTH = 16
+
+
+def batches(seed, step, size):
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+    inputs = torch.randn(size, WIDTH, generator=generator)
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+class Shaped(nn.Module):
+    """Returns a view of its input."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, value):
+        return value.view(len(value), *self.shape)
+
+
+class Turned(nn.Module):
+    """Returns a view that is not contiguous."""
+
+    def forward(self, value):
+        return value.transpose(1, 2)
+
+
+class Doubling(nn.Module):
+    """A linear layer as wide as its input, whatever that is."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, value):
+        return value + torch.tanh(self.linear(value))
+
+
+def ending_in_views():
+    """Every other layer ends in a view, one of them in no layer at all, one works in place."""
+    layers = [
+        lambda: Doubling(WIDTH),
+        lambda: Shaped(4, 4),
+        lambda: Doubling(4),
+        Turned,
+        lambda: nn.ReLU(inplace=True),
+        lambda: Doubling(4),
+        lambda: nn.Flatten(1),
+        nn.Identity,
+        lambda: nn.Linear(WIDTH, 1),
+    ]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=batches)
+
+
+class Wandering(nn.Module):
+    """Draws from Python's and numpy's generators, as layer drop does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value):
+        factor = random.random() + numpy.random.random() + torch.rand(()).item()
+        return value + factor * torch.tanh(self.linear(value))
+
+
+def drawing_everywhere(layers=4):
+    """Every layer draws from all generators."""
+    made = [*(Wandering for _ in range(layers - 1)), lambda: nn.Linear(WIDTH, 1)]
+    return Model.from_layers(made, loss=nn.functional.mse_loss, batch=batches)
+
+
+def with_batch_norm(layers=6, momentum=0.1):
+    """Running statistics in every layer but the last."""
+    made = [
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, momentum=momentum), nn.ReLU())
+    ] * (layers - 1)
+    return Model.from_layers([*made, lambda: nn.Linear(WIDTH, 1)], loss=nn.functional.mse_loss, batch=batches)
+
+
+class Slow(nn.Module):
+    """A layer of many products."""
+
+    def __init__(self, rounds, *, needs_layer_0=False):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.rounds, self.needs_layer_0 = rounds, needs_layer_0
+
+    def forward(self, value):
+        if self.needs_layer_0 and not Layer0.was_here:
+            raise LookupError("layer 0 is not in this process")
+        for _ in range(self.rounds):
+            value = value + torch.tanh(self.linear(value)) / self.rounds
+        return value
+
+
+class Layer0(Slow):
+    """Leaves something behind in its process."""
+
+    was_here = False
+
+    def forward(self, value):
+        Layer0.was_here = True
+        return super().forward(value)
+
+
+def with_a_cut_that_fails():
+    """Two dear layers in front that cannot be parted; over two ranks, any balancer wants to part them."""
+    layers = [
+        lambda: Layer0(60),
+        lambda: Slow(60, needs_layer_0=True),
+        *(lambda: Slow(1) for _ in range(3)),
+        lambda: nn.Linear(WIDTH, 1),
+    ]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=batches)
+
+
+class CountingHooks(nn.Module):
+    """Writes down how many hooks the tensors carry from which its input comes, up to the leaf."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.linear, self.log = nn.Linear(WIDTH, WIDTH), log
+
+    def forward(self, value):
+        if value.requires_grad:
+            with Path(self.log).open("a") as log:
+                log.write(f"{_hooks(value)}\n")
+        return value + torch.tanh(self.linear(value))
+
+
+def _hooks(value):
+    """Hooks on a tensor, or on the leaf that it is or was made of."""
+    node = value.grad_fn
+    while node is not None and node.next_functions and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    leaf = value if value.grad_fn is None else getattr(node, "variable", value)
+    return len(leaf._backward_hooks or ())
+
+
+def counting_hooks(log):
+    """The layer that counts begins the second of two stages, and the first of no other."""
+    layers = [
+        *(lambda: Doubling(WIDTH) for _ in range(2)),
+        lambda: CountingHooks(log),
+        lambda: nn.Linear(WIDTH, 1),
+    ]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss, batch=batches)

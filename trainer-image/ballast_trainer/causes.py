@@ -1,0 +1,50 @@
+"""What went wrong, in one line: the user's error rather than what a library has wrapped around it."""
+
+from ballast_trainer.errors import TrainerError
+
+DATA_NOTE = "while reading the data"
+LAYER_NOTE = "in layer "
+
+_WRAPPERS = ("failed to run forward", "Failed to run stage backward")
+"""Texts of torch.distributed.pipelining around an error of a layer, which list tensors, not the error."""
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The error itself, or what torch's pipeline has wrapped."""
+    while error.__cause__ is not None and any(text in str(error) for text in _WRAPPERS):
+        if isinstance(error, TrainerError):
+            break
+        error = error.__cause__
+    return error
+
+
+def explains_itself(error: BaseException) -> bool:
+    """Whether the error's text tells what to do; for others the user needs the traceback."""
+    error = root_cause(error)
+    return isinstance(error, TrainerError) and not (error.shows_cause and error.__cause__ is not None)
+
+
+def describe(error: BaseException) -> str:
+    """The error as text: its class where the text alone would not be clear, its layer, what it came from."""
+    error = root_cause(error)
+    if isinstance(error, TrainerError):
+        return str(error)
+    notes = [note for note in notes_of(error) if note.startswith((LAYER_NOTE, DATA_NOTE))]
+    place = f" ({', '.join(notes)})" if notes else ""
+    origin = f", from {_named(error.__cause__)}" if error.__cause__ is not None else ""
+    return f"{_named(error)}{place}{origin}"
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Notes that were added to the error."""
+    return list(getattr(error, "__notes__", ()))
+
+
+def note_layer(error: BaseException, layer: int, kind: str) -> None:
+    """Note the layer that an error came from; of layers within layers the innermost counts."""
+    if not any(note.startswith(LAYER_NOTE) for note in notes_of(error)):
+        error.add_note(f"{LAYER_NOTE}{layer}, {kind}")
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

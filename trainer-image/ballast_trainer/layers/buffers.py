@@ -1,0 +1,159 @@
+"""Buffers of layers: the state that is not learnt, such as the running statistics of BatchNorm.
+
+A single process changes them once for each microbatch that it trains on, and by nothing else.  So a
+trial of a plan runs on copies, a second forward of the same microbatch starts from what the first one
+found and leaves nothing behind, and what replicas have counted apart is put together after each step.
+
+PyTorch's kernels write running statistics without telling autograd; so copies take the buffers'
+places, and the buffers themselves are never written back to, which a pending backward would refuse.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+Buffers = list[tuple[nn.Module, dict[str, torch.Tensor]]]
+"""Modules, and their own buffers by name."""
+
+
+def copies_of(modules: Iterable[nn.Module]) -> Buffers:
+    """Copies of the modules' own buffers, as they are now."""
+    found = []
+    for module in modules:
+        held = {name: buffer.detach().clone() for name, buffer in _own(module).items()}
+        if held:
+            found.append((module, held))
+    return found
+
+
+@contextlib.contextmanager
+def in_place(copies: Buffers) -> Iterator[Callable[[], list[nn.Module]]]:
+    """Let the modules work on copies; their buffers come back as they were.
+
+    Yields:
+        Which modules have changed their buffers so far.  Running statistics count in any case: of some
+        inputs they come out as they were.
+    """
+    originals = [(module, _own(module)) for module, _ in copies]
+    for module, held in copies:
+        module._buffers.update(held)
+
+    def changed() -> list[nn.Module]:
+        return [
+            module
+            for module, before in originals
+            if isinstance(module, _NormBase)
+            or any(not _same(before[name], buffer) for name, buffer in _own(module).items() if name in before)
+        ]
+
+    try:
+        yield changed
+    finally:
+        for module, before in originals:
+            module._buffers.update(before)
+
+
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or one.layout is not torch.strided or torch.equal(one, other)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """Buffers of layers of which replicas train microbatches of their own, from a step's begin to its end."""
+
+    started: Buffers
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module]) -> "StepBuffers":
+        """As a step begins."""
+        return cls(copies_of(modules))
+
+    def merge(self, gather: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
+        """Put together what the replicas have made of them; the same on each afterwards.
+
+        Running statistics become those of one process that trained on the microbatches of one replica
+        after the other's.  Other floating-point buffers become the mean of the replicas', counts grow by
+        what all replicas have counted.
+
+        Args:
+            gather: a flat tensor of every replica, by replica; collective over them.
+        """
+        current = [buffer for module, held in self.started for name, buffer in _pick(module, held)]
+        if not current:
+            return
+        flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in current])
+        rows = [list(_split(row, current)) for row in gather(flat)]
+        place = 0
+        for module, held in self.started:
+            names = [name for name, _ in _pick(module, held)]
+            found = {name: [row[place + i] for row in rows] for i, name in enumerate(names)}
+            place += len(names)
+            for name, value in _merged(module, held, found).items():
+                buffer = module._buffers[name]
+                assert buffer is not None
+                with torch.no_grad():
+                    buffer.copy_(value.to(buffer.dtype))
+
+
+def _pick(module: nn.Module, held: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    now = _own(module)
+    return [(name, now[name]) for name in held if name in now and now[name].shape == held[name].shape]
+
+
+def _split(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for part, one in zip(flat.split([one.numel() for one in like]), like, strict=True):
+        yield part.view(one.shape)
+
+
+def _merged(
+    module: nn.Module, held: dict[str, torch.Tensor], found: dict[str, list[torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    counts = found.get("num_batches_tracked")
+    statistics = isinstance(module, _NormBase) and counts is not None
+    merged = {}
+    for name, values in found.items():
+        before = held[name].double()
+        if statistics and name in ("running_mean", "running_var"):
+            assert isinstance(module, _NormBase) and counts is not None
+            merged[name] = _running(before, values, held["num_batches_tracked"], counts, module.momentum)
+        elif held[name].is_floating_point():
+            merged[name] = torch.stack(values).mean(0)
+        elif held[name].dtype is torch.bool:
+            merged[name] = torch.stack(values).amax(0)
+        else:
+            merged[name] = before + sum(value - before for value in values)
+    return merged
+
+
+def _running(
+    before: torch.Tensor,
+    values: Sequence[torch.Tensor],
+    count_before: torch.Tensor,
+    counts: Sequence[torch.Tensor],
+    momentum: float | None,
+) -> torch.Tensor:
+    """Running statistics of one process, from those of replicas that all started from ``before``.
+
+    With momentum m, replica i has made ``r_i = (1-m)^k_i before + s_i`` of its k_i microbatches; one
+    process makes ``(1-m)^k_i r + s_i`` of what it found, r.  Without momentum, the statistics are the mean
+    of all microbatches.
+    """
+    start = float(count_before)
+    result, so_far = before, start
+    for value, count in zip(values, counts, strict=True):
+        own = float(count) - start
+        if momentum is not None:
+            result = (1 - momentum) ** own * (result - before) + value
+        elif own > 0:
+            mean = (value * (start + own) - before * start) / own
+            result = (result * so_far + mean * own) / (so_far + own)
+            so_far += own
+    return result

@@ -1,0 +1,169 @@
+"""The layers that a rank holds: modules and their optimizers.
+
+Each layer has an optimizer of its own, so that a layer's whole state is one dictionary of tensors
+that can be moved, saved and loaded without looking at other layers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from ballast_policies.contract.job import TrainingConfig
+from torch import nn
+
+from ballast_trainer.layers.optimizer_state import (
+    as_tensors,
+    from_tensor,
+    group_settings,
+    refuse_state_in_groups,
+)
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import load_callable
+from ballast_trainer.seeding import seed_build
+
+MODULE, OPTIMIZER = "module.", "optimizer."
+"""Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
+
+
+def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "adamw":
+        # One call for all tensors of a layer; a quarter of the time of torch's default on a CPU.
+        fused = all(p.device.type == "cpu" and p.is_floating_point() for p in parameters)
+        return torch.optim.AdamW(
+            parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused or None
+        )
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=config.learning_rate, momentum=0.9, weight_decay=config.weight_decay
+        )
+    maker = load_callable("training.optimizer", config.optimizer)
+    optimizer: torch.optim.Optimizer = maker(parameters, config.learning_rate)
+    return optimizer
+
+
+class Layer:
+    """One layer with its optimizer; None for a layer without parameters."""
+
+    def __init__(self, index: int, module: nn.Module, config: TrainingConfig) -> None:
+        self.index = index
+        self.module = module
+        self.config = config
+        self.stateful: tuple[nn.Module, ...] = ()
+        """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
+        self.optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer | None:
+        parameters = list(self.module.parameters())
+        if not parameters:
+            return None
+        optimizer = _make_optimizer(parameters, self.config)
+        self._group_settings = group_settings(optimizer)
+        return optimizer
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All tensors of the layer; module tensors are the live ones, not copies.
+
+        Raises:
+            TrainerError: the optimizer keeps state that cannot travel.
+        """
+        tensors = {MODULE + name: value for name, value in self.module.state_dict().items()}
+        if self.optimizer is not None:
+            refuse_state_in_groups(self.optimizer, self._group_settings)
+            for name, parameter in self.module.named_parameters():
+                kept = as_tensors(self.optimizer, self.optimizer.state.get(parameter, {}))
+                tensors |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
+        return tensors
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take over the tensors of another rank's layer, or of a checkpoint.
+
+        Raises:
+            RuntimeError: names or shapes of the module's tensors differ.
+        """
+        module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
+        self.module.load_state_dict(module)
+        # Loading may have replaced parameters: a pruned weight comes as its kept values.
+        self.optimizer = self._new_optimizer()
+        if self.optimizer is None:
+            return
+        parameters = dict(self.module.named_parameters())
+        for name, value in tensors.items():
+            if name.startswith(OPTIMIZER):
+                parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
+                held = parameters[parameter]
+                plain, restored = from_tensor(key, value, held.device)
+                self.optimizer.state[held][plain] = restored
+
+    def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:
+        """Let the optimizer continue with ``new`` in place of ``old``, which may be the same.
+
+        Args:
+            old: a parameter of the layer.
+            new: what has taken its place in the module.
+            state: those entries of the optimizer's state that have changed with it.
+        """
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
+        kept = {**self.optimizer.state.pop(old, {}), **state}
+        if kept:
+            self.optimizer.state[new] = kept
+
+    def byte_count(self) -> int:
+        """Bytes of parameters, gradients and optimizer state."""
+        state = sum(tensor.nbytes for tensor in self.state().values())
+        return state + sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
+
+
+class LayerSet:
+    """The layers that this rank holds, by index.
+
+    Attributes:
+        device: where they live.
+        seed: of their initial weights and of dropout.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: TrainingConfig,
+        device: torch.device,
+        prepare: Callable[[int, nn.Module], nn.Module],
+    ) -> None:
+        self._model = model
+        self._config = config
+        self.device = device
+        self.seed = config.seed
+        self._prepare = prepare
+        self._held: dict[int, Layer] = {}
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter([self._held[index] for index in sorted(self._held)])
+
+    def __getitem__(self, index: int) -> Layer:
+        return self._held[index]
+
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the layers held, ascending."""
+        return tuple(sorted(self._held))
+
+    def make(self, index: int) -> Layer:
+        """Build layer ``index`` with its initial weights, without holding it."""
+        state = torch.default_generator.get_state()
+        seed_build(seed=self.seed, layer=index)
+        module = self._prepare(index, self._model.build_layer(index)).to(self.device)
+        torch.default_generator.set_state(state)
+        return Layer(index, module, self._config)
+
+    def hold(self, layers: Iterable[Layer]) -> None:
+        """Hold these layers too."""
+        self._held.update({layer.index: layer for layer in layers})
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Release layers."""
+        for index in indices:
+            del self._held[index]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters held."""
+        return [parameter for layer in self for parameter in layer.module.parameters()]

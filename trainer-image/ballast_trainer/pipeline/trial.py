@@ -1,0 +1,175 @@
+"""A trial of a partition before it is in force: every stage runs one microbatch, forward and backward.
+
+It finds the shapes of what stages exchange, and whether the stages work as they are cut; no
+parameter, gradient or buffer is different afterwards.  A stage that fails is named on all ranks, and
+all of them stop at the same place.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ballast_trainer.causes import describe
+from ballast_trainer.data.batch import Batch
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.errors import TrainerError
+from ballast_trainer.layers.buffers import copies_of, in_place
+from ballast_trainer.layers.layer_stack import LayerStack
+from ballast_trainer.pipeline.executor.boundaries import Boundary
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+BackwardTrial = Callable[[LayerStack, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
+"""Computes a stage's gradients as its schedule will: ``(stack, source, result, gradient or None)``."""
+
+
+class TrialFailed(TrainerError):  # noqa: N818
+    """A stage cannot run as it was cut."""
+
+    shows_cause = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The stages of a partition on this rank, and how to reach the others.
+
+    Attributes:
+        stacks: by stage, those that this rank holds.
+        holders: by stage, the pipeline positions that hold it.
+        line: this pipeline's ranks.
+        loss: of one microbatch.
+        backward: of a stage that is not the first; None: all at once.
+        device: where this rank computes.
+    """
+
+    stacks: Mapping[int, LayerStack]
+    holders: tuple[tuple[int, ...], ...]
+    line: Axis
+    loss: Loss
+    backward: BackwardTrial | None
+    device: torch.device
+
+    def run(self, batch: Batch, gather: Callable[[Any], list[Any]]) -> tuple[Boundary, ...]:
+        """Try; collective over all ranks.
+
+        Args:
+            batch: inputs and targets of one microbatch.
+            gather: a value of every rank, by rank, over all replicas of the pipeline.
+
+        Returns:
+            The boundaries between the stages.
+
+        Raises:
+            TrialFailed: on every rank, with the first cause.  At the rank that failed its error is the cause.
+        """
+        boundaries: list[Boundary] = []
+        error: Exception | None = None
+        with self._undone():
+            copies = copies_of(module for stack in self.stacks.values() for module in stack.modules())
+            with in_place(copies) as changed, torch.random.fork_rng(devices=[]):
+                runs: list[tuple[LayerStack, torch.Tensor, torch.Tensor, bool]] = []
+                problem: str | None = None
+                for stage in range(len(self.holders)):
+                    found: Boundary | str | None = None
+                    if stage in self.stacks:
+                        try:
+                            found = self._forward(stage, batch, boundaries, runs)
+                        except Exception as failure:
+                            error, found = failure, describe(failure)
+                            problem = problem or found
+                    if stage + 1 < len(self.holders):
+                        agreed = self._share(stage, found)
+                        if isinstance(agreed, str):
+                            problem = problem or agreed
+                            break
+                        boundaries.append(agreed)
+                stateful = changed()
+                try:
+                    while runs and problem is None:
+                        self._backward(*runs.pop())
+                except Exception as failure:
+                    error, problem = failure, describe(failure)
+        self._note(stateful, gather, problem, error)
+        return tuple(boundaries)
+
+    def _forward(
+        self,
+        stage: int,
+        batch: Batch,
+        boundaries: list[Boundary],
+        runs: list[tuple[LayerStack, torch.Tensor, torch.Tensor, bool]],
+    ) -> Boundary:
+        source = batch[0]
+        if stage > 0:
+            before = boundaries[-1]
+            source = torch.zeros(before.shape, dtype=before.dtype, device=self.device)
+            source.requires_grad_(before.requires_grad)
+        stack, last = self.stacks[stage], stage + 1 == len(self.holders)
+        with torch.enable_grad():
+            result = stack(source)
+            if last:
+                result = self.loss(result, batch[1])
+        if not isinstance(result, torch.Tensor):
+            raise TypeError(f"layer {stack.indices[-1]} returns {type(result).__name__}, not a tensor")
+        runs.append((stack, source, result, stage > 0))
+        return Boundary.of(result)
+
+    def _backward(self, stack: LayerStack, source: torch.Tensor, result: torch.Tensor, halves: bool) -> None:
+        if not result.requires_grad:
+            return
+        gradient = None if result.dim() == 0 else torch.zeros_like(result)
+        if halves and self.backward is not None:
+            self.backward(stack, source, result, gradient)
+        else:
+            torch.autograd.backward(result, gradient)
+
+    def _share(self, stage: int, found: Boundary | str | None) -> Boundary | str:
+        """What the first holder of a stage found, on all ranks of the pipeline."""
+        box: list[Any] = [found]
+        if self.line.size > 1:
+            source = self.line.ranks[self.holders[stage][0]]
+            dist.broadcast_object_list(box, src=source, group=self.line.group, device=self.device)
+        agreed: Boundary | str = box[0]
+        return agreed
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Gradients are afterwards as they were."""
+        parameters = [p for stack in self.stacks.values() for p in stack.parameters()]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+    def _note(
+        self,
+        stateful: list[nn.Module],
+        gather: Callable[[Any], list[Any]],
+        problem: str | None,
+        error: Exception | None,
+    ) -> None:
+        """Agree on whether it works, and tell the layers which of their modules have state."""
+        mine = {
+            index: [name for name, module in layer.named_modules() if any(module is one for one in stateful)]
+            for stack in self.stacks.values()
+            for index, layer in zip(stack.indices, stack.stack, strict=True)
+            if any(one is module for one in stateful for module in layer.modules())
+        }
+        everywhere = gather((problem, mine))
+        for rank, (reason, _) in enumerate(everywhere):
+            if reason is not None:
+                raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
+        for stack in self.stacks.values():
+            for layer in stack.held:
+                # Replicas must agree, whatever each of them happened to see.
+                names = {name for _, by_layer in everywhere for name in by_layer.get(layer.index, ())}
+                layer.stateful = tuple(m for name, m in layer.module.named_modules() if name in names)
