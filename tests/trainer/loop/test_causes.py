@@ -1,0 +1,116 @@
+"""The cause of an end is what the user reads last: the layer's own error, not what was wrapped around it."""
+
+import re
+
+import pytest
+from ballast_policies.contract import ExitCode
+from ballast_trainer.causes import describe, root_cause
+from ballast_trainer.distributed.process_group import peer_failures
+
+pytestmark = pytest.mark.processes
+
+MODEL = """
+import torch
+from torch import nn
+from ballast_trainer.models.protocol import Model
+
+
+class Full(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(8, 8), 0
+
+    def forward(self, value):
+        self.calls += 1
+        if self.calls > 12:
+            raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+        return self.linear(value)
+
+
+def build():
+    layers = [lambda: nn.Linear(8, 8), lambda: nn.Linear(8, 8), Full, lambda: nn.Linear(8, 1)]
+    return Model.from_layers(layers, loss=nn.functional.mse_loss)
+
+
+def batches():
+    def batch(seed, step, size):
+        if step == 3:
+            raise ConnectionError("the bucket timed out")
+        return torch.randn(size, 8), torch.zeros(size, 1)
+    return batch
+
+
+def good_batches():
+    return lambda seed, step, size: (torch.randn(size, 8), torch.zeros(size, 1))
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "users_failures.py").write_text(MODEL)
+
+    def make(data):
+        return {
+            "totalSteps": 20,
+            "model": {"name": "users_failures:build"},
+            "data": {"name": f"users_failures:{data}"},
+            "pipeline": {"microbatches": 2, "globalBatchSize": 4},
+            "rebalance": {"enabled": False},
+        }
+
+    return make
+
+
+def test_out_of_memory_in_a_layer_is_the_last_line(config, tmp_path):
+    """With local ranks: after the lines of ranks that only lost the one that failed."""
+    import json
+    import os
+    import subprocess
+    import sys
+
+    (tmp_path / "config.json").write_text(json.dumps(config("good_batches")))
+    command = [sys.executable, "-m", "ballast_trainer", "run", "--config", "config.json", "--ranks", "2"]
+    ended = subprocess.run(  # noqa: PLW1510 - its exit code is looked at
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert ended.returncode == ExitCode.ERROR
+    assert ended.stderr.strip().splitlines()[-1] == (
+        "ballast-train: rank 1: OutOfMemoryError: tried to allocate 20.00 GiB (in layer 2, Full)"
+    )
+
+
+def test_the_termination_message_names_error_and_layer(gang, config, tmp_path):
+    """What the operator shows is the message of the rank that failed."""
+    running = gang(config("good_batches"), ranks=2, folder=tmp_path)
+    codes = running.exit_codes()
+    assert codes["rank-1"] == ExitCode.ERROR
+    assert re.search(
+        r"TrainingFailed: OutOfMemoryError: tried to allocate 20.00 GiB \(in layer 2, Full\)\s",
+        running.errors(),
+    )
+    assert "failed to run forward:" not in running.errors().rsplit("ballast-train:", 1)[-1]
+
+
+def test_a_data_set_whose_connection_fails_is_no_lost_rank(gang, config, tmp_path):
+    """Its own error ends the job as failed, rather than as healthy ranks that a restart would help."""
+    running = gang(config("batches"), ranks=1, folder=tmp_path)
+    assert running.exit_codes() == {"rank-0": ExitCode.ERROR}
+    assert "ConnectionError: the bucket timed out (while reading the data)" in running.errors()
+
+
+def test_an_error_of_a_layer_keeps_what_it_came_from():
+    """``raise ... from ...`` of the user's is not taken apart."""
+    wrapper = RuntimeError("[Stage 0] failed to run forward: args: ...")
+    cause = ValueError("no token 7")
+    cause.__cause__ = KeyError(7)
+    wrapper.__cause__ = cause
+    assert root_cause(wrapper) is cause
+    assert describe(wrapper) == "ValueError: no token 7, from KeyError: 7"
+
+
+def test_a_layers_own_time_out_is_no_lost_rank():
+    """Only the words of gloo and NCCL count in an error of a layer."""
+    error = RuntimeError("the feature store timed out")
+    error.add_note("in layer 3, Lookup")
+    with pytest.raises(RuntimeError, match="feature store"), peer_failures():
+        raise error
