@@ -28,6 +28,12 @@ from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
 from ballast_operator.views.spec import JobSpec, read_spec
 
+AVOIDED_SECONDS = 600.0
+"""How long a job is not started on a node on which its pods did not run in time, if there are others."""
+
+MOST_AVOIDED = 64
+"""Nodes that a job avoids at a time."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,9 +60,10 @@ class Observer:
         self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
         self._told: dict[Key, str] = {}
         self._renewals: dict[Key, tuple[str, float]] = {}
+        self._avoided: dict[Key, dict[str, float]] = {}
+        self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
         self.holders = Holders(self.status)
         caches.store_listeners.append(self._stored)
-        self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
 
     def job(self, key: Key) -> JobView | None:
         """The job as it is known now; None: there is no such job.
@@ -121,6 +128,7 @@ class Observer:
         self._plans.pop(key, None)
         self._told.pop(key, None)
         self._blocked.pop(key, None)
+        self._avoided.pop(key, None)
         self._specs.pop(key, None)
         self._statuses.pop(key, None)
 
@@ -166,7 +174,7 @@ class Observer:
 
     def _view(self, key: Key) -> JobView | None:
         view = self._views.get(key)
-        if view is not None:
+        if view is not None and (not view.avoided or view.avoided == self._avoided_by(key)):
             return view
         item = self.caches[JOB].get(key)
         if item is None:
@@ -190,10 +198,30 @@ class Observer:
             plan_written=known.written if known is not None else None,
             plan_config=known.config if known is not None else "",
             plan_intact=known is None or known.intact,
+            avoided=self._avoided_by(key),
             blocked=self._blocked_by(key, metadata["uid"], metadata.get("generation", 0)),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
         )
         return view
+
+    def avoid(self, key: Key, nodes: Iterable[str]) -> None:
+        """Do not start the job on these nodes for a while, if there are others."""
+        known, now = self._avoided.setdefault(key, {}), self._clock()
+        known.update(dict.fromkeys(nodes, now + AVOIDED_SECONDS))
+        for node in sorted(known, key=lambda name: known[name])[:-MOST_AVOIDED]:
+            del known[node]
+        self._views.pop(key, None)
+
+    def _avoided_by(self, key: Key) -> frozenset[str]:
+        known = self._avoided.get(key)
+        if known is None:
+            return frozenset()
+        still = {node: until for node, until in known.items() if until > self._clock()}
+        if still:
+            self._avoided[key] = still
+        else:
+            del self._avoided[key]
+        return frozenset(still)
 
     def block(self, view: JobView, why: Blocked | None) -> bool:
         """Remember why the job cannot be launched, for this generation of it; says whether that is news."""

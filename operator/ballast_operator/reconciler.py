@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ballast_policies.contract import JOB_LABEL, lease_name
 
 from ballast_operator.actions import carry_out
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -105,6 +106,7 @@ class Reconciler:
                 result = lacks_right(view, str(error), now=self._clock())
             except (Rejected, NameTaken) as error:
                 result = refused(view, error, now=self._clock(), settings=self._settings)
+            self._avoid_nodes(view, result)
             # 4. Report.
             again = await self._report(view, item, result)
             self._observer.holders.reservations.pop(key, None)
@@ -117,6 +119,17 @@ class Reconciler:
         if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
             return ASK_AGAIN_SECONDS if again is None else min(again, ASK_AGAIN_SECONDS)
         return again
+
+    def _avoid_nodes(self, view: JobView, result: StepResult) -> None:
+        """Of a launch that ends since not every pod ran, remember the nodes of those that did not."""
+        before, after = view.status.allocation, result.status.allocation
+        if before is None or before.ending is not None or after is None or after.ending is None:
+            return
+        if after.ending.cause is Cause.NOT_BOUND:
+            self._observer.avoid(
+                view.key,
+                {before.node_of[p.name] for p in view.gang if p.name in before.pods and not p.ready_for_plan},
+            )
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""

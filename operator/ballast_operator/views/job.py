@@ -43,6 +43,7 @@ class JobView:
         plan_config: the trainer's configuration beside the plan, as JSON.
         plan_intact: whether the ConfigMap has the plan; otherwise someone has deleted or changed it.
         created: when the job was made.
+        avoided: nodes on which its pods did not run in time lately.
         blocked: why it is not launched, whatever GPUs are free; None: it may be.
     """
 
@@ -60,6 +61,7 @@ class JobView:
     plan_config: str = ""
     plan_intact: bool = True
     created: Time | None = None
+    avoided: frozenset[str] = frozenset()
     blocked: Blocked | None = None
 
     @property

@@ -16,7 +16,7 @@ from ballast_policies.protocol.holding import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
 from ballast_operator.api.training_job_status import JobAllocation
-from ballast_operator.kube.kinds import Key, Object
+from ballast_operator.kube.kinds import JOB, Key, Object
 from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.taints import Taint, blocking, read_taints
 
@@ -78,20 +78,38 @@ def gpu_count(quantity: str) -> int:
 
 
 def pod_gpus(pod: Object, resource: str) -> int:
-    """GPUs that a pod asks for."""
-    total = 0
-    for container in (pod.get("spec") or {}).get("containers") or []:
-        resources = container.get("resources") or {}
-        wanted = (resources.get("limits") or {}).get(resource) or (resources.get("requests") or {}).get(
-            resource
-        )
-        total += gpu_count(str(wanted or "0"))
-    return total
+    """GPUs that a pod holds: the most that its containers ask for together, or before them one by one.
+
+    Init containers run one after another before the others, except those that are restarted: they stay
+    (https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers).
+    """
+    content = pod.get("spec") or {}
+    staying = most = 0
+    for container in content.get("initContainers") or []:
+        gpus = _container_gpus(container, resource)
+        if container.get("restartPolicy") == "Always":
+            staying += gpus
+            most = max(most, staying)
+        else:
+            most = max(most, staying + gpus)
+    together = sum(_container_gpus(container, resource) for container in content.get("containers") or [])
+    return max(most, staying + together)
+
+
+def _container_gpus(container: Object, resource: str) -> int:
+    resources = container.get("resources") or {}
+    wanted = (resources.get("limits") or {}).get(resource) or (resources.get("requests") or {}).get(resource)
+    return gpu_count(str(wanted or "0"))
 
 
 def is_ours(pod: Object) -> bool:
-    """It carries a job's label."""
-    return JOB_LABEL in (pod["metadata"].get("labels") or {})
+    """It carries a job's label, and that job controls it: a label alone can be anybody's."""
+    metadata = pod["metadata"]
+    job = (metadata.get("labels") or {}).get(JOB_LABEL)
+    return job is not None and any(
+        owner.get("controller") and owner.get("kind") == JOB.kind and owner.get("name") == job
+        for owner in metadata.get("ownerReferences") or []
+    )
 
 
 def _lives(pod: Object) -> bool:
@@ -117,10 +135,9 @@ def own_use(
     alive: defaultdict[Key, set[str]] = defaultdict(set)
     ended: defaultdict[Key, set[str]] = defaultdict(set)
     for pod in pods:
-        labels = pod["metadata"].get("labels") or {}
-        if JOB_LABEL not in labels:
+        if not is_ours(pod):
             continue
-        job = (pod["metadata"].get("namespace", ""), labels[JOB_LABEL])
+        job = (pod["metadata"].get("namespace", ""), pod["metadata"]["labels"][JOB_LABEL])
         name = pod["metadata"]["name"]
         if not _lives(pod):
             ended[job].add(name)

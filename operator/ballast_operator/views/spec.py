@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time
+from ballast_operator.views.selectors import NodeRequirements, read_requirements
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,16 @@ class JobSpec:
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:
         """Of the template's pods."""
         return tuple((self.template.get("spec") or {}).get("tolerations") or ())
+
+    @functools.cached_property
+    def node_requirements(self) -> NodeRequirements:
+        """What the template asks of its nodes."""
+        return read_requirements(self.template)
+
+    @functools.cached_property
+    def node_signature(self) -> tuple[str, NodeRequirements]:
+        """Equal for jobs that may be started on the same nodes."""
+        return json.dumps(self.tolerations, sort_keys=True), self.node_requirements
 
     def first_stages(self, ranks: int) -> tuple[Stage, ...]:
         """The stages of a launch; empty leaves them to the trainer.

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.values import Node, Placement
 
+TOLD_APART = "#"
+"""In ``Node.taints``, before the number of nodes that more than their taints tells apart."""
+
 
 def explain_placement(placement: Placement, *, share: float, received_fraction: float, extended: bool) -> str:
     """Why a gang got its GPUs."""
@@ -105,7 +108,14 @@ def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]
         f"{_nodes(count)} of pool {pool} {'has' if count == 1 else 'have'} taint {taints}, "
         "which the template does not tolerate"
         for taints, count in sorted(barred.items())
+        if TOLD_APART not in taints
     ]
+    others = sum(count for taints, count in barred.items() if TOLD_APART in taints)
+    if others:
+        texts.append(
+            f"{_nodes(others)} of pool {pool} {'is' if others == 1 else 'are'} excluded by the template's "
+            "tolerations, nodeSelector or node affinity, or avoided since its pods did not run there in time"
+        )
     texts += [f"{_nodes(count)} of pool {pool}: {reason}" for reason, count in sorted(closed.items())]
     return "".join(f"; {text}" for text in texts)
 

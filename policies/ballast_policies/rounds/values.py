@@ -11,6 +11,7 @@ class Node:
     Attributes:
         gpus: GPUs that the policy may hand out, used ones included.
         taints: what a job has to tolerate to be started there, as text; nodes with equal text are alike.
+            After a "#", a number tells nodes apart that some jobs may not use for another reason.
         closed: why no job is started there at all; empty: jobs may be. Count only the GPUs of running
             gangs in ``gpus`` then.
     """

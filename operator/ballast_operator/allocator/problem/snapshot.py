@@ -195,14 +195,17 @@ def _admit_one(
 ) -> _Admitted | Refusal:
     assert view.spec is not None
     allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
-    barred = capacity.tolerance.barred(view.spec)
-    if barred not in usable_for:
-        usable_for[barred] = usable_by_pool(capacity.nodes, barred)
-    usable = usable_for[barred]
     allocation = view.running_allocation
-    if allocation is None:
+    for avoid in (True, False):  # nodes that the job avoids are better than none
+        barred = capacity.tolerance.barred(view, avoid=avoid)
+        if barred not in usable_for:
+            usable_for[barred] = usable_by_pool(capacity.nodes, barred)
+        usable = usable_for[barred]
         size = gang_size(view, spec.node_pools, usable, allowed)
         refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
+        if refusal is None or allocation is not None or not view.avoided:
+            break
+    if allocation is None:
         if refusal is not None:
             return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
     else:

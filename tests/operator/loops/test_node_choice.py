@@ -1,0 +1,111 @@
+"""Nodes that a template excludes, and nodes on which a gang did not start: other nodes are chosen."""
+
+from typing import Any
+
+from ballast_operator.kube.kinds import NODE, POD
+
+from tests.operator.loops.machines import node
+from tests.operator.loops.simulation import NAMESPACE, Simulation
+
+
+def template(**spec: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}], **spec}}
+
+
+def two_zones() -> Simulation:
+    simulation = Simulation(nodes={"fast-0": ("fast", 2), "fast-1": ("fast", 2)})
+    for name, zone in (("fast-0", "a"), ("fast-1", "b")):
+        simulation.world.patch(NODE, "", name, {"metadata": {"labels": {"zone": zone}}})
+    return simulation
+
+
+def nodes_of(simulation: Simulation, name: str) -> set[str]:
+    return {pod["spec"]["nodeName"] for pod in simulation.pods(name)}
+
+
+def in_zone(*zones: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": list(zones)}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return template(affinity={"nodeAffinity": required})
+
+
+async def test_a_gang_is_started_on_nodes_that_its_template_allows():
+    """By nodeSelector or by affinity; a job without either takes what is left."""
+    simulation = two_zones()
+    simulation.add_job("one", template=template(nodeSelector={"zone": "b"}))
+    simulation.add_job("two")
+    await simulation.until(lambda: simulation.state("one") == simulation.state("two") == "Running")
+    assert (nodes_of(simulation, "one"), nodes_of(simulation, "two")) == ({"fast-1"}, {"fast-0"})
+    simulation = two_zones()
+    simulation.add_job("one", template=in_zone("b", "c"))
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert nodes_of(simulation, "one") == {"fast-1"}
+
+
+async def test_a_template_that_excludes_every_node_waits_and_says_so():
+    """No launch; others run; a node that fits ends the wait."""
+    simulation = two_zones()
+    simulation.add_job("one", template=template(nodeSelector={"zone": "c"}))
+    simulation.add_job("two", totalSteps=20, trainer={"total": 20})
+    await simulation.until(lambda: simulation.state("two") == "Succeeded")
+    status = simulation.status("one")
+    admitted = status.condition("Admitted")
+    assert (admitted.reason, status.launches) == ("ExceedsCapacity", 0)
+    assert "2 nodes of pool fast are excluded by the template's" in admitted.message
+    other = node("fast-2", "fast", 2)
+    other["metadata"]["labels"]["zone"] = "c"
+    simulation.world.put(NODE, other)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert nodes_of(simulation, "one") == {"fast-2"}
+
+
+async def test_a_job_waits_for_the_nodes_that_it_may_use_although_others_are_free():
+    """Its share of the pool is not spent on nodes where its pods could never run."""
+    simulation = two_zones()
+    simulation.add_job("one", template=in_zone("b"))
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    simulation.add_job("two", template=in_zone("b"), totalSteps=20, trainer={"total": 20})
+    for _ in range(5):
+        await simulation.tick()
+    assert simulation.status("two").launches == 0
+    await simulation.until(lambda: simulation.state("two") == "Succeeded", ticks=400)
+
+
+class BrokenNode:
+    """Pods on the node never run."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation, self.name = simulation, name
+
+    def act(self, world: Any, now: Any) -> None:
+        for pod in world.items(POD):
+            if (pod.get("spec") or {}).get("nodeName") == self.name and pod["status"]["phase"] == "Running":
+                world.patch(POD, NAMESPACE, pod["metadata"]["name"], {"status": {"phase": "Pending"}})
+
+
+async def test_a_node_on_which_a_gang_did_not_start_is_avoided():
+    """The restart is counted as NotBound; the next launch is on the other node, after a pause."""
+    simulation = two_zones()
+    simulation.add_job("one")
+    await simulation.until(lambda: simulation.status("one").allocation is not None)
+    (first,) = set(simulation.status("one").allocation.nodes)
+    simulation.trainers["broken"] = BrokenNode(simulation, first)
+    await simulation.until(lambda: simulation.status("one").launches == 2, ticks=200)
+    status = simulation.status("one")
+    assert dict(status.restarts) == {"NotBound": 1}
+    assert set(status.allocation.nodes) == {"fast-0", "fast-1"} - {first}
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
+async def test_nodes_that_a_job_avoids_are_better_than_none():
+    """Where there is no other node it is tried again, with pauses that grow."""
+    simulation = Simulation(nodes={"fast-0": ("fast", 2)})
+    simulation.add_job("one")
+    simulation.trainers["broken"] = BrokenNode(simulation, "fast-0")
+    for _ in range(700):
+        await simulation.tick()
+    status = simulation.status("one")
+    assert 3 <= status.restarts["NotBound"] <= 6
+    assert not status.is_true("Failed")
+    del simulation.trainers["broken"]
+    await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=200)
