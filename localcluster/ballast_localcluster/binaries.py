@@ -24,6 +24,8 @@ from ballast_localcluster.errors import BinariesError
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 SOURCE = Path(__file__).resolve().with_name("controlplane")
 FOLDER_VARIABLES = ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS")
+VERSION_VARIABLE = "BALLAST_KUBERNETES"
+"""The minor to build, as 1.35; unset: that of ``go.mod``. Others have module files in ``versions``."""
 _PROGRESS_SECONDS = 10.0
 
 Progress = Callable[[str], None]
@@ -74,18 +76,45 @@ def cache_folder() -> Path:
 def build_key(source: Path = SOURCE) -> str:
     """Version, system and a hash of what the binary is made from."""
     digest = hashlib.sha256()
-    for name in ("go.mod", "go.sum", "main.go"):
-        digest.update(name.encode() + b"\0" + (source / name).read_bytes() + b"\0")
+    module = module_file(source)
+    files = {"go.mod": module, "go.sum": module.with_suffix(".sum"), "main.go": source / "main.go"}
+    for name, file in files.items():
+        digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     digest.update(" ".join(_build_flags(source)).encode())
     system = f"{platform.system()}-{platform.machine()}".lower()
     return f"{kubernetes_version(source)}-{system}-{digest.hexdigest()[:12]}"
 
 
 def kubernetes_version(source: Path = SOURCE) -> str:
-    """The version of Kubernetes that ``go.mod`` pins, e.g. ``v1.34.4``."""
-    match = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", (source / "go.mod").read_text(), re.MULTILINE)
+    """The version of Kubernetes that is built, e.g. ``v1.34.4``."""
+    return _pinned(module_file(source))
+
+
+def module_file(source: Path = SOURCE) -> Path:
+    """The ``go.mod`` of the minor that the environment asks for; its ``go.sum`` lies beside it.
+
+    Raises:
+        BinariesError: there is none for it.
+    """
+    default, wanted = source / "go.mod", os.environ.get(VERSION_VARIABLE, "").removeprefix("v")
+    minors = {_minor(file): file for file in [default, *sorted((source / "versions").glob("*.mod"))]}
+    if not wanted:
+        return default
+    if wanted not in minors:
+        raise BinariesError(
+            f"{VERSION_VARIABLE}={wanted}: no such minor. To fix: one of {', '.join(sorted(minors))}"
+        )
+    return minors[wanted]
+
+
+def _minor(module: Path) -> str:
+    return _pinned(module).removeprefix("v").rpartition(".")[0]
+
+
+def _pinned(module: Path) -> str:
+    match = re.search(r"^\s*k8s\.io/kubernetes (v\S+)", module.read_text(), re.MULTILINE)
     if match is None:
-        raise BinariesError(f"{source / 'go.mod'} requires no k8s.io/kubernetes")
+        raise BinariesError(f"{module} requires no k8s.io/kubernetes")
     return match.group(1)
 
 
@@ -95,7 +124,9 @@ def _build_flags(source: Path) -> list[str]:
     package = "k8s.io/component-base/version"
     stamped = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     stamps = " ".join(f"-X {package}.{key}={value}" for key, value in stamped.items())
-    return ["-trimpath", "-ldflags", f"-s -w {stamps}"]
+    module = module_file(source)
+    other = [] if module.parent == source else [f"-modfile={module.relative_to(source)}"]
+    return [*other, "-trimpath", "-ldflags", f"-s -w {stamps}"]
 
 
 def _cached_or_built(progress: Progress) -> Binaries:
@@ -131,11 +162,12 @@ def _build(folder: Path, progress: Progress) -> None:
             "once, about 4 minutes on 2 cores"
         )
         progress("fetching its Go modules")
-        listed = _run([go, "list", "-deps", "."], environment)
+        flags = _build_flags(SOURCE)
+        listed = _run([go, "list", *flags[:-2], "-deps", "."], environment)
         packages = len(listed.splitlines())
         output = Path(scratch) / "controlplane"
         _compile(
-            [go, "build", "-v", *_build_flags(SOURCE), "-o", str(output), "."],
+            [go, "build", "-v", *flags, "-o", str(output), "."],
             environment,
             packages,
             progress,
@@ -150,7 +182,7 @@ def _build(folder: Path, progress: Progress) -> None:
 
 def _go_command() -> str:
     go = shutil.which("go")
-    wanted = re.search(r"^go (\d+)\.(\d+)", (SOURCE / "go.mod").read_text(), re.MULTILINE)
+    wanted = re.search(r"^go (\d+)\.(\d+)", module_file().read_text(), re.MULTILINE)
     assert wanted is not None
     least = f"{wanted[1]}.{wanted[2]}"
     fix = (

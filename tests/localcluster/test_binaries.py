@@ -122,3 +122,32 @@ def test_the_key_follows_every_byte_of_the_source(tmp_path):
         after = build_key(tmp_path)
         assert after != before
         before = after
+
+
+@pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])
+def test_each_supported_minor_has_pinned_sources(minor, monkeypatch):
+    """Another folder for each, and the API server says its version."""
+    default = build_key()
+    monkeypatch.setenv("BALLAST_KUBERNETES", minor)
+    assert build_key().startswith(f"v{minor}.")
+    assert (build_key() == default) == (minor == "1.34")
+    module = binaries.module_file()
+    assert module.with_suffix(".sum").stat().st_size > 10_000
+    pinned = {line.split()[3] for line in module.read_text().splitlines() if "=> k8s.io/" in line}
+    assert pinned == {binaries.kubernetes_version().replace("v1.", "v0.", 1)}
+
+
+def test_a_minor_that_is_not_pinned_is_refused_by_name(monkeypatch):
+    """With those that there are."""
+    monkeypatch.setenv("BALLAST_KUBERNETES", "1.12")
+    with pytest.raises(BinariesError, match=r"no such minor\. To fix: one of 1\.34, 1\.35, 1\.36"):
+        find_binaries()
+
+
+def test_another_minor_is_built_from_its_own_module_file(fake_go, monkeypatch):
+    """Beside the default's build, not in its place."""
+    first = find_binaries(lambda line: None)
+    monkeypatch.setenv("BALLAST_KUBERNETES", "1.35")
+    second = find_binaries(lambda line: None)
+    assert first != second and second.folder.name.startswith("v1.35.")
+    assert fake_go.read_text() == "build\n" * 2

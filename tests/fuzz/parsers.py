@@ -1,0 +1,256 @@
+"""Every parser of what a pod, a user, a file or an older operator has written, with its documented errors."""
+
+import dataclasses
+import json
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from ballast_operator.allocator.saved_state import decode as read_saved_state
+from ballast_operator.api.read import (
+    InvalidObject,
+    read_cluster_policy,
+    read_job_status,
+    read_training_job,
+)
+from ballast_operator.cli.allocate.input import read_problem
+from ballast_operator.cli.plan import input as plan_input
+from ballast_operator.cli.simulate.input import read_amounts, window_of
+from ballast_operator.desired.pod import pod_object
+from ballast_operator.views.lease import LeaseReader
+from ballast_operator.views.nodes import foreign_use, read_node
+from ballast_operator.views.pod import pinned_node, read_pod
+from ballast_operator.views.spec import read_spec
+from ballast_policies.allocation.problem import ProblemError
+from ballast_policies.contract import (
+    Ack,
+    ContractError,
+    Plan,
+    Proposal,
+    Report,
+    TerminationMessage,
+)
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.messages import read_finished_step
+from ballast_policies.planning.profile_file import read_profile
+from ballast_policies.simulator.workloads.trace import parse_trace
+from ballast_policies.simulator.workloads.workload import WorkloadError
+from ballast_policies.throughput.gavel_file import parse_gavel
+from ballast_policies.throughput.table import ThroughputError
+from ballast_trainer.config import read_job_config
+from ballast_trainer.errors import ConfigurationError
+
+from tests.contract.examples import EXAMPLES
+from tests.fuzz import seeds
+from tests.fuzz.mutation import Choose, as_json, mutated, mutated_within_schema
+from tests.operator.steps.contexts import PODS, a_running_view
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parser:
+    """One parser.
+
+    Attributes:
+        name: for the command line and the tests.
+        make: hostile input, from choices.
+        read: reads it.
+        errors: what it raises on purpose; anything else is a finding.
+    """
+
+    name: str
+    make: Callable[[Choose], Any]
+    read: Callable[[Any], object]
+    errors: tuple[type[Exception], ...] = ()
+
+
+def _document(example: Any) -> Callable[[Choose], Any]:
+    return lambda choose: mutated(example, choose)
+
+
+def _text(example: Any) -> Callable[[Choose], str]:
+    return lambda choose: as_json(mutated(example, choose), choose)
+
+
+def _message(name: str, kind: Any) -> Parser:
+    example = json.loads(EXAMPLES[name].to_json())
+    return Parser(name=name, make=_text(example), read=kind.from_json, errors=(ContractError,))
+
+
+def _joined(parts: list[str], separator: str) -> Callable[[Choose], str]:
+    def make(choose: Choose) -> str:
+        found = mutated(parts, choose)
+        return separator.join(map(str, found)) if isinstance(found, list) else str(found)
+
+    return make
+
+
+def _lines(rows: list[list[str]], separator: str) -> Callable[[Choose], str]:
+    """Lines of columns; some of them hostile."""
+
+    def make(choose: Choose) -> str:
+        found = mutated(rows, choose)
+        return "\n".join(
+            separator.join(map(str, row)) if isinstance(row, list) else str(row)
+            for row in (found if isinstance(found, list) else [found])
+        )
+
+    return make
+
+
+def _read_file(read: Callable[[Path], object]) -> Callable[[str], object]:
+    def parse(text: str) -> object:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", errors="surrogatepass") as file:
+            file.write(text)
+            file.flush()
+            return read(Path(file.name))
+
+    return parse
+
+
+def _saved_state(choose: Choose) -> bytes:
+    content = zlib.compress(as_json(mutated(seeds.SAVED_STATE, choose), choose).encode(errors="replace"))
+    return content[: choose(len(content))] if choose(16) == 0 else content
+
+
+def _build_pod(job: Any) -> object:
+    """The pod of a template that was read; one that cannot be used is refused when it is read."""
+    spec, problem = read_spec(job)
+    if spec is None:
+        assert problem
+        return None
+    view = dataclasses.replace(a_running_view(), spec=spec)
+    allocation = view.status.allocation
+    assert allocation is not None
+    pod = pod_object(
+        view,
+        spec,
+        allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
+        rank=0,
+        pod=PODS[0],
+        gpu_resource="nvidia.com/gpu",
+    )
+    assert pinned_node(pod) == "a"
+    return pod
+
+
+def _read_lease(annotations: Any) -> object:
+    """Never fails: what cannot be read is named in ``refused``."""
+    lease = {"metadata": {"uid": "1", "resourceVersion": "1", "annotations": annotations}}
+    return LeaseReader().read(lease, now=1.0)
+
+
+def _annotations(choose: Choose) -> dict[str, str]:
+    made = {name: as_json(mutated(value, choose), choose) for name, value in seeds.ANNOTATIONS.items()}
+    return mutated_within_schema(made, choose)
+
+
+def _template(choose: Choose) -> dict[str, Any]:
+    spec = {**seeds.JOB["spec"], "template": mutated(seeds.TEMPLATE, choose)}
+    return {**seeds.JOB, "spec": spec}
+
+
+def _read_pods(pod: Any) -> object:
+    return read_pod(pod, node_ready=True), pinned_node(pod), foreign_use([pod], "nvidia.com/gpu")
+
+
+def _read_nodes(node: Any) -> object:
+    return read_node(node).gpus("nvidia.com/gpu")
+
+
+PARSERS = (
+    _message("report", Report),
+    _message("proposal", Proposal),
+    _message("ack", Ack),
+    _message("plan", Plan),
+    _message("termination_message", TerminationMessage),
+    Parser(
+        name="finished-step",
+        make=lambda choose: str(mutated("10", choose)),
+        read=read_finished_step,
+        errors=(ContractError,),
+    ),
+    Parser(name="lease", make=_annotations, read=_read_lease),
+    Parser(
+        name="training-job",
+        make=lambda choose: {**seeds.JOB, "spec": mutated(seeds.JOB["spec"], choose)},
+        read=read_training_job,
+        errors=(InvalidObject,),
+    ),
+    Parser(name="pod-template", make=_template, read=_build_pod),
+    Parser(
+        name="cluster-policy",
+        make=lambda choose: {**seeds.POLICY, "spec": mutated(seeds.POLICY["spec"], choose)},
+        read=read_cluster_policy,
+        errors=(InvalidObject,),
+    ),
+    Parser(
+        name="job-status",
+        make=lambda choose: {"status": mutated(seeds.STATUS, choose)},
+        read=read_job_status,
+        errors=(ValueError,),
+    ),
+    Parser(
+        name="job-config",
+        make=_document(EXAMPLES["config"].to_dict()),
+        read=JobConfig.from_mapping,
+        errors=(ContractError,),
+    ),
+    Parser(
+        name="trainer-config",
+        make=_document(EXAMPLES["config"].to_dict()),
+        read=read_job_config,
+        errors=(ConfigurationError,),
+    ),
+    Parser(name="profile", make=_document(seeds.PROFILE), read=read_profile, errors=(ContractError,)),
+    Parser(
+        name="cluster-file",
+        make=_text(seeds.CLUSTER),
+        read=_read_file(plan_input.read_cluster),
+        errors=(click.ClickException,),
+    ),
+    Parser(name="allocate-input", make=_text(seeds.PROBLEM), read=read_problem, errors=(ProblemError,)),
+    Parser(
+        name="trace",
+        make=_lines(seeds.TRACE, "\t"),
+        read=lambda text: parse_trace(text, name="trace"),
+        errors=(WorkloadError,),
+    ),
+    Parser(
+        name="gavel-throughputs",
+        make=lambda choose: as_json(mutated(seeds.GAVEL, choose), choose).encode(errors="surrogatepass"),
+        read=lambda data: parse_gavel(data, source="file"),
+        errors=(ThroughputError,),
+    ),
+    Parser(
+        name="prices",
+        make=_joined(["v100=2.5", "p100=1", "k80=0.5"], ","),
+        read=lambda text: read_amounts(text, "--prices", float),
+        errors=(click.UsageError,),
+    ),
+    Parser(
+        name="window",
+        make=_joined(["4000", "5000"], ":"),
+        read=window_of,
+        errors=(click.UsageError,),
+    ),
+    Parser(name="saved-state", make=_saved_state, read=read_saved_state, errors=(ValueError,)),
+    Parser(name="node", make=lambda choose: mutated_within_schema(seeds.NODE, choose), read=_read_nodes),
+    Parser(name="pod", make=lambda choose: mutated_within_schema(seeds.POD, choose), read=_read_pods),
+)
+
+BY_NAME = {parser.name: parser for parser in PARSERS}
+
+
+def attempt(parser: Parser, choose: Choose) -> None:
+    """Make an input and read it; whatever is raised is a finding, with the input as a note."""
+    given = parser.make(choose)
+    try:
+        parser.read(given)
+    except parser.errors:
+        return
+    except Exception as error:
+        error.add_note(f"{parser.name} was given {given!r}"[:4000])
+        raise

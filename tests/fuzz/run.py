@@ -1,0 +1,68 @@
+"""Fuzz one parser for a time: ``python -m tests.fuzz.run PARSER --seconds 60``; used by ``scripts/fuzz``.
+
+With atheris, changes that reach new branches of Ballast's code are kept and changed further. Without it,
+hypothesis draws them at random. Exit code 0: no finding; 1: one, on standard error; 2: no such parser.
+"""
+
+import argparse
+import contextlib
+import logging
+import random
+import sys
+import time
+import traceback
+import warnings
+
+PACKAGES = ["ballast_policies.contract", "ballast_policies", "ballast_operator", "ballast_trainer.config"]
+
+
+def main() -> int:
+    """Run it."""
+    options = argparse.ArgumentParser()
+    options.add_argument("parser")
+    options.add_argument("--seconds", type=int, default=60)
+    options.add_argument("--corpus", default="", help="folder of inputs to start from, and to add to")
+    chosen = options.parse_args()
+    logging.disable()
+    warnings.simplefilter("ignore")
+    with contextlib.suppress(ImportError):
+        return _with_coverage(chosen)
+    return _at_random(chosen)
+
+
+def _with_coverage(chosen: argparse.Namespace) -> int:
+    import atheris
+
+    with atheris.instrument_imports(include=PACKAGES):
+        from tests.fuzz.parsers import BY_NAME, attempt
+    parser = BY_NAME[chosen.parser]
+
+    def one(data: bytes) -> None:
+        provider = atheris.FuzzedDataProvider(data)
+        attempt(parser, lambda below: provider.ConsumeIntInRange(0, below - 1))
+
+    limits = [f"-max_total_time={chosen.seconds}", "-max_len=256", "-timeout=20", "-rss_limit_mb=4096"]
+    atheris.Setup([sys.argv[0], *limits, *filter(None, [chosen.corpus])], one)
+    atheris.Fuzz()  # ends the process
+    return 0
+
+
+def _at_random(chosen: argparse.Namespace) -> int:
+    from tests.fuzz.parsers import BY_NAME, attempt
+
+    parser, seed, runs = BY_NAME[chosen.parser], time.time_ns(), 0
+    generator = random.Random(seed)
+    end = time.monotonic() + chosen.seconds
+    while time.monotonic() < end:
+        runs += 1
+        try:
+            attempt(parser, generator.randrange)
+        except Exception:
+            traceback.print_exc()
+            return 1
+    sys.stderr.write(f"Done {runs} runs, at random: atheris is not installed\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

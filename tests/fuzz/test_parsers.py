@@ -1,0 +1,43 @@
+"""No parser raises anything but its documented error, whatever it is given (longer: ``scripts/fuzz``)."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.parsers import PARSERS, attempt
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_hostile_input(parser):
+    """What is valid but for a few changes that an enemy or a fault would make."""
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.integers(0, 2**16), max_size=30))
+    def reads(choices):
+        left = iter(choices)
+        attempt(parser, lambda below: next(left, 0) % below)
+
+    reads()
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_the_example_is_read(parser):
+    """What is changed is valid to begin with: most changes are not refused at the first field."""
+    read = 0
+    for seed in range(60):
+        numbers = iter(_numbers(seed))
+        given_ = parser.make(lambda below, numbers=numbers: next(numbers) % below)
+        try:
+            parser.read(given_)
+        except parser.errors:
+            continue
+        read += 1
+    assert read > 0
+
+
+def _numbers(seed):
+    """A fixed stream of numbers (Knuth's multiplicative generator)."""
+    value = seed + 1
+    while True:
+        value = (value * 6364136223846793005 + 1442695040888963407) % 2**64
+        yield value >> 33
