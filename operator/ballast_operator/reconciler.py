@@ -9,7 +9,7 @@ from ballast_policies.contract import JOB_LABEL, lease_name
 from ballast_operator.actions import carry_out
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.read import read_job_status
+from ballast_operator.api.read import read_job_status, unknown_fields
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import Forbidden, NameTaken, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.events import Notice, Recorder, flips
@@ -248,7 +248,10 @@ class Reconciler:
                 # Decided on this version: a write by anybody else since then makes this a Conflict.
                 "resourceVersion": item["metadata"]["resourceVersion"],
             },
-            "status": status_content(status),
+            "status": {
+                **unknown_fields(TrainingJobStatus, item.get("status") or {}),
+                **status_content(status),
+            },
         }
         self._observer.caches.wrote(JOB, await self._cluster.apply(JOB, body, subresource="status"))
 

@@ -20,9 +20,10 @@ from ballast_operator.cli.allocate.input import read_problem
 from ballast_operator.cli.plan import input as plan_input
 from ballast_operator.cli.simulate.input import read_amounts, window_of
 from ballast_operator.desired.pod import pod_object
+from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.lease import LeaseReader
 from ballast_operator.views.nodes import foreign_use, read_node
-from ballast_operator.views.pod import pinned_node, read_pod
+from ballast_operator.views.pod import read_pod
 from ballast_operator.views.spec import read_spec
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.contract import (

@@ -5,13 +5,13 @@ hypothesis draws them at random. Exit code 0: no finding; 1: one, on standard er
 """
 
 import argparse
-import contextlib
 import logging
 import random
 import sys
 import time
 import traceback
 import warnings
+from typing import Any
 
 PACKAGES = ["ballast_policies.contract", "ballast_policies", "ballast_operator", "ballast_trainer.config"]
 
@@ -25,14 +25,14 @@ def main() -> int:
     chosen = options.parse_args()
     logging.disable()
     warnings.simplefilter("ignore")
-    with contextlib.suppress(ImportError):
-        return _with_coverage(chosen)
-    return _at_random(chosen)
+    try:
+        import atheris
+    except ImportError:
+        return _at_random(chosen)
+    return _with_coverage(atheris, chosen)
 
 
-def _with_coverage(chosen: argparse.Namespace) -> int:
-    import atheris
-
+def _with_coverage(atheris: Any, chosen: argparse.Namespace) -> int:
     with atheris.instrument_imports(include=PACKAGES):
         from tests.fuzz.parsers import BY_NAME, attempt
     parser = BY_NAME[chosen.parser]

@@ -15,6 +15,7 @@ from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason
+from ballast_operator.api.read import unknown_fields
 from ballast_operator.events import Notice, flips
 from ballast_operator.kube.kinds import POLICY, Object
 from ballast_operator.views.clock import Time
@@ -62,7 +63,7 @@ def policy_status(
         name: value
         for name, value in _status(report, conditions, generation).to_dict().items()
         if value not in ({}, [])
-    }
+    } | unknown_fields(api.ClusterPolicyStatus, old)
     if not _worth_writing(old, content):
         return None, ()
     body = {

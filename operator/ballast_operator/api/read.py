@@ -67,6 +67,12 @@ def read_job_status(item: Mapping[str, Any]) -> TrainingJobStatus:
     return TrainingJobStatus.model_validate(item.get("status") or {})
 
 
+def unknown_fields(model: type[ApiModel], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``part`` that ``model`` does not have: a newer operator has written them, and they are kept."""
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    return {name: value for name, value in part.items() if name not in known}
+
+
 def _read(model: type[M], item: Mapping[str, Any]) -> M:
     # Through JSON: only there does strict mode take a word for an enum and a text for a time.
     try:
