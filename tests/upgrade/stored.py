@@ -1,6 +1,6 @@
 """Whole clusters as an operator of some version left them: recorded at each release, read by all later ones.
 
-A recording is one moment of a job's life over the cluster in memory: every object that is stored, as JSON, and
+A recording is one moment of a job's life over the cluster in memory: every stored object as JSON, and
 what the machines know. ``scripts/record-stored-objects VERSION`` writes ``golden/VERSION/STATE.json``.
 """
 

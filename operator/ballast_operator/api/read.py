@@ -68,7 +68,7 @@ def read_job_status(item: Mapping[str, Any]) -> TrainingJobStatus:
 
 
 def unknown_fields(model: type[ApiModel], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``part`` that ``model`` does not have: a newer operator has written them, and they are kept."""
+    """Fields of ``part`` that ``model`` lacks: a newer operator has written them, and they are kept."""
     known = {field.alias or name for name, field in model.model_fields.items()}
     return {name: value for name, value in part.items() if name not in known}
 
