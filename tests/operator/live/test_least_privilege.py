@@ -24,13 +24,11 @@ Right = tuple[str, str, str]
 """Verb, API group, resource with its subresource."""
 
 RARELY_USED: dict[Right, str] = {
+    ("get", "", "namespaces"): "only an operator of one namespace asks whether it exists",
     ("get", "", "pods"): "a pod whose name is taken is looked at, to see whose it is",
     ("get", "", "serviceaccounts"): "the same of the account",
     ("get", RBAC, "roles"): "the same of the role",
     ("get", RBAC, "rolebindings"): "the same of its binding",
-    ("create", "", "serviceaccounts"): "made by apply, which the log calls a patch",
-    ("create", RBAC, "roles"): "made by apply",
-    ("create", RBAC, "rolebindings"): "made by apply",
     ("patch", "", "serviceaccounts"): "brought up to date where an older operator made it",
     ("patch", RBAC, "roles"): "brought up to date, e.g. when trainers need another right",
     ("patch", RBAC, "rolebindings"): "brought up to date",
