@@ -74,7 +74,7 @@ def furthest(
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
         raised = linear.maximise(problem, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
         prices = raised.start
-        root = _root(path, raised.level_duals, raised.cut, start, trial)
+        root = root_of_cut(path, raised.level_duals, raised.cut, start, trial)
         bound = min(bound, root)
         weight = raised.level_duals * problem.top
         cuts.append((root, weight > BINDING * weight.max()))
@@ -103,7 +103,15 @@ def reached(path: DemandPath, throughput: np.ndarray, low: float, high: float) -
     return low
 
 
-def _root(path: DemandPath, level_duals: np.ndarray, cut: float, start: float, end: float) -> float:
+def root_of_cut(
+    path: DemandPath,
+    level_duals: np.ndarray,
+    cut: float,
+    start: float,
+    end: float,
+    *,
+    precision: float = 1e-15,
+) -> float:
     """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached."""
 
     def excess(s: float) -> float:
@@ -118,7 +126,7 @@ def _root(path: DemandPath, level_duals: np.ndarray, cut: float, start: float, e
     # Illinois: false position, with the weight of an end halved that stays for a second time.
     side = 0
     for _ in range(200):
-        if high - low <= 1e-15 * max(abs(high), abs(low)):
+        if high - low <= precision * max(abs(high), abs(low)):
             break
         s = high - above * (high - low) / (above - below)
         s = s if low < s < high else 0.5 * (low + high)

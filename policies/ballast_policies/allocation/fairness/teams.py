@@ -28,42 +28,6 @@ class Team:
         """Volume that all its jobs together can still take, given what each can (n,)."""
         return float(left[self.jobs].sum()) + sum(team.room(left) for team in self.teams)
 
-    def pour(self, volume: float, left: np.ndarray, given: np.ndarray) -> None:
-        """Divide ``volume`` among the members; adds to ``given`` (n,)."""
-        rooms = np.concatenate([left[self.jobs], [team.room(left) for team in self.teams]])
-        if self.policy == "fifo":
-            before = np.concatenate([[0.0], np.cumsum(rooms)[:-1]]) if len(rooms) else rooms
-            parts = np.clip(volume - before, 0.0, rooms)
-        else:
-            parts = divide(volume, np.concatenate([self.job_weights, self.team_weights]), rooms)
-        self._hand_on(parts, left, given)
-
-    def pour_at_rates(self, time: float, left: np.ndarray, given: np.ndarray) -> None:
-        """As the root: every member receives its weight times ``time``, as far as it has room."""
-        rooms = np.concatenate([left[self.jobs], [team.room(left) for team in self.teams]])
-        weights = np.concatenate([self.job_weights, self.team_weights])
-        self._hand_on(np.minimum(weights * time, rooms), left, given)
-
-    def _hand_on(self, parts: np.ndarray, left: np.ndarray, given: np.ndarray) -> None:
-        given[self.jobs] += parts[: len(self.jobs)]
-        for team, part in zip(self.teams, parts[len(self.jobs) :], strict=True):
-            team.pour(float(part), left, given)
-
-
-def divide(volume: float, weights: np.ndarray, rooms: np.ndarray) -> np.ndarray:
-    """Parts w_c y, cut at the rooms, with the y at which they sum to ``volume`` (or all rooms full)."""
-    if volume >= rooms.sum():
-        return rooms.copy()
-    full_at = rooms / weights
-    order = np.argsort(full_at, kind="stable")
-    filled = np.concatenate([[0.0], np.cumsum(rooms[order])[:-1]])
-    rate = np.cumsum(weights[order][::-1])[::-1]
-    # Before the member order[i] is full, volume(y) = filled[i] + rate[i] y; the first i with room decides.
-    i = int(np.searchsorted(filled + rate * full_at[order], volume))
-    i = min(i, len(order) - 1)
-    given: np.ndarray = np.minimum(weights * ((volume - filled[i]) / rate[i]), rooms)
-    return given
-
 
 def flat(problem: Instance) -> Team:
     """A root at which every job stands on its own, with its weight."""

@@ -15,42 +15,40 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.answer import CERTIFIED_GAP, Answer, nothing
 from ballast_policies.allocation.fairness.demand_path import furthest
+from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.stage_stops import TiedError
 from ballast_policies.allocation.fairness.teams import Team
+from ballast_policies.allocation.fairness.water_prices import fill_by_prices
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.linear import SolverError
+from ballast_policies.allocation.solvers.linear import SOLVER, SolverError
 
+MANY = 100
+"""Jobs from which on stages are solved in prices."""
+SMALL = 1e-4
+"""A gap is relative to a job's level, or to this part of its level at full speed where that is more."""
 FULL = 1e-9
 """Relative room below which a job counts as full."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Stage:
-    """Levels from ``base`` on, each job with ``left`` to its full speed or to where it was frozen."""
+    """The path of demands of a stage."""
 
-    root: Team
-    base: np.ndarray
-    left: np.ndarray
+    pouring: Pouring
     scale: np.ndarray
 
     @property
     def end(self) -> float:
         """When the last member of the root is full."""
-        root, left = self.root, self.left
-        rooms = np.concatenate([left[root.jobs], [team.room(left) for team in root.teams]])
-        return float((rooms / np.concatenate([root.job_weights, root.team_weights])).max())
-
-    def levels(self, s: float) -> np.ndarray:
-        given = np.zeros_like(self.base)
-        self.root.pour_at_rates(s, self.left, given)
-        levels: np.ndarray = self.base + given
-        return levels
+        return self.pouring.end
 
     def demand(self, s: float) -> np.ndarray:
-        zeros = np.zeros_like(self.base)
-        shares: np.ndarray = np.divide(self.levels(s), self.scale, out=zeros, where=self.scale > 0)
-        return shares
+        levels = self.pouring.levels(s)
+        zeros = np.zeros_like(levels)
+        speeds: np.ndarray = np.divide(levels, self.scale, out=zeros, where=self.scale > 0)
+        return speeds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,19 +72,59 @@ def fill(problem: Instance, root: Team) -> Filled:
     Raises:
         SolverError: an LP failed.
     """
+    if len(problem.gpus) >= MANY and not problem.pairs:
+        try:
+            return _by_prices(problem, root)
+        except (TiedError, SolverError):
+            # Equal speeds leave a choice. Linear programs of all jobs weigh it.
+            return fill_by_programs(problem, root)
+    filled = fill_by_programs(problem, root)
+    if problem.pairs or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
+        return filled
+    # Hundreds of stages add up what each misses.
+    try:
+        return _by_prices(problem, root)
+    except (TiedError, SolverError):
+        return filled
+
+
+def _by_prices(problem: Instance, root: Team) -> Filled:
+    """As ``fill``, with the gap between the levels and what is proven to be their most."""
+    filled = fill_by_prices(problem, root)
+    columns = problem.columns
+    x = problem.feasible(filled.X[columns.first, columns.kind])
+    reached = problem.level_scale * problem.throughput(x)
+    least = SMALL * problem.level_scale * problem.top
+    size = np.where(filled.bound > 0, np.maximum(filled.bound, least), 1.0)
+    answer = Answer(
+        x=x,
+        solver=f"prices and {SOLVER}",
+        gap=float(np.maximum((filled.bound - reached) / size, 0.0).max(initial=0.0)),
+        shadow_prices=filled.prices,
+    )
+    return Filled(answer=answer, levels=filled.levels, stages=filled.stages)
+
+
+def fill_by_programs(problem: Instance, root: Team) -> Filled:
+    """Fill until every job is bottlenecked or at full speed.
+
+    Raises:
+        SolverError: an LP failed.
+    """
     scale = np.where(problem.runnable, problem.level_scale, 0.0)
     full = scale * problem.top
     levels, frozen = np.zeros(len(full)), full <= 0
     answer, stages, gap = nothing(problem), 0, 0.0
     while not frozen.all():
-        stage = _Stage(root=root, base=levels, left=np.where(frozen, 0.0, full - levels), scale=scale)
+        pouring = Pouring(root, levels, np.where(frozen, 0.0, full - levels))
+        stage = _Stage(pouring=pouring, scale=scale)
         found = furthest(problem, stage)
         stages += 1
         # Measured on the whole way up: a last step of 1e-12 has no meaningful gap of its own.
         demand = stage.demand(found.s)
         missed = stage.demand(found.bound) - demand
         gap = max(gap, float((missed / np.where(demand > 0, demand, 1.0)).max()))
-        levels = np.minimum(stage.levels(found.s), full)
+        levels = np.minimum(pouring.levels(found.s), full)
         done = found.binding | (full - levels <= FULL * full)
         if not (done & ~frozen).any():
             raise SolverError(f"water filling froze no job in stage {stages}, at {found.s} of {stage.end}")

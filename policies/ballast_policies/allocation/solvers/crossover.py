@@ -149,7 +149,7 @@ class _Small:
     def model(self, rows: Rows, used: np.ndarray, growth: np.ndarray) -> highspy.HighsLp:
         k, f, infinite = len(rows.capacity), len(self.free), highspy.kHighsInf
         row, kind = np.nonzero(self.active)
-        job, size, c = self.free[row], _positive(rows.capacity), len(row)
+        job, size, c = self.free[row], _sizes(rows), len(row)
         width = c + 1 + (0 if self.walls is None else 2 * k)
         cost, lower, upper = np.zeros(width), np.zeros(width), np.full(width, infinite)
         if rows.value is not None:
@@ -216,9 +216,7 @@ def crossover(
     weight = np.ones(f) if weight is None else weight
     used = np.zeros(k) if used is None else used
     growth = rows.lift if growth is None else growth + rows.lift
-    steepest = max(
-        float(rows.slope[free].max(initial=0.0)), float(np.abs(growth / _positive(rows.capacity)).max())
-    )
+    steepest = max(float(rows.slope[free].max(initial=0.0)), float(np.abs(growth / _sizes(rows)).max()))
     unit = 1.0 / steepest if rows.gain and steepest > 0 else 1.0
     money = unit
     if rows.value is not None and not rows.gain:
@@ -235,7 +233,7 @@ def crossover(
         kind=kind,
         x=x[:c],
         t=float(x[c]) * unit if rows.gain else 0.0,
-        prices=np.maximum(duals[2 * f :], 0.0) / _positive(rows.capacity),
+        prices=np.maximum(duals[2 * f :], 0.0) / _sizes(rows),
         level=np.maximum(-duals[:f], 0.0) / weight,
         exceeded=0.0 if walls is None else _exceeded(x[c + 1 :], walls[0]),
     )
@@ -259,8 +257,9 @@ def slopes(rows: Rows, low: np.ndarray, high: np.ndarray, prices: np.ndarray) ->
     return found
 
 
-def _positive(size: np.ndarray) -> np.ndarray:
-    return np.where(size > 0, size, 1.0)
+def _sizes(rows: Rows) -> np.ndarray:
+    """(k,) GPUs that the rows of the capacities are divided by."""
+    return np.where(rows.capacity > 0, rows.capacity, np.where(rows.lift > 0, rows.lift, 1.0))
 
 
 def _optimum(lp: highspy.HighsLp) -> tuple[np.ndarray, np.ndarray] | None:

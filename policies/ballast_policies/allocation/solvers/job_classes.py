@@ -113,9 +113,9 @@ def merged(problem: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged
         worth[columns.first[alone], columns.kind[alone]] = value[alone]
         parts.append(worth)
     features = np.concatenate(parts, axis=1)
-    if _mostly_distinct(features):
+    if mostly_distinct(features):
         return None
-    of, chosen = _equal_rows(features)
+    of, chosen = equal_rows(features)
     if len(chosen) > WORTH_IT * n:
         return None
     size = np.bincount(of, minlength=len(chosen))
@@ -142,7 +142,7 @@ def merged(problem: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged
     )
 
 
-def _mostly_distinct(features: np.ndarray) -> bool:
+def mostly_distinct(features: np.ndarray) -> bool:
     """A quick look: equal rows have equal products with a random vector, but for rounding."""
     weights = np.random.default_rng(_HASH_SEED).uniform(1.0, 2.0, features.shape[1])
     products = np.sort(features @ weights)
@@ -150,7 +150,7 @@ def _mostly_distinct(features: np.ndarray) -> bool:
     return bool(1 + apart.sum() > WORTH_IT * len(features))
 
 
-def _equal_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def equal_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(class of each row, a row of each class) for rows that are equal bit for bit."""
     bits: np.ndarray = np.ascontiguousarray(features + 0.0).view(np.uint64)
     random = np.random.default_rng(_HASH_SEED)

@@ -1,8 +1,5 @@
 """The families of instances that the benchmark measures, small: exact against the simplex method."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import solve
@@ -11,15 +8,8 @@ from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, und
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).parents[4]
-_spec = importlib.util.spec_from_file_location(
-    "allocation_families", ROOT / "benchmarks" / "allocation" / "families.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-families = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(families)
-FAMILIES = {family.name: family for family in families.FAMILIES}
+from tests.policies.allocation.families import FAMILIES
+
 JOBS = 300
 
 
@@ -108,7 +98,7 @@ def test_small_lps_are_enough_for_thousands_of_jobs(name, policy, monkeypatch):
     def one_lp(rows):
         raise AssertionError(f"the search gave up on {len(rows)} jobs")
 
-    monkeypatch.setattr(box_search, "_by_one_lp", one_lp)
+    monkeypatch.setattr(box_search, "by_one_lp", one_lp)
     assert solve(policy, FAMILIES[name].instance(3000)).gap <= 1e-6
 
 
@@ -127,6 +117,6 @@ def test_prices_far_away_in_a_flat_direction_are_reached(policy, monkeypatch):
     monkeypatch.setattr(boxstep, "LP_JOBS", 80)
     monkeypatch.setattr(boxstep, "COARSE_JOBS", 800)
     monkeypatch.setattr(box_search, "lp_of", counted)
-    monkeypatch.setattr(box_search, "_by_one_lp", one_lp)
+    monkeypatch.setattr(box_search, "by_one_lp", one_lp)
     assert solve(policy, FAMILIES["demand 1"].instance(10_000)).gap <= 1e-6
     assert 0 < len(solved) <= box_search.MAX_ROUNDS

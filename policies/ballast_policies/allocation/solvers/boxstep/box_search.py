@@ -30,6 +30,8 @@ from ballast_policies.allocation.solvers.dense_program import Rows, largest, lea
 from ballast_policies.allocation.start import Start
 
 MAX_ROUNDS = 150
+COARSE_ROUNDS = 20
+"""Where prices to about a hundredth will do, the search ends after these, wherever it is."""
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
 SAFETY = 2.0
@@ -116,7 +118,7 @@ class BoxSearch:
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
         failed = worse = 0
-        for _ in range(MAX_ROUNDS):
+        for _ in range(COARSE_ROUNDS if coarse else MAX_ROUNDS):
             if coarse and box.prices.max() <= COARSE_END * self.usual:
                 return self._response(at)
             if (at.prices - box.prices < self.least).any() or (at.prices + box.prices > self.greatest).any():
@@ -174,7 +176,7 @@ class BoxSearch:
                 ),
             )
             at = following if better else at
-        solution = _by_one_lp(self.whole)
+        solution = self._response(at) if coarse else by_one_lp(self.whole)
         return None if feasibility and solution is not None and solution.start.t < 0 else solution
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
@@ -278,7 +280,7 @@ def _jittered(rows: Rows, usual: float) -> Rows:
     return dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)
 
 
-def _by_one_lp(rows: Rows) -> Priced | None:
+def by_one_lp(rows: Rows) -> Priced | None:
     """By one LP with all jobs."""
     active = rows.usable.copy()
     active[:, -1] = False

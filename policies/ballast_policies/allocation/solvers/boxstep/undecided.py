@@ -57,7 +57,8 @@ def undecided_in(
     wider = 1.0
     if len(nearest) > lp_jobs:
         # As wide as the LP has room for.
-        wider = min(max(1.0, float(np.partition(nearest, lp_jobs)[lp_jobs])), widest)
+        room = float(np.partition(nearest, lp_jobs)[lp_jobs])
+        wider = min(max(1.0, room), widest) if np.isfinite(room) else 1.0
     inside = nearest <= wider
     chosen = np.flatnonzero(inside)
     return Undecided(

@@ -1,0 +1,159 @@
+"""The jobs of a stage of water filling, and their program where some GPU types have prices.
+
+At the end of a stage some types are full, and limit; the others have GPUs left and cost nothing. With only
+the limiting types priced, a job that can meet its demand on the others is out of the way, and of each
+remaining job only the speed beyond its fastest free type counts:
+
+    rates_mj - free_m,   base_m - free_m,   free_m = the fastest of its types without a price.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.fairness.demand_path import root_of_cut
+from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.solvers.best_response import respond
+from ballast_policies.allocation.solvers.dense_program import Rows, largest
+
+CLOSE = 1e-9
+"""GPUs that are taken too many by this part do not count."""
+NOTHING = 1e-12
+"""Part of full speed below which nothing is demanded."""
+DIFFERENCE = 1e-6
+"""Part of s over which its growth is measured."""
+
+
+class StageJobs:
+    """The jobs of a stage on the types that are still open.
+
+    Args:
+        pouring: the levels along the stage.
+        jobs: rows of the pouring.
+        rates: (n, k) of these jobs on the open types, as parts of their full speed.
+        full: (n,) levels at full speed.
+        gpus: (n,) gangs.
+        size, held: (k,) GPUs of the types, and those that other jobs hold.
+        alike: many jobs have the same speeds and gangs.
+    """
+
+    def __init__(
+        self,
+        pouring: Pouring,
+        *,
+        jobs: np.ndarray,
+        rates: np.ndarray,
+        full: np.ndarray,
+        gpus: np.ndarray,
+        size: np.ndarray,
+        held: np.ndarray,
+        alike: bool,
+    ) -> None:
+        self.pouring, self.jobs, self.rates, self.full = pouring, jobs, rates, full
+        self.gpus, self.size, self.held, self.alike = gpus, size, held, alike
+        self.end = pouring.end
+        self.reach = largest(rates)
+
+    def demand(self, s: float, some: np.ndarray | None = None) -> np.ndarray:
+        """(n,) or (some,) demands at ``s``, as parts of full speed."""
+        if some is None:
+            levels, full, reach = self.pouring.levels(s, self.jobs), self.full, self.reach
+        else:
+            levels = self.pouring.levels(s, self.jobs[some])
+            full, reach = self.full[some], self.reach[some]
+        demand: np.ndarray = np.minimum(levels / full, reach)
+        return demand
+
+    def program(self, types: np.ndarray, s: float) -> "PricedJobs":
+        """The program at ``s`` in which only ``types`` (k,) have prices."""
+        n, priced = len(self.jobs), np.flatnonzero(types)
+        free = np.zeros(n)
+        for j in np.flatnonzero(~types):
+            np.maximum(free, self.rates[:, j], out=free)
+        need = self.demand(s) - free
+        jobs = np.flatnonzero(need > NOTHING)
+        rates = np.zeros((len(jobs), len(priced) + 1), order="F")
+        for i, j in enumerate(priced):
+            rates[:, i] = self.rates[jobs, j] - free[jobs]
+        rates[rates <= NOTHING] = 0.0
+        usable = np.asfortranarray(rates > 0)
+        usable[:, -1] = True
+        rows = Rows(
+            rates=rates,
+            usable=usable,
+            gpus=self.gpus[jobs],
+            value=None,
+            base=need[jobs],
+            slope=np.zeros(len(jobs)),
+            capacity=-self.held[priced],
+            lift=self.size[priced],
+            gain=1.0,
+            reach=largest(rates),
+            absent=np.where(usable, 0.0, np.inf),
+        )
+        return PricedJobs(stage=self, rows=rows, jobs=jobs, free=free[jobs])
+
+    def bound(self, prices: np.ndarray, s: float) -> float:
+        """The bound on s that ``prices`` (k,) prove by the cut that touches at ``s``."""
+        types = prices > 0
+        program = self.program(types, s)
+        at = respond(program.rows, prices[types], 0.0)
+        free_gpus = program.rows.lift + program.rows.capacity
+        return program.root(at.level, float(at.time.sum() + prices[types] @ free_gpus), precision=1e-15)
+
+    def per_gpu(self, prices: np.ndarray, s: float) -> np.ndarray:
+        """(k,) ``prices`` in units of s: a GPU more lets the demands rise by what it costs."""
+        program = self.program(prices > 0, s)
+        if not len(program.rows):
+            return prices
+        before = s * (1 - DIFFERENCE)
+        level = respond(program.rows, prices[prices > 0], 0.0).level
+        rise = float(level @ (program.demand(s) - program.demand(before)))
+        return prices * ((s - before) / rise) if rise > 0 else prices
+
+    def over(self, X: np.ndarray) -> np.ndarray:
+        """(k,) types of which the jobs with X and the others take too many GPUs."""
+        over: np.ndarray = self.gpus @ X + self.held > self.size * (1 + 10 * CLOSE)
+        return over
+
+    def filled_up(self, types: np.ndarray, s: float, X: np.ndarray) -> np.ndarray:
+        """``X`` on ``types`` (k,), and what else each job demands at ``s`` on the fastest of the others."""
+        X, everyone = X.copy(), np.arange(len(X))
+        others = np.where(types, -1.0, self.rates)
+        kind = others.argmax(axis=1)
+        speed = others[everyone, kind]
+        lacking = np.maximum(self.demand(s) - (self.rates * X).sum(axis=1), 0.0)
+        share = np.divide(lacking, speed, out=np.zeros_like(lacking), where=speed > 0)
+        X[everyone, kind] += np.minimum(share, np.maximum(1.0 - X.sum(axis=1), 0.0))
+        return X
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedJobs:
+    """Jobs with a demand beyond their free types, and the demands of these as ``price_adjustment`` asks.
+
+    Attributes:
+        stage: where they are from.
+        rows: their program.
+        jobs: (rows,) their places in the stage.
+        free: (rows,) their fastest rate without a price.
+    """
+
+    stage: StageJobs
+    rows: Rows
+    jobs: np.ndarray
+    free: np.ndarray
+
+    @property
+    def end(self) -> float:
+        """Where the stage ends at the latest."""
+        return self.stage.end
+
+    def demand(self, s: float) -> np.ndarray:
+        """(rows,) speed demanded beyond ``free``."""
+        demand: np.ndarray = np.maximum(self.stage.demand(s, self.jobs) - self.free, 0.0)
+        return demand
+
+    def root(self, level: np.ndarray, cut: float, precision: float = 1e-4) -> float:
+        """The s at which ``level`` (rows,) . demand(s) = ``cut``."""
+        return root_of_cut(self, level, cut, 0.0, self.end, precision=precision)

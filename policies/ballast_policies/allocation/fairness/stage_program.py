@@ -1,0 +1,207 @@
+"""One stage of water filling over thousands of jobs, in the prices of the GPU types.
+
+How far can the levels rise? Given s, which part u of the types that have prices do the demands take
+(``stage_jobs``, ``least_utilization``)? The s at which u = 1 is found from above by Newton's method: the
+prices at a trial s prove that lambda . demand <= cut for every allocation; the root of that cut is a bound
+and the next trial.
+
+Which types limit is guessed from a sample (``price_adjustment``). Types that limit and were left out show as
+soon as the jobs of the next stage do not fit (``MoreTypesError``); types that do not limit get the price 0.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.fairness.stage_jobs import PricedJobs, StageJobs
+from ballast_policies.allocation.fairness.stage_stops import stopped_jobs
+from ballast_policies.allocation.solvers.boxstep.sampling import stratified
+from ballast_policies.allocation.solvers.least_utilization import Utilization, least_utilization
+from ballast_policies.allocation.solvers.price_adjustment import adjusted_prices
+from ballast_policies.allocation.solvers.simplex import SolverError
+
+SAMPLE = 2500
+CLOSE = 1e-9
+"""u counts as 1 within this."""
+JITTERED = 1e-6
+"""u may differ from 1 by this where s is its own bound: ``box_search`` breaks ties by changes of 1e-7."""
+LIMITING = 3e-4
+"""Part of what all GPUs are worth from which on a type may limit."""
+UNPRICED = 1e-9
+"""Part of the highest price below which a type does not limit."""
+ROUGH = 0.03
+"""The s at which exact solving begins is right to about this part."""
+ROUGH_TRIALS, TRIALS = 10, 30
+WIDE, NARROW = 0.3, 1e-7
+"""How wrong prices may be, at most and at least."""
+
+
+class MoreTypesError(Exception):
+    """The jobs do not fit even where they are; ``types`` (k,) limit, and are still taken for free."""
+
+    def __init__(self, types: np.ndarray) -> None:
+        super().__init__(types)
+        self.types = types
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageEnd:
+    """How far a stage goes.
+
+    Attributes:
+        s: the end of the stage.
+        bound: proven: no s beyond it.
+        prices: (k,) of the types that limit: how much further the stage would go with one GPU more.
+        X: (n, k) shares; what a job demands beyond its shares on types with a price is on its fastest other.
+        stopped: (n,) jobs that cannot rise beyond ``s``, whose X is final.
+    """
+
+    s: float
+    bound: float
+    prices: np.ndarray
+    X: np.ndarray
+    stopped: np.ndarray
+
+
+class StageSearch:
+    """The search for the end of a stage."""
+
+    def __init__(self, stage: StageJobs) -> None:
+        self.stage = stage
+
+    def solve(self, more: np.ndarray) -> StageEnd:
+        """The end of the stage; the types in the mask ``more`` (k,) are known to limit.
+
+        Raises:
+            MoreTypesError: the jobs do not fit where they are.
+            SolverError: no end was found.
+        """
+        nothing, every = np.zeros_like(self.stage.rates), np.ones(len(self.stage.size), dtype=bool)
+        X = self.stage.filled_up(~every, self.stage.end, nothing)
+        if not self.stage.over(X).any():
+            return self._without_limit(X)
+        s, prices = self._rough(more)
+        types, bound, proof, part = prices > 0, self.stage.end, None, 0.1
+        for _ in range(TRIALS):
+            program = self.stage.program(types, s)
+            if not len(program.rows):
+                if proof is not None and s >= bound * (1 - CLOSE) and (types == (proof > 0)).all():
+                    # Full of jobs that do not rise, and in nobody's way here.
+                    X = self.stage.filled_up(types, s, nothing)
+                    return self._end(s, bound, proof, X, program)
+                types, prices, part = every, prices + _usual(prices, self.stage.size), WIDE
+                program = self.stage.program(types, s)
+            found = self._solved(program, prices[types], part=part)
+            prices = np.zeros(len(self.stage.size))
+            prices[types] = found.prices
+            prices[prices <= UNPRICED * prices.max()] = 0.0
+            root = max(self.stage.bound(prices, s), 0.0)
+            if proof is None or root < bound:
+                bound, proof = root, prices
+            if s <= 0 and found.u > 1 + 10 * CLOSE:
+                raise MoreTypesError(prices > 0)
+            if found.u <= 1 + JITTERED and s >= bound * (1 - CLOSE):
+                X = np.zeros_like(self.stage.rates)
+                X[np.ix_(program.jobs, np.flatnonzero(types))] = found.X
+                X = self.stage.filled_up(types, s, X)
+                if found.u >= 1 - JITTERED and ((proof > 0) == types).all():
+                    return self._end(s, bound, proof, X, program)
+                if bound >= self.stage.end and not (self.stage.over(X) & ~types).any():
+                    return self._without_limit(X)
+                # The prices that prove the bound are those of other types, or some types are overfull.
+                over = self.stage.over(X) & ~types if bound >= self.stage.end else proof > 0
+                prices = np.where(over & (proof <= 0), _usual(proof, self.stage.size), proof)
+                types, part = (types | over if bound >= self.stage.end else over), WIDE
+                continue
+            part = float(np.clip(3.0 * abs(bound - s) / s, NARROW, WIDE)) if s > 0 else WIDE
+            types = (prices > 0) | (proof > 0) | more
+            prices = np.where(prices > 0, prices, proof)
+            prices = np.where(types & (prices <= 0), 1e-2 * _usual(prices, self.stage.size), prices)
+            s = bound
+        raise SolverError(f"a stage of water filling found no end; it was at {s} of {self.stage.end}")
+
+    def _end(
+        self, s: float, bound: float, prices: np.ndarray, X: np.ndarray, program: PricedJobs
+    ) -> StageEnd:
+        stopped = stopped_jobs(self.stage, program, prices, s, X)
+        return StageEnd(s=s, bound=max(bound, s), prices=self.stage.per_gpu(prices, s), X=X, stopped=stopped)
+
+    def _without_limit(self, X: np.ndarray) -> StageEnd:
+        return StageEnd(
+            s=self.stage.end,
+            bound=self.stage.end,
+            prices=np.zeros(len(self.stage.size)),
+            X=X,
+            stopped=np.ones(len(X), dtype=bool),
+        )
+
+    def _solved(
+        self, program: PricedJobs, prices: np.ndarray, *, part: float, coarse: bool = False
+    ) -> Utilization:
+        found = None
+        if len(program.rows):
+            found = least_utilization(program.rows, prices, part=part, alike=self.stage.alike, coarse=coarse)
+        if found is None:
+            raise SolverError("a stage of water filling has no prices")
+        return found
+
+    def _rough(self, more: np.ndarray) -> tuple[float, np.ndarray]:
+        """(s, prices) to a few parts in a hundred; types that seem not to limit have the price 0."""
+        program = self.stage.program(np.ones(len(self.stage.size), dtype=bool), self.stage.end)
+        rows = program.rows
+        chosen, weight = stratified(
+            rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), SAMPLE
+        )
+        some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
+        some = dataclasses.replace(some, gpus=some.gpus * weight)
+        sample = PricedJobs(stage=self.stage, rows=some, jobs=program.jobs[chosen], free=program.free[chosen])
+        s, prices = adjusted_prices(some, sample)
+        types = (prices * self.stage.size > LIMITING) | more
+        prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, self.stage.size)), 0.0)
+        # Between s where GPUs are left (low) and are short (high), each with its u.
+        low: tuple[float, float] | None = None
+        high: tuple[float, float] | None = None
+        bound, proof, part = self.stage.bound(prices, s), prices, 0.1
+        s = min(s, bound)
+        for _ in range(ROUGH_TRIALS):
+            program = self.stage.program(types, s)
+            if not len(program.rows):
+                break
+            found = self._solved(program, prices[types], part=part, coarse=True)
+            prices = np.zeros(len(self.stage.size))
+            prices[types] = found.prices
+            root = self.stage.bound(prices, s)
+            if root < bound:
+                bound, proof = root, prices
+            if (
+                abs(bound - s) <= ROUGH * s
+                or (found.u < 1 and s >= self.stage.end)
+                or (found.u > 1 and s <= 0)
+            ):
+                break
+            if found.u < 1:
+                low = (s, found.u)
+            else:
+                high = (s, found.u)
+            before, s = s, min(_next_trial(low, high, s, found.u, root), bound)
+            part = float(np.clip(abs(s / before - 1), 0.02, WIDE)) if before > 0 else WIDE
+        return max(bound, 0.0), np.where(proof > 0, proof, prices)
+
+
+def _next_trial(
+    low: tuple[float, float] | None, high: tuple[float, float] | None, s: float, u: float, root: float
+) -> float:
+    """Where u = 1 may be: between what is known, or towards ``root``, which is a bound."""
+    if low is not None and high is not None:
+        (a, ua), (b, ub) = low, high
+        between = a + (b - a) * (1 - ua) / (ub - ua)
+        return min(max(between, a + 0.1 * (b - a)), b - 0.1 * (b - a), root)
+    if low is not None:
+        return min(root, max(1.05 * s, s / max(u, 0.1), 0.5 * (s + min(root, 3 * s))))
+    return root
+
+
+def _usual(prices: np.ndarray, size: np.ndarray) -> float:
+    """A mean price."""
+    total = float(prices @ size)
+    return (total if total > 0 else 1.0) / float(size.sum())

@@ -1,0 +1,193 @@
+"""Water filling with thousands of jobs: at most one stage for each GPU type, each in the types' prices.
+
+When a stage ends, the types with a price are full, and every job that needs them to reach its level can get
+no more: it keeps its GPUs. What remains is a smaller problem on the other types (``stage_program``), in which
+a job may rise as far as these types take it. So there are no more stages than types, where one linear program
+for each level would be thousands.
+
+A job that stops keeps its shares on the full types and, for the rest of its time, its fastest other type:
+complementary slackness leaves it no other choice. That is checked for the few jobs that are indifferent
+between three types or more; where ties leave a choice, ``TiedError`` says so.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.stage_jobs import StageJobs
+from ballast_policies.allocation.fairness.stage_program import MoreTypesError, StageEnd, StageSearch
+from ballast_policies.allocation.fairness.teams import Team
+from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers.job_classes import mostly_distinct
+from ballast_policies.allocation.solvers.simplex import SolverError
+
+FULL = 1e-9
+"""Relative room below which a job counts as full."""
+OVER = 1e-8
+"""Part of a type's GPUs that may be taken too much, which is scaled away in the end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedFilling:
+    """Outcome of water filling by prices.
+
+    Attributes:
+        X: (n, k) shares.
+        levels, bound: (n,) levels reached, and what a proof of each job's stage allows at most.
+        prices: (k,) of the first stage: how much further it would go with one GPU more.
+        stages: how many there were.
+    """
+
+    X: np.ndarray
+    levels: np.ndarray
+    bound: np.ndarray
+    prices: np.ndarray
+    stages: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _State:
+    """Between two stages.
+
+    Attributes:
+        levels, bound: (n,) as they are.
+        settled: (n,) jobs whose shares X are final.
+        open_types: (k,) types that do not limit.
+        held: (k,) GPUs of settled jobs.
+        prices: (k,) of the first stage.
+    """
+
+    levels: np.ndarray
+    bound: np.ndarray
+    settled: np.ndarray
+    X: np.ndarray
+    open_types: np.ndarray
+    held: np.ndarray
+    prices: np.ndarray
+
+
+class _Filling:
+    """What does not change from stage to stage."""
+
+    def __init__(self, problem: Instance, root: Team) -> None:
+        self.problem, self.root = problem, root
+        top = np.where(problem.top > 0, problem.top, 1.0)
+        self.full = np.where(problem.runnable, problem.level_scale, 0.0) * problem.top
+        self.rates = np.asfortranarray(problem.T / top[:, None])
+        features = np.concatenate([problem.T, problem.gpus[:, None]], axis=1)
+        self.alike = not mostly_distinct(features)
+
+    def start(self) -> _State:
+        n, k = self.rates.shape
+        return _State(
+            levels=np.zeros(n),
+            bound=np.zeros(n),
+            settled=self.full <= 0,
+            X=np.zeros((n, k)),
+            open_types=self.problem.capacity > 0,
+            held=np.zeros(k),
+            prices=np.zeros(k),
+        )
+
+    def stage(self, state: _State, more: np.ndarray) -> tuple[_State, np.ndarray]:
+        """(state after the next stage, (k,) types that limited it); ``more`` (k,) are known to limit.
+
+        Raises:
+            MoreTypesError: types that were taken for free before limit, too.
+            SolverError: no end was found.
+        """
+        reach = self._reach(state.open_types)
+        left = np.where(state.settled, 0.0, np.maximum(reach * self.full - state.levels, 0.0))
+        left[left <= FULL * self.full] = 0.0
+        pouring = Pouring(self.root, state.levels, left)
+        jobs, kinds = np.flatnonzero(~state.settled), np.flatnonzero(state.open_types)
+        # A job that no open type serves has level 0 and is settled, so every job here has a rate.
+        stage = StageJobs(
+            pouring,
+            jobs=jobs,
+            rates=np.asfortranarray(self.rates[np.ix_(jobs, kinds)]),
+            full=self.full[jobs],
+            gpus=self.problem.gpus[jobs],
+            size=self.problem.capacity[kinds],
+            held=state.held[kinds],
+            alike=self.alike,
+        )
+        limits = np.zeros(len(state.held), dtype=bool)
+        try:
+            end = StageSearch(stage).solve(more[kinds])
+        except MoreTypesError as error:
+            limits[kinds] = error.types
+            raise MoreTypesError(limits) from error
+        limits[kinds] = end.prices > 0
+        return self._after(state, pouring, jobs, kinds, end, limits), limits
+
+    def _after(
+        self,
+        state: _State,
+        pouring: Pouring,
+        jobs: np.ndarray,
+        kinds: np.ndarray,
+        end: StageEnd,
+        limits: np.ndarray,
+    ) -> _State:
+        mine = jobs[end.stopped]
+        X = np.zeros((len(mine), len(state.held)))
+        X[:, kinds] = end.X[end.stopped]
+        every, settled, bound = state.X.copy(), state.settled.copy(), state.bound.copy()
+        every[mine], settled[mine] = X, True
+        bound[mine] = pouring.levels(end.bound, mine)
+        first = not state.settled[self.full > 0].any()
+        prices = np.zeros(len(state.held))
+        prices[kinds] = end.prices
+        return _State(
+            levels=pouring.levels(end.s),
+            bound=bound,
+            settled=settled,
+            X=every,
+            open_types=state.open_types & ~limits,
+            held=state.held + self.problem.gpus[mine] @ X,
+            prices=prices if first else state.prices,
+        )
+
+    def _reach(self, types: np.ndarray) -> np.ndarray:
+        """(n,) the fastest rate on ``types``."""
+        reach = np.zeros(len(self.full))
+        for j in np.flatnonzero(types):
+            np.maximum(reach, self.rates[:, j], out=reach)
+        return reach
+
+
+def fill_by_prices(problem: Instance, root: Team) -> PricedFilling:
+    """Fill until every job is bottlenecked or at full speed; no pairs.
+
+    Raises:
+        TiedError: there are several ways to end a stage, and the next depends on which.
+        SolverError: a stage found no end.
+    """
+    filling = _Filling(problem, root)
+    state, k = filling.start(), len(problem.capacity)
+    before: list[tuple[_State, np.ndarray]] = []
+    more = np.zeros(k, dtype=bool)
+    for _ in range(3 * k + 3):
+        if state.settled.all():
+            return PricedFilling(
+                X=state.X, levels=state.levels, bound=state.bound, prices=state.prices, stages=len(before)
+            )
+        try:
+            after, limits = filling.stage(state, more)
+        except MoreTypesError as error:
+            if not before:
+                break
+            # The stage before ended too late: these types limit it, too.
+            state, more = before.pop()
+            more = more | error.types
+            continue
+        over = after.open_types & (after.held > problem.capacity * (1 + OVER))
+        if over.any():
+            # Jobs that stopped do not fit on the rest.
+            more = more | limits | over
+            continue
+        before.append((state, limits))
+        state, more = after, np.zeros(k, dtype=bool)
+    raise SolverError("water filling by prices found no end")

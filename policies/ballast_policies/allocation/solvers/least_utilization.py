@@ -1,0 +1,102 @@
+"""The least part of the GPUs that given demands take, and the prices that prove it.
+
+    minimise    u
+    subject to  rates_m . x_m >= base_m,   sum_j x_mj <= 1             for every job m
+                held_j + sum_m gpus_m x_mj <= size_j u                  for every type j
+                x >= 0
+
+as ``dense_program`` with t = -u: ``lift`` is the size and ``capacity`` is -held. Demands are met as given, so
+that no job's full speed limits t, whatever the demands of the others are. Jobs that are alike are one row
+(gpus counted together); jobs that need all of their time on their fastest type have no choice and leave.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ballast_policies.allocation.solvers.best_response import in_units_of_t, respond
+from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch, by_one_lp
+from ballast_policies.allocation.solvers.dense_program import Rows
+from ballast_policies.allocation.solvers.job_classes import equal_rows
+
+LP_JOBS = 400
+FEW = 150
+"""Rows up to which one LP of all is faster."""
+SAME = 1e-12
+FASTER = 1e-9
+"""A job's fastest type is faster than the others by more than this part."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Utilization:
+    """A solution.
+
+    Attributes:
+        X: (n, k) shares; only prices count where they are asked for to about a hundredth.
+        prices: (k,), worth 1 with all GPUs.
+        u: the least utilization; about it where prices are about right.
+    """
+
+    X: np.ndarray
+    prices: np.ndarray
+    u: float
+
+
+def least_utilization(
+    rows: Rows, prices: np.ndarray, *, part: float, alike: bool, coarse: bool = False
+) -> Utilization | None:
+    """Solve the program from prices (k,) that are right to about ``part``.
+
+    Args:
+        rows: the program.
+        prices: to start from; not all 0.
+        part: how wrong they may be.
+        alike: many jobs have the same speeds and gangs.
+        coarse: prices to about a hundredth will do.
+
+    Returns:
+        None where no solution was found.
+    """
+    if alike:
+        of, merged = classes(rows)
+        found = _of_classes(merged, prices, part=part, coarse=coarse)
+        return None if found is None else dataclasses.replace(found, X=found.X[of])
+    return _of_classes(rows, prices, part=part, coarse=coarse)
+
+
+def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: bool) -> Utilization | None:
+    some, stay, X = _without_decided(rows)
+    start = in_units_of_t(some, respond(some, prices, 0.0))
+    start = dataclasses.replace(start, t=start.bound(some))
+    if len(some) <= FEW:
+        found = by_one_lp(some)
+    else:
+        found = BoxSearch(some).run(start, lp_jobs=LP_JOBS, part=part, coarse=coarse)
+    if found is None:
+        return None
+    X[stay] = found.X
+    after = in_units_of_t(some, respond(some, found.prices, 0.0))
+    return Utilization(X=X, prices=after.prices, u=-(after.bound(some) if coarse else found.start.t))
+
+
+def _without_decided(rows: Rows) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """(rows that have a choice, where they are, (n, k) shares of the others)."""
+    n, k = len(rows), len(rows.capacity)
+    fastest = rows.rates.argmax(axis=1)
+    decided = rows.base >= rows.reach * (1 - SAME)
+    if k > 1:
+        second = np.partition(rows.rates, k - 1, axis=1)[:, k - 1]
+        decided &= second < rows.reach * (1 - FASTER)
+    gone, stay = np.flatnonzero(decided), np.flatnonzero(~decided)
+    used = np.bincount(fastest[gone], weights=rows.gpus[gone], minlength=k + 1)[:k]
+    X = np.zeros((n, k))
+    X[gone, fastest[gone]] = 1.0
+    return rows.take(stay, capacity=rows.capacity - used, lift=rows.lift), stay, X
+
+
+def classes(rows: Rows) -> tuple[np.ndarray, Rows]:
+    """(class of each row, a row for each class) of rows that agree in rates, gangs and demands."""
+    features = np.concatenate([rows.rates, rows.gpus[:, None], rows.base[:, None]], axis=1)
+    of, chosen = equal_rows(features)
+    merged = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
+    return of, dataclasses.replace(merged, gpus=merged.gpus * np.bincount(of, minlength=len(chosen)))
