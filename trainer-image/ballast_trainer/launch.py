@@ -32,6 +32,7 @@ from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
+from ballast_trainer.models.tied import refuse_tied_layers
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.torch_pipeline import preload
 from ballast_trainer.profiling.profile import Meter, Profile
@@ -84,6 +85,14 @@ class ValidatedJob:
                 "To fix: fewer ranks, or model.layers"
             )
             raise ConfigurationError("pipeline.maxStages", reason)
+
+    def check_layers(self) -> None:
+        """Refuse a model with tied weights; builds all layers one after the other, so one rank does it.
+
+        Raises:
+            ConfigurationError: two layers share a parameter.
+        """
+        refuse_tied_layers(self.model, seed=self.config.training.seed)
 
     def placement(self, ranks: int) -> tuple[int, ...]:
         """The pipeline position of each stage.

@@ -1,11 +1,16 @@
 """Seeds of random numbers, the same for every partition, schedule and restart.
 
-Before a layer runs, torch's generator is seeded from (seed, step, microbatch, layer).  So dropout
-is the same under every partition, schedule and restart, and there is no generator state to move.
+Before a layer runs, the generators of torch (of the CPU, too, where it runs on a GPU), numpy and Python are
+seeded from (seed, step, microbatch, layer).  So whatever a layer draws is the same under every
+partition, schedule and restart, and there is no generator state to move.
 """
 
+import contextlib
 import functools
+import random
+from collections.abc import Iterator
 
+import numpy
 import torch
 
 _MASK = (1 << 64) - 1
@@ -25,7 +30,7 @@ def mixed_key(*parts: int) -> int:
 
 
 def seed_layer(device: torch.device, key: int, layer: int) -> None:
-    """Seed the generator of ``device`` for one layer's forward.
+    """Seed the host's generators and that of ``device`` for one layer's forward.
 
     Args:
         device: where the layer runs.
@@ -35,10 +40,31 @@ def seed_layer(device: torch.device, key: int, layer: int) -> None:
     seed = _mixed(key, layer) >> 1
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+    seed_host(seed)
 
 
 def seed_build(*, seed: int, layer: int) -> None:
-    """Seed the CPU generator for building ``layer``: it starts with the same weights on any rank."""
-    torch.default_generator.manual_seed(mixed_key(seed, _BUILD, layer) >> 1)
+    """Seed the host's generators for building ``layer``: it starts with the same weights on any rank."""
+    seed_host(mixed_key(seed, _BUILD, layer) >> 1)
+
+
+def seed_host(seed: int) -> None:
+    """Seed the generators of torch on the CPU, of numpy and of Python."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def host_seeded(seed: int | None = None) -> Iterator[None]:
+    """The host's generators seeded with ``seed`` (None: as they are), and as they were afterwards."""
+    of_torch, of_python = torch.default_generator.get_state(), random.getstate()
+    of_numpy = numpy.random.get_state()
+    if seed is not None:
+        seed_host(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(of_torch)
+        random.setstate(of_python)
+        numpy.random.set_state(of_numpy)

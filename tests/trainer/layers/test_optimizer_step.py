@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
     learning_rate,
@@ -96,3 +97,12 @@ def test_groups_of_a_users_optimizer_keep_their_rates_to_one_another():
             parameter.grad = torch.zeros_like(parameter)
         optimizer_step(layers, config, Meter(4, CPU, None), step=step, total_steps=9, squared_norm=1.0)
         assert [group["lr"] for group in layer.optimizer.param_groups] == [0.1 * factor, 0.5 * factor]
+
+
+def test_optimizers_that_a_pipeline_cannot_use_are_refused_with_the_reason():
+    """One that computes the loss again, and one that takes matrices alone: the field, why, what to do."""
+    model = build_gpt(layers=4, dim=16, heads=2, context=8)
+    for name, reason in (("torch.optim:LBFGS", "a closure"), ("torch.optim:Muon", "does not take")):
+        layers = LayerSet(model, TrainingConfig(optimizer=name), CPU, lambda index, module: module)
+        with pytest.raises(ConfigurationError, match=rf"training.optimizer: .*{reason}.*To fix"):
+            layers.make(1)

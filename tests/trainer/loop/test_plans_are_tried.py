@@ -125,3 +125,16 @@ def test_hooks_on_receive_buffers_do_not_pile_up(gang, tmp_path):
     counts = [int(line) for line in (tmp_path / "hooks").read_text().split()]
     assert len(counts) >= 12 * 4
     assert max(counts) <= 2, list(itertools.islice(counts, 60))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_whatever_generator_a_layer_draws_from_the_curve_is_that_of_one_process(
+    gang, single_process_losses, recompute
+):
+    """Python's, numpy's and torch's; the forward that is computed again draws the same."""
+    config = job("drawing_everywhere", training={"recompute": recompute})
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    losses = running.losses()
+    expected = single_process_losses(job("drawing_everywhere"))
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5

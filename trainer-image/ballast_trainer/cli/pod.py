@@ -104,6 +104,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))
     if rank == 0:
+        job.check_layers()
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)

@@ -43,7 +43,14 @@ def _open_store(launched: LaunchedRank, stop: StopSignal) -> Any:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if launched.rank == 0 and not agent_serves:
-        store = serve_store(launched.address, launched.port, STORE_WAIT_SECONDS)
+        try:
+            store = serve_store(launched.address, launched.port, STORE_WAIT_SECONDS)
+        except OSError as error:
+            reason = (
+                f"rank 0 cannot listen on {launched.address}:{launched.port}: {error}. "
+                "To fix: a free port, and MASTER_ADDR of this machine"
+            )
+            raise ConfigurationError("MASTER_PORT", reason) from error
     else:
         store = reach_store(launched.address, launched.port, STORE_WAIT_SECONDS, stop)
     # A restarted attempt must not read the addresses that the last one left in the agent's store.
@@ -79,6 +86,8 @@ def _run(
         # Ranks on one machine share its cores.
         torch.set_num_threads(1)
     job.check_ranks(ranks)
+    if rank == 0:
+        job.check_layers()
     plan = _local_plan(ranks)
     channel: Channel = StandaloneChannel(plan)
     if channel_folder is not None:

@@ -19,7 +19,7 @@ import torch
 
 from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.seeding import mixed_key
+from ballast_trainer.seeding import host_seeded, mixed_key
 
 _FIELD = "data.name"
 _DATA = 0xDA7A
@@ -142,9 +142,6 @@ class ReplayedLoader:
         raise ConfigurationError(_FIELD, "the loader yields no batch")
 
 
-@contextlib.contextmanager
-def _seeded(seed: int, part: int) -> Iterator[None]:
-    """Torch's CPU generator seeded from both, and as it was afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(mixed_key(seed, _DATA, part) >> 1)
-        yield
+def _seeded(seed: int, part: int) -> contextlib.AbstractContextManager[None]:
+    """The host's generators seeded from both, and as they were afterwards."""
+    return host_seeded(mixed_key(seed, _DATA, part) >> 1)

@@ -4,12 +4,14 @@ Each layer has an optimizer of its own, so that a layer's whole state is one dic
 that can be moved, saved and loaded without looking at other layers.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
 from torch import nn
 
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.optimizer_state import (
     as_tensors,
     from_tensor,
@@ -18,7 +20,7 @@ from ballast_trainer.layers.optimizer_state import (
 )
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
-from ballast_trainer.seeding import seed_build
+from ballast_trainer.seeding import host_seeded, seed_build
 
 MODULE, OPTIMIZER = "module.", "optimizer."
 """Prefixes of a layer's tensors: ``module.<name>`` and ``optimizer.<parameter>.<key>``."""
@@ -36,7 +38,22 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
             parameters, lr=config.learning_rate, momentum=0.9, weight_decay=config.weight_decay
         )
     maker = load_callable("training.optimizer", config.optimizer)
-    optimizer: torch.optim.Optimizer = maker(parameters, config.learning_rate)
+    try:
+        optimizer: torch.optim.Optimizer = maker(parameters, config.learning_rate)
+    except (TypeError, ValueError) as error:
+        reason = (
+            f"{config.optimizer} does not take a layer's parameters of shapes "
+            f"{[tuple(p.shape) for p in parameters]} and a learning rate: {error}. "
+            "To fix: a function of your own that gives each parameter the optimizer that suits it"
+        )
+        raise ConfigurationError("training.optimizer", reason) from error
+    needs = inspect.signature(optimizer.step).parameters.get("closure")
+    if needs is not None and needs.default is inspect.Parameter.empty:
+        reason = (
+            f"{config.optimizer} computes the loss again within its step (a closure), which a pipeline "
+            "cannot. To fix: an optimizer that steps by gradients alone"
+        )
+        raise ConfigurationError("training.optimizer", reason)
     return optimizer
 
 
@@ -149,10 +166,9 @@ class LayerSet:
 
     def make(self, index: int) -> Layer:
         """Build layer ``index`` with its initial weights, without holding it."""
-        state = torch.default_generator.get_state()
-        seed_build(seed=self.seed, layer=index)
-        module = self._prepare(index, self._model.build_layer(index)).to(self.device)
-        torch.default_generator.set_state(state)
+        with host_seeded():
+            seed_build(seed=self.seed, layer=index)
+            module = self._prepare(index, self._model.build_layer(index)).to(self.device)
         return Layer(index, module, self._config)
 
     def hold(self, layers: Iterable[Layer]) -> None:

@@ -5,7 +5,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from ballast_policies.contract.job import DataConfig, ModelConfig
 
 from ballast_trainer.data.batch import BatchFunction
@@ -15,6 +14,7 @@ from ballast_trainer.models.autoencoder import build_autoencoder
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.models.protocol import Model, no_batch
 from ballast_trainer.models.recurrent import build_recurrent
+from ballast_trainer.seeding import host_seeded
 
 MODELS: dict[str, Callable[..., Model]] = {
     "autoencoder": build_autoencoder,
@@ -63,8 +63,7 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
     if config.layers is not None and builder in MODELS.values():
         arguments.setdefault("layers", config.layers)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with host_seeded(seed):
             model = builder(**arguments)
     except ImportError as error:
         reason = f"{config.name!r} needs what is not installed: {error}"

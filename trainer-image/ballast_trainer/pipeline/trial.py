@@ -21,6 +21,7 @@ from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.seeding import host_seeded
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -71,7 +72,7 @@ class Trial:
         error: Exception | None = None
         with self._undone():
             copies = copies_of(module for stack in self.stacks.values() for module in stack.modules())
-            with in_place(copies) as changed, torch.random.fork_rng(devices=[]):
+            with in_place(copies) as changed, host_seeded():
                 runs: list[tuple[LayerStack, torch.Tensor, torch.Tensor, bool]] = []
                 problem: str | None = None
                 for stage in range(len(self.holders)):
