@@ -16,7 +16,7 @@ from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_operator.metrics import Metrics
-from ballast_operator.observer import Observer
+from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
 from emulated import objects

@@ -15,22 +15,22 @@ import kopf
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.changes import Changes
 from ballast_operator.errors import OperatorError
-from ballast_operator.events import Recorder
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.kube.streams import first_sync, resync_periodically, watch_registry, watch_settings
 from ballast_operator.metrics import Metrics
-from ballast_operator.observer import Observer
-from ballast_operator.reconciler import Reconciler
+from ballast_operator.observation.events import Recorder
+from ballast_operator.observation.observer import Observer
+from ballast_operator.reconcile.changes import Changes
+from ballast_operator.reconcile.reconciler import Reconciler
+from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
 from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.waits import Waits
-from ballast_operator.worker import ReconcileWorker
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from ballast_operator.settings import LeaderSettings
 from ballast_operator.waits import FORGOTTEN_AFTER_SECONDS, WaitReason, Waits
 
 from tests.operator.kube.test_queue import Clock
-from tests.operator.loops.simulation import Simulation
-from tests.operator.loops.world import FakeCluster, World
+from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.world import FakeCluster, World
 
 
 def leadership(cluster: FakeCluster, waits: Waits) -> Leadership:

@@ -14,9 +14,9 @@ from typing import Any
 from ballast_operator.kube import kinds
 from ballast_operator.kube.kinds import POD, Kind
 
-from tests.operator.loops.machines import Trainer, end_pod
-from tests.operator.loops.simulation import NAMESPACE, Simulation
-from tests.operator.loops.world import key_of
+from tests.operator.loops.simulated.machines import Trainer, end_pod
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.world import key_of
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = {kind.kind: kind for kind in vars(kinds).values() if isinstance(kind, Kind)}

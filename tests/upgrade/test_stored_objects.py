@@ -13,7 +13,7 @@ from ballast_operator.api.read import read_cluster_policy, read_training_job
 from ballast_operator.api.training_job_status import JobState
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POLICY
 
-from tests.operator.loops.simulation import NAMESPACE
+from tests.operator.loops.simulated.simulation import NAMESPACE
 from tests.upgrade.stored import GOLDEN, MOMENTS, restored
 
 VERSIONS = sorted(folder for folder in GOLDEN.iterdir() if folder.is_dir())

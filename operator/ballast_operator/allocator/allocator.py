@@ -15,11 +15,11 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.conditions import PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
-from ballast_operator.events import Recorder
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import POD, POLICY, Key, Object, job_id
 from ballast_operator.metrics import Metrics
-from ballast_operator.observer import Observer
+from ballast_operator.observation.events import Recorder
+from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.stopwatch import Stopwatch
 from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, PoolInfo

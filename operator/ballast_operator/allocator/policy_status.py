@@ -16,8 +16,8 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition
 from ballast_operator.api.conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
-from ballast_operator.events import Notice, flips
 from ballast_operator.kube.kinds import POLICY, Object
+from ballast_operator.observation.events import Notice, flips
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 

@@ -6,7 +6,7 @@ from ballast_operator.kube.leadership import Leadership
 from ballast_operator.settings import LeaderSettings
 
 from tests.operator.kube.test_queue import Clock
-from tests.operator.loops.world import FakeCluster, World
+from tests.operator.loops.simulated.world import FakeCluster, World
 
 SETTINGS = LeaderSettings(lease_seconds=15.0, renew_seconds=5.0, fence_seconds=10.0)
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.operator.loops.machines import end_pod, node
-from tests.operator.loops.simulation import NAMESPACE, Simulation
-from tests.operator.loops.world import GPU, Crash, unavailable
+from tests.operator.loops.simulated.machines import end_pod, node
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.world import GPU, Crash, unavailable
 
 NAMES = ("one", "two", "three")
 NODES = ("a", "b")

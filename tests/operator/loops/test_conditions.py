@@ -4,8 +4,8 @@ import pytest
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 
-from tests.operator.loops.machines import node
-from tests.operator.loops.simulation import NAMESPACE, Simulation, policy
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, policy
 
 
 def cluster(**policy_spec) -> Simulation:

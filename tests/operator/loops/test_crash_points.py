@@ -1,15 +1,15 @@
 """The operator dies at every write of a launch, a shrink and a preemption; its successor continues.
 
-The laws of :class:`~tests.operator.loops.world.World` hold at each write: no node over its GPUs, no two
-launches of a job alive, no pod without a written intent, no release before the acknowledgement.
+The laws of :class:`~tests.operator.loops.simulated.world.World` hold at each write: no node over its GPUs, no
+two launches of a job alive, no pod without a written intent, no release before the acknowledgement.
 """
 
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.errors import Conflict, Unavailable
 
-from tests.operator.loops.simulation import Simulation
-from tests.operator.loops.world import Crash
+from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.world import Crash
 
 
 def shrinking_cluster() -> Simulation:

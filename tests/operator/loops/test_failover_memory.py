@@ -4,7 +4,7 @@ import pytest
 from ballast_operator.allocator.saved_state import STATE_NAME
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB
 
-from tests.operator.loops.simulation import NAMESPACE, Simulation, job
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, job
 
 
 def crowded() -> Simulation:

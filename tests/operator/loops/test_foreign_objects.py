@@ -14,7 +14,7 @@ from ballast_operator.kube.kinds import (
     Kind,
 )
 
-from tests.operator.loops.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 SECRETS = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]}]
 STRANGER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "w", "controller": True}

@@ -6,9 +6,9 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
-from tests.operator.loops.machines import end_pod, node
-from tests.operator.loops.simulation import NAMESPACE, Simulation
-from tests.operator.loops.world import Crash
+from tests.operator.loops.simulated.machines import end_pod, node
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.world import Crash
 
 ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
 

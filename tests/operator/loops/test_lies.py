@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE
+from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.views.clock import Time
-from ballast_operator.worker import ReconcileWorker
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     FINISHED_ANNOTATION,
@@ -19,9 +19,9 @@ from ballast_policies.contract import (
     plan_config_map_name,
 )
 
-from tests.operator.loops.machines import Trainer
-from tests.operator.loops.simulation import NAMESPACE, Simulation
-from tests.operator.loops.world import World
+from tests.operator.loops.simulated.machines import Trainer
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.world import World
 
 
 def report(**changes: Any) -> str:

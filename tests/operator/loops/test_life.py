@@ -16,8 +16,8 @@ from ballast_policies.contract import (
     TerminationMessage,
 )
 
-from tests.operator.loops.machines import end_pod
-from tests.operator.loops.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.machines import end_pod
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 
 def small_cluster(**policy) -> Simulation:

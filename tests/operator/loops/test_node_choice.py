@@ -4,8 +4,8 @@ from typing import Any
 
 from ballast_operator.kube.kinds import NODE, POD
 
-from tests.operator.loops.machines import node
-from tests.operator.loops.simulation import NAMESPACE, Simulation
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 
 def template(**spec: Any) -> dict[str, Any]:

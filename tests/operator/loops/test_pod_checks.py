@@ -7,8 +7,8 @@ import pytest
 from ballast_operator.errors import Forbidden, NotAllowed, Rejected
 from ballast_operator.kube.kinds import JOB, NODE, POD, Kind
 
-from tests.operator.loops.machines import node
-from tests.operator.loops.simulation import Simulation
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import Simulation
 
 GPU = "nvidia.com/gpu"
 

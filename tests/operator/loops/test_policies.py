@@ -8,7 +8,7 @@ from ballast_operator.api.cluster_policy import CHOOSABLE
 from ballast_operator.api.conditions import JobReason, PolicyReason
 from ballast_operator.kube.kinds import JOB, POLICY
 
-from tests.operator.loops.simulation import NAMESPACE, START, Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
 
 LONG = {"totalSteps": 100_000, "trainer": {"total": 100_000}}
 

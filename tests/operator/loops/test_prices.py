@@ -6,8 +6,8 @@ import pytest
 import yaml
 from ballast_operator.kube.kinds import NODE, POLICY
 
-from tests.operator.loops.machines import node
-from tests.operator.loops.simulation import Simulation
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import Simulation
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "clusterpolicy.yaml"
 

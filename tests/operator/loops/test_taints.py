@@ -8,8 +8,8 @@ from ballast_operator.kube.kinds import NODE
 from ballast_operator.views import taints
 from ballast_operator.views.nodes import read_node
 
-from tests.operator.loops.machines import node
-from tests.operator.loops.simulation import START, Simulation, policy
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import START, Simulation, policy
 from tests.operator.views.builders import a_spec, a_view
 
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}

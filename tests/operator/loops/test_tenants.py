@@ -2,7 +2,7 @@
 
 from ballast_operator.kube.kinds import POLICY
 
-from tests.operator.loops.simulation import Simulation
+from tests.operator.loops.simulated.simulation import Simulation
 
 
 async def test_a_namespace_never_holds_more_gpus_than_its_limit():

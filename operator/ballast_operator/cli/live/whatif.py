@@ -84,7 +84,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
     from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
     from ballast_operator.kube.kinds import POD, POLICY
-    from ballast_operator.observer import Observer
+    from ballast_operator.observation.observer import Observer
 
     caches = Caches()
     for kind in WATCHED:

@@ -3,7 +3,7 @@
 import datetime
 
 from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
-from ballast_operator.holders import Holders
+from ballast_operator.observation.holders import Holders
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

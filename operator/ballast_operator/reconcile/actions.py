@@ -9,7 +9,7 @@ from ballast_operator.errors import Conflict
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
-from ballast_operator.ownership import controlled_by, ensure, own_object
+from ballast_operator.kube.ownership import controlled_by, ensure, own_object
 from ballast_operator.steps.context import Action, Apply, CreatePod, DeleteJob, DeletePod, WritePlan
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView

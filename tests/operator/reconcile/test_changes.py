@@ -3,17 +3,17 @@
 import copy
 
 import pytest
-from ballast_operator.changes import Changes
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD
 from ballast_operator.kube.queue import KeyQueue, Lane
-from ballast_operator.observer import Observer
+from ballast_operator.observation.observer import Observer
+from ballast_operator.reconcile.changes import Changes
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard
 from ballast_policies.contract import ACK_ANNOTATION, JOB_LABEL, REPORT_ANNOTATION
 
 from tests.operator.kube.test_queue import Clock
-from tests.operator.loops.simulation import job as training_job
+from tests.operator.loops.simulated.simulation import job as training_job
 
 KEY = ("team", "j")
 

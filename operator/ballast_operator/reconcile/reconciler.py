@@ -6,20 +6,25 @@ from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL, lease_name
 
-from ballast_operator.actions import carry_out
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status, unknown_fields
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import Forbidden, NameTaken, NotFound, NotLeader, Rejected, Unavailable
-from ballast_operator.events import Notice, Recorder, flips
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
-from ballast_operator.observer import Observer
-from ballast_operator.pod_checks import ASK_AGAIN_SECONDS, PodChecks
+from ballast_operator.observation.events import Notice, Recorder, flips
+from ballast_operator.observation.observer import Observer
+from ballast_operator.observation.status_changes import (
+    asks_or_frees,
+    progress_alone,
+    reconciled,
+    status_content,
+)
+from ballast_operator.reconcile.actions import carry_out
+from ballast_operator.reconcile.pod_checks import ASK_AGAIN_SECONDS, PodChecks
 from ballast_operator.settings import JobSettings
-from ballast_operator.status_changes import asks_or_frees, progress_alone, reconciled, status_content
 from ballast_operator.steps.context import (
     StepResult,
 )

@@ -5,21 +5,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from ballast_policies.contract import (
-    CONFIG_KEY,
-    JOB_LABEL,
-    PLAN_KEY,
-    Plan,
-    lease_name,
-    plan_config_map_name,
-)
+from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, lease_name, plan_config_map_name
 
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.holders import Holders
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
-from ballast_operator.ownership import controlled_by
+from ballast_operator.kube.ownership import controlled_by
+from ballast_operator.observation.holders import Holders
 from ballast_operator.views.clock import parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, Blocked, JobView
 from ballast_operator.views.known_plan import KnownPlan

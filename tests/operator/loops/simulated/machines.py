@@ -26,7 +26,7 @@ from ballast_policies.contract import (
     plan_config_map_name,
 )
 
-from tests.operator.loops.world import World
+from tests.operator.loops.simulated.world import World
 
 
 def run_pods(world: World) -> None:

@@ -23,7 +23,7 @@ from ballast_operator.desired.template_gpus import gpus_elsewhere
 from ballast_operator.errors import Conflict, Forbidden, NameTaken, NotAllowed, NotFound, Rejected
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
-from ballast_operator.ownership import own_object
+from ballast_operator.kube.ownership import own_object
 from ballast_operator.views.clock import now as present
 from ballast_operator.views.job import Blocked, JobView
 from ballast_operator.views.spec import JobSpec

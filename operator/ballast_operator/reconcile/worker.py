@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.kinds import Key
 from ballast_operator.metrics import Metrics
-from ballast_operator.reconciler import Reconciler
+from ballast_operator.reconcile.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from ballast_operator.errors import Conflict, NotFound, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
 from ballast_operator.metrics import Metrics
-from ballast_operator.observer import Observer
-from ballast_operator.reconciler import Reconciler
+from ballast_operator.observation.observer import Observer
+from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.assignment import AssignmentBoard
 from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
 
-from tests.operator.loops.machines import Trainer, node, run_pods
-from tests.operator.loops.world import Crash, FakeCluster, World
+from tests.operator.loops.simulated.machines import Trainer, node, run_pods
+from tests.operator.loops.simulated.world import Crash, FakeCluster, World
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 NAMESPACE = "team"

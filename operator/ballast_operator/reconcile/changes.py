@@ -13,7 +13,7 @@ from ballast_policies.contract import REPORT_ANNOTATION as REPORT
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.kube.kinds import JOB, LEASE, NODE, POD, POLICY, Key, Kind, Object, key_of
 from ballast_operator.kube.queue import KeyQueue, Lane
-from ballast_operator.observer import Observer
+from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
 from ballast_operator.views.nodes import NodeView, is_ours
