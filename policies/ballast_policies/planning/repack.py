@@ -7,6 +7,7 @@ equals the one for which the fewest bytes travel.  Rank 0 always stays (it hosts
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
@@ -77,7 +78,12 @@ def repack(
     fewest, most = max(1, min_ranks), partition.ranks
     if target_ranks is not None:
         fewest, most = max(fewest, target_ranks), min(most, target_ranks + 1)
+    needed = _ranks_needed(seconds, capacity.speeds, microbatches, limit)
     for ranks in range(fewest, most):
+        if ranks < needed:
+            # No choice of ranks and cuts can be fast enough: finding the best one takes long.
+            reasons.append(f"{ranks}: over the limit of {limit:.4f} s a step, however the layers are cut")
+            continue
         if schedulable is not None and not schedulable(ranks):
             reasons.append(f"{ranks}: the schedule does not exist on {ranks} ranks")
             continue
@@ -100,6 +106,31 @@ def repack(
         step_seconds_after=before,
         why=f"cannot do with fewer ranks: {why}",
     )
+
+
+def _ranks_needed(
+    seconds: Sequence[float], speeds: Sequence[float] | None, microbatches: int, limit: float
+) -> float:
+    """A number of ranks below which every step is over ``limit``; infinite where any number is.
+
+    The step is at least ``((m - 1) max load + sum of loads) / m``, and loads are least on ranks as fast as
+    the fastest: layers are put on one such rank after the other, each as full as the limit lets it be.
+    """
+    fastest = 1.0 if speeds is None else max(speeds)
+    loads = [second / fastest for second in seconds]
+    # Rounding must not rule out what is exactly at the limit.
+    room = microbatches * limit * (1 + 1e-9) - sum(loads)
+    if microbatches == 1:
+        return 1 if room >= 0 else math.inf
+    most = room / (microbatches - 1)
+    needed, held = 1, 0.0
+    for load in loads:
+        if load > most:
+            return math.inf
+        if held + load > most:
+            needed, held = needed + 1, 0.0
+        held += load
+    return needed
 
 
 def _release(

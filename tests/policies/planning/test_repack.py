@@ -1,6 +1,8 @@
 """Repacking: fewest ranks that keep the pace, exactly the best subset of them, fewest bytes."""
 
+import importlib
 import itertools
+import random
 
 import pytest
 from ballast_policies.planning import (
@@ -8,6 +10,7 @@ from ballast_policies.planning import (
     PlanningError,
     RankCapacity,
     even_partition,
+    exact_partition,
     predict_step_seconds,
     repack,
 )
@@ -159,3 +162,42 @@ def test_a_target_is_met_exactly_or_not_at_all():
     assert not repack(start, seconds, microbatches=8, max_slowdown=0.1, target_ranks=3).repack
     assert not repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=4).repack
     assert not repack(start, seconds, microbatches=8, max_slowdown=5.0, target_ranks=2, min_ranks=3).repack
+
+
+def instances(count=40):
+    """Unlike layers and ranks, few microbatches and many, tight limits and loose ones."""
+    generator = random.Random(5)
+    for _ in range(count):
+        ranks = generator.randint(2, 6)
+        seconds = [generator.choice([0.1, 1.0, 1.0, 3.0]) for _ in range(generator.randint(ranks, 12))]
+        speeds = (
+            [generator.choice([1.0, 1.0, 2.0]) for _ in range(ranks)] if generator.random() < 0.5 else None
+        )
+        capacity = RankCapacity(speeds=speeds)
+        options = {
+            "microbatches": generator.choice([1, 4, 32]),
+            "max_slowdown": generator.choice([0.0, 0.1, 1.0]),
+            "capacity": capacity,
+        }
+        yield exact_partition(seconds, ranks), seconds, options
+
+
+def test_counts_of_ranks_that_are_passed_over_could_not_have_been_enough(monkeypatch):
+    """The bound changes no decision."""
+    bounded = [repack(partition, seconds, **options) for partition, seconds, options in instances()]
+    module = importlib.import_module("ballast_policies.planning.repack")
+    monkeypatch.setattr(module, "_ranks_needed", lambda *_: 1)
+    every = [repack(partition, seconds, **options) for partition, seconds, options in instances()]
+    assert [(d.repack, d.kept_ranks, d.partition) for d in bounded] == [
+        (d.repack, d.kept_ranks, d.partition) for d in every
+    ]
+    assert {d.repack for d in every} == {True, False}
+
+
+def test_512_layers_on_64_ranks_that_are_all_needed_cost_no_search(monkeypatch):
+    """The usual answer, asked for every few steps: no subset of the ranks is looked at."""
+    monkeypatch.setattr(RankSubsets, "best", None)
+    seconds = [0.01] * 512
+    decision = repack(exact_partition(seconds, 64), seconds, microbatches=256, max_slowdown=0.0)
+    assert not decision.repack
+    assert "over the limit" in decision.why
