@@ -8,6 +8,7 @@ import click
 
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
+from ballast_operator.cli.simulate.elastic import simulate_elastic
 from ballast_operator.cli.simulate.input import (
     OPTIONS,
     WorkloadOptions,
@@ -19,11 +20,32 @@ from ballast_operator.cli.simulate.input import (
 from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
+    from ballast_policies.simulator.elastic.workload_file import Sizes
     from ballast_policies.simulator.result import Result
 
 
 @click.command()
-@click.option("--policy", required=True, metavar="NAME", help="A policy, as in ClusterPolicy.spec.objective.")
+@click.option(
+    "--policy",
+    required=True,
+    metavar="NAME",
+    help="A policy, as in ClusterPolicy.spec.objective; with --elastic: completion-time or sia.",
+)
+@click.option(
+    "--elastic",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A file of elastic jobs with their speeds by GPU type and number, and their cluster.",
+)
+@click.option("--workload", metavar="NAME", help="With --elastic: which of the file's workloads.")
+@click.option(
+    "--sizes",
+    type=click.Choice(["stated", "all", "requested"]),
+    default="stated",
+    show_default=True,
+    help="With --elastic: numbers of GPUs that a job may have: those that the file's cluster states, all "
+    "with a speed, or the requested one (or the nearest to it).",
+)
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
@@ -44,7 +66,7 @@ if TYPE_CHECKING:
     help="Generated jobs: the order of the types as in Gavel's code, or as for its published curves.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed is the same workload.")
-@click.option("--cluster", required=True, metavar="TYPE=N,...", help="GPUs, as v100=36,p100=36,k80=36.")
+@click.option("--cluster", metavar="TYPE=N,...", help="GPUs, as v100=36,p100=36,k80=36.")
 @click.option(
     "--prices", metavar="TYPE=USD,...", help="USD per GPU hour; default: on-demand list prices of 2020."
 )
@@ -65,7 +87,10 @@ if TYPE_CHECKING:
 @click.option("--space-sharing", is_flag=True, help="The policy may put two jobs on the same GPUs.")
 @click.option("--ideal", is_flag=True, help="No rounds: every job has exactly its shares at every moment.")
 @click.option(
-    "--round", "round_seconds", type=float, default=360.0, show_default=True, help="Seconds of a round."
+    "--round",
+    "round_seconds",
+    type=float,
+    help="Seconds of a round. [default: 360; with --elastic 60]",
 )
 @click.option(
     "--rules",
@@ -119,14 +144,17 @@ if TYPE_CHECKING:
 def simulate(
     *,
     policy: str,
-    cluster: str,
+    elastic: Path | None,
+    workload: str | None,
+    sizes: "Sizes",
+    cluster: str | None,
     prices: str | None,
     throughputs: str,
     gpus_per_node: str | None,
     agnostic: bool,
     space_sharing: bool,
     ideal: bool,
-    round_seconds: float,
+    round_seconds: float | None,
     rules: str,
     launch_seconds: float,
     stop_seconds: float,
@@ -149,19 +177,35 @@ def simulate(
     from ballast_policies.simulator.workloads.workload import WorkloadError
     from ballast_policies.throughput.table import ThroughputError
 
+    if elastic is not None:
+        simulate_elastic(
+            elastic,
+            policy=policy,
+            workload=workload,
+            sizes=sizes,
+            round_seconds=60.0 if round_seconds is None else round_seconds,
+            output=output,
+            per_job=per_job,
+            others={name: value for name, value in locals().items() if name != "which_jobs"} | which_jobs,
+        )
+        return
+    if workload is not None:
+        raise click.UsageError("--workload: only with --elastic")
+    if cluster is None:
+        raise click.UsageError("Missing option '--cluster'. To fix: --cluster v100=36,p100=36,k80=36")
     if plot is not None:
         _check_plot(plot)
     import_from_here(policy)
     jobs = WorkloadOptions(**which_jobs)
     try:
         table = table_of(throughputs)
-        workload = jobs.workload(table)
+        arrivals = jobs.workload(table)
         chosen = settings.SimulationSettings(
             policy=policy,
             agnostic=agnostic,
             space_sharing=space_sharing,
             ideal=ideal,
-            round_seconds=round_seconds,
+            round_seconds=360.0 if round_seconds is None else round_seconds,
             rules=settings.RULES[rules],
             seed=jobs.seed,
             measure=window_of(measure),
@@ -173,18 +217,18 @@ def simulate(
             max_moves_per_hour=max_moves_per_hour,
         )
         given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
-        sizes = {} if gpus_per_node is None else read_amounts(gpus_per_node, "--gpus-per-node", int)
+        node_sizes = {} if gpus_per_node is None else read_amounts(gpus_per_node, "--gpus-per-node", int)
         machines = settings.SimulatedCluster(
-            gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=sizes, **given
+            gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=node_sizes, **given
         )
         if jobs.rate is not None:
             warning = overload_warning(
-                workload, machines.gpus, table, rate=jobs.rate, space_sharing=space_sharing
+                arrivals, machines.gpus, table, rate=jobs.rate, space_sharing=space_sharing
             )
             if warning is not None:
                 click.echo(warning, err=True)
         with progress_bar(output) as progress:
-            result = engine.simulate(workload, machines, table, chosen, progress=progress)
+            result = engine.simulate(arrivals, machines, table, chosen, progress=progress)
     except (ProblemError, WorkloadError, ThroughputError, settings.SettingsError) as error:
         raise click.UsageError(with_option(str(error), OPTIONS)) from error
     if plot is not None:

@@ -1,0 +1,126 @@
+"""The best configuration for each job: an exact choice within the GPUs of each type."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.elastic.job import Configuration, ElasticCluster
+
+MOST_CELLS = 200_000
+"""Numbers of GPUs of all types, multiplied, up to which the choice is exact."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One job's configuration and what it is worth (above 0) to the objective."""
+
+    configuration: Configuration
+    worth: float
+
+
+def best_assignment(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> list[Configuration | None]:
+    """For each job one of its options or None, so that the sum of worths is largest.
+
+    Exact by dynamic programming over the GPUs left of each type; sizes that do not find places side by
+    side although there are GPUs enough are left out of a second choice.  On clusters with more than
+    MOST_CELLS combinations of GPUs left the jobs choose one after the other, in order of worth per part of
+    the cluster: not exact.
+    """
+    cells = 1
+    for gpus in cluster.gpus.values():
+        cells *= gpus + 1
+    choose = _exact if cells <= MOST_CELLS else _one_by_one
+    chosen = choose(jobs, cluster)
+    if cluster.fits(sizes_of(chosen)):
+        return chosen
+    return choose(
+        [[option for option in options if _always_fits(cluster, option.configuration)] for options in jobs],
+        cluster,
+    )
+
+
+def sizes_of(chosen: Sequence[Configuration | None]) -> dict[str, list[int]]:
+    """GPU type -> sizes of the jobs on it."""
+    sizes: dict[str, list[int]] = {}
+    for each in chosen:
+        if each is not None:
+            sizes.setdefault(each.gpu_type, []).append(each.gpus)
+    return sizes
+
+
+def _always_fits(cluster: ElasticCluster, configuration: Configuration) -> bool:
+    return cluster.always_fits(configuration.gpu_type, configuration.gpus)
+
+
+def _exact(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> list[Configuration | None]:
+    gpus = cluster.gpus
+    axis = {gpu_type: i for i, gpu_type in enumerate(gpus)}
+    shape = tuple(each + 1 for each in gpus.values())
+    fitting = [
+        [
+            option
+            for option in options
+            if option.configuration.gpus < shape[axis[option.configuration.gpu_type]]
+        ]
+        for options in jobs
+    ]
+    # best[i][left]: the largest sum of the first i jobs' worths with that many GPUs of each type.
+    best = [np.zeros(shape)]
+    for options in fitting:
+        last, following = best[-1], best[-1].copy()
+        for option in options:
+            before, after = _shifted(option.configuration, axis, shape)
+            np.maximum(following[after], last[before] + option.worth, out=following[after])
+        best.append(following)
+    left = [each - 1 for each in shape]
+    chosen: list[Configuration | None] = [None] * len(jobs)
+    for i in range(len(jobs) - 1, -1, -1):
+        here = best[i + 1][tuple(left)]
+        if here == best[i][tuple(left)]:
+            continue
+        for option in fitting[i]:
+            at = axis[option.configuration.gpu_type]
+            if option.configuration.gpus > left[at]:
+                continue
+            rest = list(left)
+            rest[at] -= option.configuration.gpus
+            if best[i][tuple(rest)] + option.worth == here:
+                chosen[i], left = option.configuration, rest
+                break
+    return chosen
+
+
+def _shifted(
+    configuration: Configuration, axis: dict[str, int], shape: tuple[int, ...]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The cells without, and with, the GPUs of a configuration."""
+    before, after = [slice(None)] * len(shape), [slice(None)] * len(shape)
+    at = axis[configuration.gpu_type]
+    before[at] = slice(0, shape[at] - configuration.gpus)
+    after[at] = slice(configuration.gpus, shape[at])
+    return tuple(before), tuple(after)
+
+
+def _one_by_one(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> list[Configuration | None]:
+    left = dict(cluster.gpus)
+    size = {gpu_type: max(1, gpus) for gpu_type, gpus in left.items()}
+    ranked = sorted(
+        (
+            (option.worth * size[option.configuration.gpu_type] / option.configuration.gpus, i, option)
+            for i, options in enumerate(jobs)
+            for option in options
+        ),
+        key=lambda each: (-each[0], each[1]),
+    )
+    chosen: list[Option | None] = [None] * len(jobs)
+    for _, i, option in ranked:
+        now = chosen[i]
+        had = now.configuration.gpus if now is not None else 0
+        kind = option.configuration.gpu_type
+        if now is not None and (now.configuration.gpu_type != kind or option.worth <= now.worth):
+            continue
+        if option.configuration.gpus - had <= left[kind]:
+            left[kind] -= option.configuration.gpus - had
+            chosen[i] = option
+    return [None if option is None else option.configuration for option in chosen]

@@ -1,0 +1,128 @@
+"""Elastic jobs and what they run on, as values."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ballast_policies.contract.errors import ContractError, Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Configuration:
+    """GPUs that a job may run on.
+
+    Attributes:
+        gpu_type: all of one type.
+        gpus: number of GPUs.
+        speed: units of the job's work a second, consolidated on as few nodes as they fit.
+    """
+
+    gpu_type: str
+    gpus: int
+    speed: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJob:
+    """A job with a choice.
+
+    Attributes:
+        name: unique.
+        arrival: s.
+        work: units, of the user's choice.
+        restart_seconds: from a change of configuration, or a start, to the next step.
+        requested_gpus: what a user without a choice would ask for.
+        configurations: at least one.
+    """
+
+    name: str
+    arrival: float
+    work: float
+    restart_seconds: float
+    requested_gpus: int
+    configurations: tuple[Configuration, ...]
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.configurations:
+            problems.append(Problem("configurations", "there is none. To fix: give at least one"))
+        if not self.work > 0:
+            problems.append(Problem("work", f"{self.work:g} is not above 0"))
+        if self.restart_seconds < 0:
+            problems.append(Problem("restartSeconds", f"{self.restart_seconds:g} is below 0"))
+        problems += [
+            Problem("configurations", f"{each.gpus} GPUs at {each.speed:g} are not above 0")
+            for each in self.configurations
+            if each.gpus < 1 or not each.speed > 0
+        ]
+        if problems:
+            raise ContractError(problems)
+
+    def fastest_seconds(self) -> float:
+        """Completion time alone on the cluster, the first start included."""
+        return self.restart_seconds + self.work / max(each.speed for each in self.configurations)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job in the system.
+
+    Attributes:
+        job: as submitted.
+        remaining: work left, above 0.
+        current: what it runs on; None: it waits.
+        restart_left: s until its next step, where it runs.
+        restarts: so far; the first start is none.
+    """
+
+    job: ElasticJob
+    remaining: float
+    current: Configuration | None = None
+    restart_left: float = 0.0
+    restarts: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticCluster:
+    """GPU types with their nodes.
+
+    Attributes:
+        nodes: GPU type -> number of nodes.
+        gpus_per_node: GPU type -> GPUs of each node.
+    """
+
+    nodes: Mapping[str, int]
+    gpus_per_node: Mapping[str, int]
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPU type -> GPUs."""
+        return {gpu_type: nodes * self.gpus_per_node[gpu_type] for gpu_type, nodes in self.nodes.items()}
+
+    def fits(self, counts: Mapping[str, list[int]]) -> bool:
+        """Whether jobs of these sizes (GPU type -> GPUs each) find consolidated places side by side.
+
+        A job takes whole nodes and has its remainder on one more; remainders are packed largest first,
+        each where the least room is left (best fit decreasing), which may miss a packing that exists.
+        """
+        return all(self._fits(gpu_type, sizes) for gpu_type, sizes in counts.items())
+
+    def always_fits(self, gpu_type: str, gpus: int) -> bool:
+        """Whether sizes like this one find places side by side wherever there are GPUs enough.
+
+        Whole nodes, and powers of two that divide a node.
+        """
+        size = self.gpus_per_node[gpu_type]
+        return gpus % size == 0 or (gpus < size and size % gpus == 0 and gpus & (gpus - 1) == 0)
+
+    def _fits(self, gpu_type: str, sizes: list[int]) -> bool:
+        size = self.gpus_per_node[gpu_type]
+        whole = self.nodes[gpu_type] - sum(each // size for each in sizes)
+        room: list[int] = []
+        for part in sorted((each % size for each in sizes if each % size), reverse=True):
+            places = [i for i, left in enumerate(room) if left >= part]
+            if places:
+                room[min(places, key=room.__getitem__)] -= part
+            else:
+                whole -= 1
+                room.append(size - part)
+        return whole >= 0

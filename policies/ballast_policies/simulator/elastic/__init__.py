@@ -1,0 +1,1 @@
+"""Simulation of elastic jobs: rounds in which each job has one of its configurations."""

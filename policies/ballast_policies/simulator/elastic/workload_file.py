@@ -1,0 +1,184 @@
+"""Files of elastic workloads: a cluster, speeds by GPU type and number, and jobs (``docs/simulator.md``)."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from ballast_policies.contract.decode import decode, parse_json
+from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.contract.limits import FILE, Limits
+from ballast_policies.elastic.job import Configuration, ElasticCluster, ElasticJob
+
+Sizes = Literal["stated", "all", "requested"]
+"""Numbers of GPUs that a job may have: those that the file's cluster states for each type, all that have a
+measured speed, or (nearest to) what the job requested."""
+
+READ_LIMITS: Limits = dataclasses.replace(FILE, most_bytes=256 * 1024 * 1024)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Type:
+    nodes: int
+    gpus_per_node: int
+    gpu_counts: tuple[int, ...] | None = None
+    sia_gpu_counts: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Speeds:
+    options: tuple[tuple[Any, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    restart_s: float
+    types: Mapping[str, _Speeds]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    cluster: Mapping[str, _Type]
+    option_columns: tuple[str, ...]
+    job_columns: tuple[str, ...]
+    models: Mapping[str, _Model]
+    workloads: Mapping[str, tuple[tuple[Any, ...], ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticWorkload:
+    """Jobs in order of arrival, and the cluster that their speeds belong to."""
+
+    name: str
+    cluster: ElasticCluster
+    jobs: tuple[ElasticJob, ...]
+
+
+def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "stated") -> ElasticWorkload:
+    """One workload of a file.
+
+    Args:
+        text: of the file.
+        workload: its name; None: the file's only one.
+        sizes: numbers of GPUs that jobs may have.
+
+    Raises:
+        ContractError: the file does not fit, or has no such workload.
+    """
+    file = decode(_File, parse_json(text, limits=READ_LIMITS), unknown="ignore", spelling=str)
+    if workload is None:
+        if len(file.workloads) != 1:
+            raise ContractError(
+                f"the file has {len(file.workloads)} workloads. "
+                f"To fix: --workload, one of {_some(file.workloads)}"
+            )
+        workload = next(iter(file.workloads))
+    if workload not in file.workloads:
+        raise ContractError(f"there is no workload {workload!r}. To fix: one of {_some(file.workloads)}")
+    for name, kind in file.cluster.items():
+        if kind.nodes < 1 or kind.gpus_per_node < 1:
+            raise ContractError(Problem(f"cluster.{name}", "nodes and gpus_per_node must be 1 or more"))
+    cluster = ElasticCluster(
+        nodes={name: kind.nodes for name, kind in file.cluster.items()},
+        gpus_per_node={name: kind.gpus_per_node for name, kind in file.cluster.items()},
+    )
+    configurations = {name: _configurations(file, name, sizes) for name in file.models}
+    path = f"workloads.{workload}"
+    rows = [dict(zip(file.job_columns, row, strict=False)) for row in file.workloads[workload]]
+    jobs = [_job(file, configurations, row, f"{path}[{i}]", sizes) for i, row in enumerate(rows)]
+    names = [job.name for job in jobs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ContractError(Problem(path, f"the job {twice!r} is named twice"))
+    if not jobs:
+        raise ContractError(Problem(path, "there are no jobs"))
+    return ElasticWorkload(
+        name=workload, cluster=cluster, jobs=tuple(sorted(jobs, key=lambda job: (job.arrival, job.name)))
+    )
+
+
+def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[Configuration, ...]:
+    try:
+        gpus_at, speed_at = (file.option_columns.index(each) for each in ("gpus", "samples_per_s"))
+    except ValueError as error:
+        raise ContractError(Problem("option_columns", "must have 'gpus' and 'samples_per_s'")) from error
+    found = []
+    for gpu_type, speeds in file.models[model].types.items():
+        if gpu_type not in file.cluster:
+            continue
+        kind = file.cluster[gpu_type]
+        stated = kind.gpu_counts if kind.gpu_counts is not None else kind.sia_gpu_counts
+        for i, row in enumerate(speeds.options):
+            path = f"models.{model}.types.{gpu_type}.options[{i}]"
+            gpus, speed = _number(row, gpus_at, path), _number(row, speed_at, path)
+            if gpus != int(gpus) or gpus < 1 or speed <= 0:
+                raise ContractError(Problem(path, f"{gpus:g} GPUs at {speed:g} is no configuration"))
+            if gpus > kind.nodes * kind.gpus_per_node:
+                continue
+            if sizes == "stated" and stated is not None and int(gpus) not in stated:
+                continue
+            found.append(Configuration(gpu_type=gpu_type, gpus=int(gpus), speed=speed))
+    return tuple(sorted(found))
+
+
+def _job(
+    file: _File,
+    configurations: Mapping[str, tuple[Configuration, ...]],
+    row: Mapping[str, Any],
+    path: str,
+    sizes: Sizes,
+) -> ElasticJob:
+    missing = [
+        key for key in ("name", "arrival_s", "application", "batch_size", "work_samples") if key not in row
+    ]
+    if missing:
+        raise ContractError(Problem(path, f"has no {', '.join(missing)}"))
+    model = f"{row['application']}@{row['batch_size']}"
+    if model not in configurations:
+        raise ContractError(
+            Problem(path, f"there is no model {model!r}. To fix: one of {_some(configurations)}")
+        )
+    requested = (
+        int(_number(tuple(row.values()), list(row).index("requested_gpus"), path))
+        if "requested_gpus" in row
+        else 1
+    )
+    chosen = configurations[model]
+    if sizes == "requested":
+        chosen = _nearest(chosen, requested)
+    arrival, work = (
+        _number(tuple(row.values()), list(row).index(key), path) for key in ("arrival_s", "work_samples")
+    )
+    try:
+        return ElasticJob(
+            name=str(row["name"]),
+            arrival=arrival,
+            work=work,
+            restart_seconds=file.models[model].restart_s,
+            requested_gpus=requested,
+            configurations=chosen,
+        )
+    except ContractError as error:
+        raise ContractError(problem.below(path) for problem in error.problems) from error
+
+
+def _nearest(configurations: Iterable[Configuration], requested: int) -> tuple[Configuration, ...]:
+    """On each GPU type the size nearest to the requested one; the smaller of two."""
+    best: dict[str, Configuration] = {}
+    for each in sorted(configurations):
+        now = best.get(each.gpu_type)
+        if now is None or abs(each.gpus - requested) < abs(now.gpus - requested):
+            best[each.gpu_type] = each
+    return tuple(best.values())
+
+
+def _number(row: tuple[Any, ...], at: int, path: str) -> float:
+    value = row[at] if at < len(row) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ContractError(Problem(path, f"column {at} is {value!r}, not a number"))
+    return float(value)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

@@ -1,0 +1,90 @@
+"""The exact choice of configurations."""
+
+import itertools
+
+import pytest
+from ballast_policies.elastic import assignment
+from ballast_policies.elastic.assignment import Option, best_assignment, sizes_of
+from ballast_policies.elastic.job import Configuration, ElasticCluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CLUSTER = ElasticCluster(nodes={"v100": 2, "k80": 1}, gpus_per_node={"v100": 4, "k80": 4})
+
+options = st.lists(
+    st.builds(
+        lambda gpu_type, gpus, worth: Option(
+            configuration=Configuration(gpu_type=gpu_type, gpus=gpus, speed=1.0), worth=worth
+        ),
+        st.sampled_from(["v100", "k80"]),
+        st.sampled_from([1, 2, 4]),
+        st.integers(1, 1000).map(float),
+    ),
+    max_size=4,
+    unique_by=lambda option: option.configuration,
+)
+
+
+def worth_of(jobs, chosen):
+    return sum(
+        next(option.worth for option in own if option.configuration == each)
+        for own, each in zip(jobs, chosen, strict=True)
+        if each is not None
+    )
+
+
+def by_enumeration(jobs, cluster):
+    best = 0.0
+    for choice in itertools.product(*([None, *own] for own in jobs)):
+        sizes = sizes_of([None if option is None else option.configuration for option in choice])
+        if all(sum(sizes.get(t, [])) <= gpus for t, gpus in cluster.gpus.items()):
+            best = max(best, sum(option.worth for option in choice if option is not None))
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(options, max_size=5))
+def test_the_choice_is_the_best_of_all(jobs):
+    """Powers of two always find places side by side, so the GPUs alone limit the choice."""
+    chosen = best_assignment(jobs, CLUSTER)
+    assert worth_of(jobs, chosen) == by_enumeration(jobs, CLUSTER)
+    assert CLUSTER.fits(sizes_of(chosen))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(options, max_size=8))
+def test_one_by_one_never_gives_out_what_is_not_there(jobs):
+    """On clusters too large for the exact choice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "MOST_CELLS", 1)
+        chosen = best_assignment(jobs, CLUSTER)
+    assert CLUSTER.fits(sizes_of(chosen))
+    assert all(
+        each is None or any(option.configuration == each for option in own)
+        for own, each in zip(jobs, chosen, strict=True)
+    )
+
+
+def test_sizes_that_do_not_fit_side_by_side_are_not_chosen():
+    """Three jobs of 3 GPUs need three nodes of 4, though 9 GPUs would be there on two nodes and a half."""
+    jobs = [
+        [
+            Option(configuration=Configuration(gpu_type="v100", gpus=3, speed=1.0), worth=3.0),
+            Option(configuration=Configuration(gpu_type="v100", gpus=2, speed=1.0), worth=2.0),
+        ]
+    ] * 3
+    narrow = ElasticCluster(nodes={"v100": 3}, gpus_per_node={"v100": 3})
+    assert [each.gpus for each in best_assignment(jobs, narrow)] == [3, 3, 3]
+    wide = ElasticCluster(nodes={"v100": 2}, gpus_per_node={"v100": 5})
+    chosen = best_assignment(jobs, wide)
+    assert wide.fits(sizes_of(chosen))
+    assert not wide.fits({"v100": [3, 3, 3]})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [([4, 4], True), ([6, 2], True), ([3, 3, 2], False), ([5, 3], True), ([3, 3], True), ([8, 1], False)],
+)
+def test_a_job_takes_whole_nodes_and_its_remainder_on_one_more(sizes, fits):
+    """Two nodes of 4."""
+    assert ElasticCluster(nodes={"v100": 2}, gpus_per_node={"v100": 4}).fits({"v100": sizes}) is fits
