@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-unit test-api test-e2e bench coverage check format generate clean
+.PHONY: help docs setup demo test test-unit test-api test-e2e bench coverage chaos check format generate clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -58,6 +58,11 @@ bench: $(STAMP) ## run the quick benchmarks, each within a minute, and print the
 	@while read -r command; do \
 		printf '\n$$ python benchmarks/%s\n' "$$command"; $(BIN)/python benchmarks/$$command < /dev/null; \
 	done < benchmarks/quick.txt
+
+SEED ?= 1
+FAULTS ?= 200
+chaos: $(STAMP) ## let seeded faults loose on the operator's loops and shorten what fails (SEED=1 FAULTS=200; nightly: 10000)
+	@$(BIN)/python -m tests.chaos --seed $(SEED) --faults $(FAULTS) $(ARGS)
 
 coverage: setup ## run the tests (ARGS="tests/policies") and print which lines they do not reach
 	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:out/coverage $(ARGS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from ballast_operator.cli.main import main as ballast
 from ballast_trainer.cli.main import main as ballast_train
+from reliability import reliability_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = ROOT / "docs/decisions"
@@ -85,7 +86,11 @@ def decisions_index() -> str:
 
 def main() -> None:
     """Write what differs, and print what was written."""
-    for path, text in ((ROOT / "docs/cli.md", cli_reference()), (DECISIONS / "README.md", decisions_index())):
+    for path, text in (
+        (ROOT / "docs/cli.md", cli_reference()),
+        (ROOT / "docs/reliability.md", reliability_page(ROOT)),
+        (DECISIONS / "README.md", decisions_index()),
+    ):
         if not path.is_file() or path.read_text() != text:
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)  # noqa: T201 - a program

@@ -92,7 +92,7 @@ class Simulation:
 
     def start_operator(self) -> None:
         """A fresh process: nothing is remembered."""
-        self.cluster = FakeCluster(self.world)
+        self.cluster = self.connect()
         self.caches = Caches()
         self.observer = Observer(self.caches, clock=self._seconds)
         self.metrics = Metrics()
@@ -119,6 +119,10 @@ class Simulation:
             store=StateStore(self.cluster, "ballast-system"),
             clock=lambda: self.now,
         )
+
+    def connect(self) -> FakeCluster:
+        """The operator's connection to the API server."""
+        return FakeCluster(self.world)
 
     def _seconds(self) -> float:
         return (self.now - START).total_seconds()

@@ -49,6 +49,12 @@ def merged(old: Any, patch: Any) -> Any:
     return result
 
 
+def _selected(selector: str, labels: Mapping[str, str]) -> bool:
+    """Whether labels are there as ``selector`` says: a name, or a name with its value."""
+    name, _, value = selector.partition("=")
+    return not name or (name in labels and (not value or labels[name] == value))
+
+
 class World:
     """The API server's store, and the laws of the cluster."""
 
@@ -159,7 +165,8 @@ class FakeCluster:
         found = [
             self._listed(kind, item)
             for item in self.world.items(kind)
-            if not label_selector or label_selector in (item["metadata"].get("labels") or {})
+            if (not namespace or item["metadata"].get("namespace") == namespace)
+            and _selected(label_selector, item["metadata"].get("labels") or {})
         ]
         return found, self.world.version
 

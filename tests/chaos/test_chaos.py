@@ -1,0 +1,54 @@
+"""Seeded faults cost no job, and what fails is shortened to what makes it fail."""
+
+import pytest
+from ballast_operator import reconciler
+from ballast_policies.protocol import machine
+from ballast_policies.protocol.failures import seen_failure
+from ballast_policies.protocol.observed import Failure
+
+from tests.chaos.faults import KINDS, Fault, sequence
+from tests.chaos.play import play, shortest
+
+
+def test_every_kind_of_fault_once_costs_no_job():
+    """Each job succeeds, no step is lost, no node has more pods than GPUs at any write."""
+    faults = sequence(3, len(KINDS))
+    assert {fault.kind for fault in faults} == set(KINDS)
+    assert play(faults).problem == ""
+
+
+def test_a_seed_is_always_the_same_sequence():
+    """Otherwise a failure could not be replayed."""
+    assert sequence(5, 40) == sequence(5, 40) != sequence(6, 40)
+
+
+def test_a_failing_sequence_is_shortened_to_the_fault_that_makes_it_fail(monkeypatch):
+    """An operator with a bug that a killed pod brings out: of six faults, this one is left."""
+
+    def with_bug(seen):
+        if any(pod.failure is Failure.KILLED for pod in seen.gang_pods):
+            raise RuntimeError("planted")
+        return seen_failure(seen)
+
+    monkeypatch.setattr(machine, "seen_failure", with_bug)
+    harmless = ("node cordoned", "write answered by 409", "role deleted", "trainer says NaN", "answer lost")
+    faults = [Fault(kind, 1, 2) for kind in harmless]
+    faults.insert(2, Fault("pod killed", 1, 2))
+    outcome = play(faults)
+    assert outcome.verdict == "bugs" and "planted" in outcome.problem
+    found = shortest(faults, lambda fewer: bool(play(fewer).problem))
+    assert [fault.kind for fault in found] == ["pod killed"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_shortening_keeps_what_fails_only_together(count):
+    """Two faults of many, at any distance."""
+    faults = [Fault("node lost", number, 1) for number in range(9)]
+    wanted = {faults[0], faults[count]}
+    assert set(shortest(faults, lambda fewer: wanted <= set(fewer))) == wanted
+
+
+def test_gpus_over_capacity_are_noticed(monkeypatch):
+    """An operator that does not look whether GPUs are free breaks a law of the cluster."""
+    monkeypatch.setattr(reconciler, "shortage", lambda *arguments, **named: "")
+    assert play(sequence(0, 20)).verdict == "overCapacity"
