@@ -8,7 +8,6 @@ from typing import Any
 from ballast_operator.errors import OperatorError
 from ballast_operator.kube.caches import SELECTORS, WATCHED
 from ballast_operator.kube.kinds import POD, Kind
-
 from tests.operator.loops.simulation import Simulation
 from tests.operator.loops.world import Crash, FakeCluster, World
 
