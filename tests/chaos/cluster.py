@@ -8,8 +8,9 @@ from typing import Any
 from ballast_operator.errors import OperatorError
 from ballast_operator.kube.caches import SELECTORS, WATCHED
 from ballast_operator.kube.kinds import POD, Kind
-from tests.operator.loops.simulation import Simulation
-from tests.operator.loops.world import Crash, FakeCluster, World
+
+from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.world import Crash, FakeCluster, World
 
 JOBS = ("one", "two", "three", "four")
 NODES = {"a": ("fast", 2), "b": ("fast", 2), "c": ("slow", 2)}

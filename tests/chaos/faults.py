@@ -8,10 +8,10 @@ from ballast_operator.errors import Conflict, NotAllowed, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, ROLE
 from ballast_policies.contract import ExitReason, TerminationMessage, lease_name, plan_config_map_name
-from tests.operator.loops.machines import end_pod, node
-from tests.operator.loops.simulation import NAMESPACE
 
 from tests.chaos.cluster import JOBS, NODES, ChaosSimulation, Crash
+from tests.operator.loops.simulated.machines import end_pod, node
+from tests.operator.loops.simulated.simulation import NAMESPACE
 from tests.operator.loops.test_lies import LIES
 
 Apply = Callable[[ChaosSimulation, int], None]

@@ -1,7 +1,7 @@
 """Seeded faults cost no job, and what fails is shortened to what makes it fail."""
 
 import pytest
-from ballast_operator import reconciler
+from ballast_operator.reconcile import reconciler
 from ballast_policies.protocol import machine
 from ballast_policies.protocol.failures import seen_failure
 from ballast_policies.protocol.observed import Failure

@@ -2,7 +2,8 @@
 
 from ballast_operator.errors import Unavailable
 from ballast_operator.kube.kinds import JOB
-from tests.operator.loops.simulation import NAMESPACE, Simulation
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 KEY = (NAMESPACE, "one")
 
