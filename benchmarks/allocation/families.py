@@ -20,7 +20,7 @@ from ballast_policies.allocation.instance import Instance, from_arrays
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import POLICIES, solve
 
-EXACT_AT_SCALE = ("max-min-fairness", "water-filling", "makespan", "finish-time-fairness")
+EXACT_AT_SCALE = ("max-min-fairness", "water-filling", "hierarchical", "makespan", "finish-time-fairness")
 TEAMS = 5
 
 

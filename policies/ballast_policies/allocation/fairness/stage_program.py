@@ -100,7 +100,8 @@ class StageSearch:
                 bound, proof = root, prices
             if s <= 0 and found.u > 1 + 10 * CLOSE:
                 raise MoreTypesError(prices > 0)
-            if found.u <= 1 + JITTERED and s >= bound * (1 - CLOSE):
+            tolerance = JITTERED if s <= bound * (1 + CLOSE) else CLOSE
+            if found.u <= 1 + tolerance and s >= bound * (1 - CLOSE):
                 X = np.zeros_like(self.stage.rates)
                 X[np.ix_(program.jobs, np.flatnonzero(types))] = found.X
                 X = self.stage.filled_up(types, s, X)
