@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-pyth
 demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 	@$(BIN)/ballast demo $(ARGS)
 
-# Clusters with trainers, and operators that are killed: by themselves, after the others.
-SERIAL := tests/e2e tests/operator/live
+# Clusters with trainers: by themselves, after the others.
+SERIAL := tests/e2e
 test: setup ## run every test
 ifeq ($(findstring tests/,$(ARGS)),)
 	@failed=0; \

@@ -3,7 +3,7 @@
 import os
 
 # Several clusters start at once, on machines with other work: limits are for failures only.
-os.environ.setdefault("BALLAST_PATIENCE", "3")
+os.environ.setdefault("BALLAST_PATIENCE", "5")
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -5,19 +5,25 @@ import itertools
 import json
 
 import pytest
+from ballast_policies.contract import EMULATED_SLOWDOWN_ENV
 
 from tests.support.gang import Gang
 
 
 @pytest.fixture
 def gang(tmp_path):
-    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``; ``folder`` is where the file lies."""
+    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``; ``folder`` is where the file lies.
+
+    ``slowdown``: of the emulated GPUs. Steps then take longer without work for the processor, so that a test
+    can act between two of them.
+    """
     started = []
     numbers = itertools.count()
 
-    def start(config, *, ranks, options=(), folder=None):
+    def start(config, *, ranks, options=(), folder=None, slowdown=1):
         folder = folder or tmp_path / f"gang-{next(numbers)}"
-        made = Gang.run(folder, config, ranks=ranks, options=options)
+        variables = {EMULATED_SLOWDOWN_ENV: json.dumps({"default": slowdown})} if slowdown > 1 else {}
+        made = Gang.run(folder, config, ranks=ranks, options=options, variables=variables)
         started.append(made)
         return made
 

@@ -29,13 +29,13 @@ def assert_same_curve(losses, reference, total):
 @pytest.mark.parametrize("model", ["gpt", "recurrent"])
 def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_process_losses, schedule, model):
     """Every schedule and model family gives the losses of the unpartitioned model, dropout on."""
-    config = small_config(totalSteps=10)
+    config = small_config(totalSteps=6)
     config["pipeline"]["schedule"] = schedule
     if model == "recurrent":
         config["model"] = {"name": "recurrent", "layers": 6, "args": {"dim": 24, "context": 8}}
     running = gang(config, ranks=2)
     assert running.exit_codes() == {"rank-0": 0, "rank-1": 0}, running.errors()
-    assert_same_curve(running.losses(), single_process_losses(config), 10)
+    assert_same_curve(running.losses(), single_process_losses(config), 6)
 
 
 @pytest.mark.parametrize("schedule", ["LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"])
@@ -126,13 +126,13 @@ def random_stages(generator, layers, placement):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_process_losses, seed, tmp_path):
     """Random partitions, as often as the ranks can follow, while weights are pruned and layers freeze."""
-    config = small_config(totalSteps=60, dynamics=[FREEZING, PRUNING])
+    config = small_config(totalSteps=40, dynamics=[FREEZING, PRUNING])
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
     replan_at_random(running, channel, tmp_path, seed=seed, epochs=6)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert len(running.events("migrate")) >= 2
-    assert_same_curve(running.losses(), single_process_losses(config), 60)
+    assert_same_curve(running.losses(), single_process_losses(config), 40)
 
 
 SIX = {
@@ -150,26 +150,34 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     gang, small_config, single_process_losses, kind, tmp_path
 ):
     """All six dynamic cases: layers move at random during the change."""
-    change = {"kind": kind, "startStep": 3, "endStep": 24, "everySteps": 3, **SIX[kind]}
-    config = small_config(totalSteps=40, dynamics=[change])
-    config["model"]["args"]["context"] = 64
+    change = {"kind": kind, "startStep": 3, "endStep": 15, "everySteps": 3, **SIX[kind]}
+    config = small_config(totalSteps=24, dynamics=[change])
+    config["model"]["args"]["context"] = 32
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
     replan_at_random(running, channel, tmp_path, seed=len(kind), epochs=4)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
-    assert_same_curve(running.losses(), single_process_losses(config), 40)
+    assert_same_curve(running.losses(), single_process_losses(config), 24)
 
 
-@pytest.mark.parametrize("left_out", ["mixtureOfDepths", "earlyExit"])
-@pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
+@pytest.mark.parametrize(
+    ("schedule", "left_out"),
+    [
+        (schedule, ("mixtureOfDepths", "earlyExit")[number % 2])
+        for number, schedule in enumerate(trained_schedules(asynchronous=False))
+    ],
+)
 def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replans(
     gang, small_config, single_process_losses, schedule, left_out, tmp_path
 ):
-    """Five of the six kinds at once (two exclude each other), on every placement, while layers move."""
-    steps = {"startStep": 2, "endStep": 14, "everySteps": 3}
+    """Five of the six kinds at once, on every placement, while layers move.
+
+    Two kinds exclude each other: half of the schedules are tried with the one, half with the other.
+    """
+    steps = {"startStep": 2, "endStep": 11, "everySteps": 3}
     changes = [{"kind": kind, **steps, **SIX[kind]} for kind in SIX if kind != left_out]
-    config = small_config(totalSteps=24, dynamics=changes)
+    config = small_config(totalSteps=16, dynamics=changes)
     config["model"]["args"]["context"] = 32
     config["pipeline"]["schedule"] = schedule
     channel = DirectoryChannel(tmp_path / "channel")
@@ -178,7 +186,7 @@ def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replan
     replan_at_random(running, channel, tmp_path, seed=3, epochs=4, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
-    assert_same_curve(running.losses(), single_process_losses(config), 24)
+    assert_same_curve(running.losses(), single_process_losses(config), 16)
 
 
 def replan_at_random(running, channel, folder, *, seed, epochs, placement=(0, 1, 2)):
