@@ -25,9 +25,7 @@ from ballast_operator.observation.status_changes import (
 from ballast_operator.reconcile.actions import carry_out
 from ballast_operator.reconcile.pod_checks import ASK_AGAIN_SECONDS, PodChecks
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import (
-    StepResult,
-)
+from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard, PoolInfo
 from ballast_operator.views.clock import Time, now
@@ -244,6 +242,7 @@ class Reconciler:
             logger.warning("job=%s/%s the error is not in its status: %s", *key, second)
 
     async def _write_status(self, key: Key, item: Object, status: TrainingJobStatus) -> None:
+        foreign = unknown_fields(TrainingJobStatus, item.get("status") or {})
         body = {
             "apiVersion": JOB.api_version,
             "kind": JOB.kind,
@@ -253,10 +252,7 @@ class Reconciler:
                 # Decided on this version: a write by anybody else since then makes this a Conflict.
                 "resourceVersion": item["metadata"]["resourceVersion"],
             },
-            "status": {
-                **unknown_fields(TrainingJobStatus, item.get("status") or {}),
-                **status_content(status),
-            },
+            "status": {**foreign, **status_content(status)},
         }
         self._observer.caches.wrote(JOB, await self._cluster.apply(JOB, body, subresource="status"))
 

@@ -130,7 +130,12 @@ async def test_an_answer_or_a_rebalance_is_looked_at_at_once(bench, news):
 
 def pod(**status):
     return {
-        "metadata": {"name": "j-1-0", "namespace": "team", "labels": {JOB_LABEL: "j"}},
+        "metadata": {
+            "name": "j-1-0",
+            "namespace": "team",
+            "labels": {JOB_LABEL: "j"},
+            "ownerReferences": [{"kind": "TrainingJob", "name": "j", "uid": "u", "controller": True}],
+        },
         "spec": {"nodeName": "node"},
         "status": status,
     }
