@@ -15,7 +15,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "examples
 
 def whole(value):
     """A fragment of a ClusterPolicy's spec as a whole object; anything else as it is."""
-    if set(value) == {"objective"}:
+    if value and set(value) <= {"objective", "tenants"}:
         pool = {"name": "a", "gpuType": "v100", "nodeSelector": {"pool": "a"}}
         return {
             "apiVersion": "ballast.dev/v1alpha1",
