@@ -1,6 +1,7 @@
 """One trainer pod as a pass sees it."""
 
 import dataclasses
+import re
 
 from ballast_policies.contract import (
     LAUNCH_LABEL,
@@ -127,7 +128,8 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
 
 
 def _number(text: str | None, default: int) -> int:
-    return int(text) if text is not None and text.isdecimal() else default
+    """A label as a number; the operator writes at most ten digits."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,10}", text) else default
 
 
 def _message(text: str) -> TerminationMessage | None:

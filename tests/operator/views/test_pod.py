@@ -72,3 +72,12 @@ def test_a_pod_that_waits_says_for_what():
         ],
     }
     assert read_pod(item, node_ready=True).detail == "0/3 nodes"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "\u00b2", "\u0663", "-1", "1.5", ""])
+def test_a_label_that_is_no_number_of_ours_is_no_launch(text):
+    """Neither digits of other scripts, nor more of them than Python converts."""
+    pod = ended(0)
+    pod["metadata"]["labels"] = {"ballast.dev/launch": text, "ballast.dev/rank": text}
+    view = read_pod(pod, node_ready=True)
+    assert (view.launch, view.rank) == (0, -1)
