@@ -10,9 +10,9 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, ROLE
 from ballast_policies.contract import ExitReason, TerminationMessage, lease_name, plan_config_map_name
 
 from tests.chaos.cluster import JOBS, NODES, ChaosSimulation, Crash
+from tests.operator.loops.hostile.test_lies import LIES
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE
-from tests.operator.loops.test_lies import LIES
 
 Apply = Callable[[ChaosSimulation, int], None]
 KINDS: dict[str, Apply] = {}
