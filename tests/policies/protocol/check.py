@@ -9,6 +9,7 @@ import json
 import time
 from pathlib import Path
 
+from tests.policies.protocol.laws import is_end, problem
 from tests.policies.protocol.model import Budget, Job, World
 from tests.policies.protocol.search import (
     Explored,
@@ -16,7 +17,7 @@ from tests.policies.protocol.search import (
     check_every_fair_run_ends,
     explore,
 )
-from tests.policies.protocol.steps import Steps, is_end, problem
+from tests.policies.protocol.steps import Steps
 
 Bound = tuple[tuple[int, ...], int, dict[str, int]]
 """(pods of each job, GPUs, what may go wrong how often)."""
