@@ -27,7 +27,12 @@ SMALL: dict[str, Bound] = {
     "the operator dies anywhere": ((2, 1), 2, {"shrinks": 1, "crashes": 1}),
     "the operator dies twice": ((2,), 2, {"shrinks": 1, "crashes": 2}),
     "a leader is replaced with requests under way": ((1, 1), 1, {"crashes": 1, "in_flight": 1}),
-    "that of a shrink": ((2,), 2, {"shrinks": 1, "crashes": 1, "in_flight": 1}),
+    "preempted as the leader is replaced": (
+        (1,),
+        1,
+        {"crashes": 1, "in_flight": 1, "preemptions": 1},
+    ),
+    "a leader is replaced during a shrink": ((2,), 2, {"shrinks": 1, "crashes": 1, "in_flight": 1}),
     "answers are lost": ((2,), 2, {"shrinks": 1, "lost_answers": 2}),
     "an answer is lost while another job waits": ((1, 1), 1, {"lost_answers": 1}),
     "a rank fails": ((2,), 2, {"failures": 1, "shrinks": 1, "crashes": 1}),
@@ -48,17 +53,6 @@ SMALL: dict[str, Bound] = {
 LARGE: dict[str, Bound] = {
     "two jobs, a shrink, a killed pod": ((2, 1), 2, {"kills": 1, "shrinks": 1}),
     "two jobs, a preemption, a lost answer": ((2, 1), 2, {"lost_answers": 1, "preemptions": 1}),
-    "two jobs, a replaced leader, a preemption": (
-        (1, 1),
-        1,
-        {"crashes": 1, "in_flight": 1, "preemptions": 1},
-    ),
-    "three GPUs, a shrink, a growth": ((2, 1), 3, {"growths": 1, "shrinks": 1}),
-    "one job, much that goes wrong": (
-        (2,),
-        2,
-        {"shrinks": 1, "crashes": 1, "in_flight": 1, "kills": 1, "lost_answers": 1},
-    ),
 }
 
 
