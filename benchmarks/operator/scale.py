@@ -88,6 +88,10 @@ class Seen:
         self.pods: dict[str, float] = {}
         self.running: set[str] = set()
 
+    def note_created(self, name: str) -> None:
+        """The job is being created now."""
+        self.created.setdefault(name, time.monotonic())
+
     async def jobs(self, http: Http) -> None:
         """Follow the TrainingJobs until cancelled."""
         async for now, _, item in http.watch(JOB):
@@ -120,8 +124,12 @@ class Run:
         """The figures, with what they were measured on."""
         given = self._given
         began, load = time.monotonic(), os.getloadavg()
-        async with Http(self._kubeconfig) as http, Http(self._kubeconfig, at_once=100) as fleet_http:
-            self._http = http
+        async with (
+            Http(self._kubeconfig) as http,
+            Http(self._kubeconfig) as apart,
+            Http(self._kubeconfig, at_once=100) as fleet_http,
+        ):
+            self._http, self._apart = http, apart
             await self._objects()
             await self._api_server_limit()
             fleet = Fleet(fleet_http, report_seconds=given.report_seconds)
@@ -187,10 +195,14 @@ class Run:
         await self._http.send("patch", path + "/status", {"status": node["status"]})
         await self._http.send("patch", path, {"spec": {"taints": None}})
 
-    async def _create(self, items: list[dict[str, Any]]) -> None:
+    async def _create(self, items: list[dict[str, Any]], http: Http | None = None) -> None:
+        """Create jobs; the time counts from when each request is sent."""
+
         async def one(item: dict[str, Any]) -> None:
-            self._seen.created[item["metadata"]["name"]] = time.monotonic()
-            await self._http.send("post", JOB.path("default"), item)
+            name = item["metadata"]["name"]
+            await (http or self._http).send(
+                "post", JOB.path("default"), item, sent=lambda: self._seen.note_created(name)
+            )
 
         await asyncio.gather(*map(one, items))
 
@@ -219,7 +231,7 @@ class Run:
 
         async def fitting() -> None:
             for index in range(self._given.fitting):
-                await self._create([objects.fitting_job(index, prefix="fits")])
+                await self._create([objects.fitting_job(index, prefix="fits")], self._apart)
                 await asyncio.sleep(1)
 
         async def arriving() -> float:

@@ -5,6 +5,7 @@ List, then watch and work. Everything that is known of the cluster belongs to th
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections import Counter, deque
@@ -114,6 +115,9 @@ class Term:
         self.caches.listeners.append(self._changes.changed)
         await first_sync(self.caches, self._cluster, self._namespace, self._waits)
         logger.info("listed %s", ", ".join(f"{len(s)} {k.plural}" for k, s in self.caches.stores.items()))
+        # What has just been listed stays for long: the collector need not walk through it again and again.
+        gc.collect()
+        gc.freeze()
         self._allocator.trigger()
         parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("allocator", self._allocator.run),

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +25,6 @@ class Http:
         async with await connect(str(self._kubeconfig)) as cluster:
             configuration = cluster.configuration
             header = await configuration.get_api_key_with_prefix("BearerToken") or ""
-        import ssl
 
         context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
         if configuration.cert_file:
@@ -40,24 +40,26 @@ class Http:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def send(self, verb: str, path: str, body: Any = None, *, patch: str = "merge") -> dict[str, Any]:
-        """One request; a server that is too busy is asked again.
+    async def send(
+        self, verb: str, path: str, body: Any = None, *, sent: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """One request; a server that is too busy is asked again. ``sent`` is called just before it.
 
         Raises:
             RuntimeError: the API server refuses it.
         """
-        content = f"application/{patch}-patch+json" if verb == "patch" else "application/json"
+        content = "application/merge-patch+json" if verb == "patch" else "application/json"
         data = None if body is None else json.dumps(body)
         while True:
-            async with (
-                self._at_once,
-                self._session.request(verb, path, data=data, headers={"Content-Type": content}) as answer,
-            ):
-                text = await answer.read()
-                if answer.status < 300:
-                    return dict(json.loads(text))
-                if answer.status not in (429, 500, 503, 504):
-                    raise RuntimeError(f"{verb} {path}: {answer.status} {text[:300]!r}")
+            async with self._at_once:
+                sent()
+                headers = {"Content-Type": content}
+                async with self._session.request(verb, path, data=data, headers=headers) as answer:
+                    text = await answer.read()
+                    if answer.status < 300:
+                        return dict(json.loads(text))
+                    if answer.status not in (429, 500, 503, 504):
+                        raise RuntimeError(f"{verb} {path}: {answer.status} {text[:300]!r}")
             await asyncio.sleep(0.2)
 
     async def watch(self, kind: Kind, *, query: str = "") -> AsyncIterator[tuple[float, str, dict[str, Any]]]:

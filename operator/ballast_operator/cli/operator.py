@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ballast_operator.settings import Settings
 
 
+SWITCH_SECONDS = 0.001
+"""After this long a thread that computes lets another one run, where one wants to."""
+
+
 @click.command("operator")
 @click.option(
     "--kubeconfig",
@@ -73,6 +77,8 @@ def operator(
         health_host=metrics_host,
         health_port=metrics_port,
     )
+    # Decisions compute in a thread; the event loop gets its turn soon.
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(_run(options, settings))
     except NotLeader as error:

@@ -1,6 +1,8 @@
 """Carries out what a pass has decided, on objects of the job and on no others."""
 
+import itertools
 import logging
+from collections.abc import Iterator, Sequence
 
 from ballast_policies.contract import Plan, plan_config_map_name
 
@@ -15,6 +17,15 @@ from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
 logger = logging.getLogger(__name__)
+
+
+def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
+    """The actions in their order; neighbours that only make sure that an object is there, in one batch."""
+    for applies, group in itertools.groupby(actions, key=lambda action: isinstance(action, Apply)):
+        if applies:
+            yield tuple(group)
+        else:
+            yield from ((action,) for action in group)
 
 
 async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Action, *, now: Time) -> None:
