@@ -56,6 +56,11 @@ class Fill:
         self.caches.watched(kind, "ADDED", item)
 
 
+async def inline(work: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of a thread, which the profiler does not see."""
+    return work(*arguments, **named)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=5000)
@@ -64,6 +69,8 @@ async def main() -> None:
     parser.add_argument("--policy", default="max-min-fairness")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
+    if given.profile:
+        asyncio.to_thread = inline
     caches, metrics, cluster = Caches(), Metrics(), Silent()
     fill, board, observer = Fill(caches), AssignmentBoard(), Observer(caches)
     fill.put(POLICY, objects.policy(objective=given.policy))

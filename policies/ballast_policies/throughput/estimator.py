@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ballast_policies.throughput.completion import complete
+from ballast_policies.throughput.completion import Completed, complete
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
@@ -35,6 +35,9 @@ ENOUGH_PROFILES = 10
 
 MOST_PROFILES = 200
 """Rows of a matrix that is completed, at most: more make it slower and hardly better."""
+
+ROWS_TO_FIT_BY = 30
+"""With so many rows, a job that is none of them is fitted to the columns as they are, without another fit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +218,14 @@ class _Filled:
         rates: (rows, GPU types) as known, 0 where not.
         completed: (rows, GPU types) rates.
         deviation: relative standard deviation of what was not known.
+        fitted: the completion of the logarithms; None where nothing is known.
     """
 
     types: tuple[JobType, ...]
     rates: np.ndarray
     completed: np.ndarray
     deviation: float
+    fitted: Completed | None
 
     @classmethod
     def of(cls, table: ThroughputTable, gpu_types: Sequence[str], gpus: int) -> "_Filled":
@@ -242,6 +247,10 @@ class _Filled:
         at = self.types.index(job_type) if job_type in self.types else -1
         if np.array_equal(self.rates[at], mine):
             return self.completed[at], self.deviation
+        if self.fitted is not None and len(self.types) >= ROWS_TO_FIT_BY:
+            known = mine > 0
+            rates = np.exp(self.fitted.row(np.log(np.where(known, mine, 1.0)), known))
+            return np.where(known, mine, rates), self.deviation
         found = _completion(np.vstack([self.rates, mine]))
         return found["completed"][-1], found["deviation"]
 
@@ -257,9 +266,10 @@ def _completion_of(content: bytes, shape: tuple[int, int]) -> dict[str, Any]:
     rates = np.frombuffer(content).reshape(shape)
     known = rates > 0
     if not known.any():
-        return {"completed": np.ones_like(rates), "deviation": UNKNOWN_DEVIATION}
+        return {"completed": np.ones_like(rates), "deviation": UNKNOWN_DEVIATION, "fitted": None}
     filled = complete(np.log(np.where(known, rates, 1.0)), known)
-    return {"completed": np.exp(filled.values), "deviation": min(filled.deviation, UNKNOWN_DEVIATION)}
+    deviation = min(filled.deviation, UNKNOWN_DEVIATION)
+    return {"completed": np.exp(filled.values), "deviation": deviation, "fitted": filled}
 
 
 def _types_of(table: ThroughputTable, gpu_type: str, gpus: int) -> list[JobType]:
