@@ -16,7 +16,7 @@ import uuid
 from typing import Any
 
 from ballast_operator.allocator.solving.solver import Solver
-from ballast_operator.errors import Forbidden, NotLeader, OperatorError, Unavailable
+from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
 from ballast_operator.kube.client import Cluster, connect
 from ballast_operator.kube.kinds import LEASE, Kind
@@ -80,6 +80,7 @@ class Operator:
         """Run until :meth:`stop`, SIGTERM or SIGINT; call it in the main thread.
 
         Raises:
+            LeaseLapsed: the lease was not renewed in time; the process should start afresh.
             NotLeader: another replica has taken the lease over; the process should exit and restart.
         """
         self._take_signals()
@@ -108,10 +109,7 @@ class Operator:
             logger.info("serving /healthz, /readyz and /metrics on port %d", port)
             background = [asyncio.create_task(part) for part in (self._waits.run(), self._beat())]
             try:
-                while await self._lead(cluster, leadership, solver, side):
-                    logger.warning(
-                        "the leader's lease could not be renewed in time; standing by for it again"
-                    )
+                await self._lead(cluster, leadership, solver, side)
             finally:
                 for task in background:
                     task.cancel()
@@ -129,15 +127,16 @@ class Operator:
             alive=lambda: self._still_seconds() < self._settings.leader.stuck_seconds,
         )
 
-    async def _lead(self, cluster: Cluster, leadership: Leadership, solver: Solver, side: LoopThread) -> bool:
-        """Stand by, then lead for one term; returns whether to stand by again.
+    async def _lead(self, cluster: Cluster, leadership: Leadership, solver: Solver, side: LoopThread) -> None:
+        """Stand by, then lead for one term.
 
         Raises:
+            LeaseLapsed: the lease was not renewed in time, and no other replica has taken it.
             NotLeader: another replica leads now.
         """
         acquiring = side.start(leadership.acquire())
         if not await self._before_stop(acquiring):
-            return False
+            return
         self._metrics.leader.set(1)
         holding = side.start(leadership.hold())
         term = self._term = Term(
@@ -154,16 +153,15 @@ class Operator:
         working = asyncio.create_task(term.run())
         try:
             await self._before_stop(working, holding)
-        except NotLeader:
+        except NotLeader as error:
             if leadership.replaced:
                 raise
-            return True
+            raise LeaseLapsed(str(error)) from error
         finally:
             self._metrics.leader.set(0)
             await term.end(working)
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
-        return False
 
     async def _before_stop(self, *awaited: asyncio.Future[None]) -> bool:
         """Wait until one of ``awaited`` ends or a stop is asked; returns whether it was the former.

@@ -23,6 +23,10 @@ class NotLeader(OperatorError):  # noqa: N818 - reads as a sentence where it is 
     """This replica does not hold the leader's Lease (any more)."""
 
 
+class LeaseLapsed(NotLeader):
+    """The lease was not renewed in time, as the API server did not answer; no other replica has taken it."""
+
+
 class NotFound(OperatorError):  # noqa: N818
     """The object does not exist."""
 

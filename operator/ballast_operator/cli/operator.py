@@ -58,7 +58,7 @@ def operator(
     from kubernetes.aio.config import ConfigException
 
     from ballast_operator.app import Options
-    from ballast_operator.errors import NotLeader
+    from ballast_operator.errors import LeaseLapsed, NotLeader
     from ballast_operator.settings import from_environment
 
     logging.basicConfig(
@@ -81,6 +81,10 @@ def operator(
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(_run(options, settings))
+    except LeaseLapsed as error:
+        logging.getLogger(__name__).warning("%s: nobody else leads; starting afresh", error)
+        # Nothing of the lapsed term is left in the process that stands by now.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except NotLeader as error:
         raise click.ClickException(
             f"{error}: ending; start it again, and it stands by until the lease is free"

@@ -95,6 +95,9 @@ class Solver:
                         self._has_cvxpy = True
                 asked = time.monotonic()
                 answer = await self._ask(process, (policy, problem, dict(options or {})), limit)
+            except asyncio.CancelledError:
+                await self.kill()  # its answer must not be taken for that of the next question
+                raise
             except TimeoutError:
                 await self.kill()
                 return self._fall_back(
