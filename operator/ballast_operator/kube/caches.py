@@ -71,7 +71,7 @@ class Store:
         return [self._objects[item] for item in sorted(self._by_job.get(key, ()))]
 
     def of_no_job(self) -> list[Object]:
-        """Objects without a job's label, by name."""
+        """Objects that no job controls, whatever their labels say, by name."""
         return [self._objects[item] for item in sorted(self._of_no_job)]
 
     def on_node(self, name: str) -> list[Object]:
@@ -91,7 +91,7 @@ class Store:
         job = _job_of(item)
         if job is not None:
             self._by_job[job].add(key)
-        else:
+        if job is None or not _controlled(item, job[1]):
             self._of_no_job.add(key)
         if self._kind is POD and (node := pinned_node(item)):
             self._by_node[node].add(key)
@@ -136,6 +136,13 @@ def _discard(index: defaultdict[K, set[Key]], at: K, key: Key) -> None:
     index[at].discard(key)
     if not index[at]:
         del index[at]
+
+
+def _controlled(item: Object, job: str) -> bool:
+    return any(
+        owner.get("controller") and owner.get("kind") == JOB.kind and owner.get("name") == job
+        for owner in item["metadata"].get("ownerReferences") or []
+    )
 
 
 def _job_of(item: Object) -> Key | None:

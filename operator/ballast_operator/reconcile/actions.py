@@ -1,5 +1,6 @@
 """Carries out what a pass has decided, on objects of the job and on no others."""
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,21 @@ def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
             yield tuple(group)
         else:
             yield from ((action,) for action in group)
+
+
+async def carry_out_all(
+    cluster: Cluster, caches: Caches, view: JobView, actions: Sequence[Action], *, now: Time
+) -> None:
+    """The actions in their order; the answers of a batch are awaited together.
+
+    Raises:
+        OperatorError: as :func:`carry_out`; what comes after is not carried out.
+    """
+    for batch in batches(actions):
+        works = [carry_out(cluster, caches, view, action, now=now) for action in batch]
+        for result in await asyncio.gather(*works, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
 
 async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Action, *, now: Time) -> None:

@@ -1,9 +1,8 @@
 """One reconcile of one job: observe, decide, apply, report."""
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL, lease_name
 
@@ -23,10 +22,10 @@ from ballast_operator.observation.status_changes import (
     reconciled,
     status_content,
 )
-from ballast_operator.reconcile.actions import batches, carry_out
+from ballast_operator.reconcile.actions import carry_out_all
 from ballast_operator.reconcile.pod_checks import ASK_AGAIN_SECONDS, PodChecks
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.context import Action, StepResult
+from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard, PoolInfo
 from ballast_operator.views.clock import Time, now
@@ -104,8 +103,8 @@ class Reconciler:
         try:
             # 3. Apply.
             try:
-                for batch in batches(result.actions):
-                    await self._carry_out(view, batch)
+                caches = self._observer.caches
+                await carry_out_all(self._cluster, caches, view, result.actions, now=self._clock())
             except Forbidden as error:
                 result = lacks_right(view, str(error), now=self._clock())
             except (Rejected, NameTaken) as error:
@@ -143,14 +142,6 @@ class Reconciler:
         if self._observer.block(view, await self._checks.why_blocked(view, resources)):
             self._allocate()
         return self._observer.job(view.key)
-
-    async def _carry_out(self, view: JobView, batch: Sequence[Action]) -> None:
-        """Actions that do not depend on each other: their answers are awaited together."""
-        caches, now = self._observer.caches, self._clock()
-        works = [carry_out(self._cluster, caches, view, action, now=now) for action in batch]
-        for result in await asyncio.gather(*works, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
 
     def _decide(self, view: JobView) -> StepResult:
         assignment = self._board.assignments.get(view.key)

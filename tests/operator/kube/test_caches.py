@@ -61,3 +61,13 @@ def test_pods_are_found_by_job_and_a_changed_label_moves_them():
     caches.watched(POD, "MODIFIED", pod("a", 2, job="two"))
     assert caches[POD].of_job(("n", "one")) == []
     assert [p["metadata"]["name"] for p in caches[POD].of_job(("n", "two"))] == ["a"]
+
+
+def test_a_label_alone_makes_nothing_a_jobs():
+    """A pod of somebody else counts as foreign, whatever labels it carries: its GPUs are taken."""
+    caches = Caches()
+    caches.watched(POD, "ADDED", pod("borrowed", 1, uid="x", job="j"))
+    owned = pod("own", 2, uid="y", job="j")
+    owned["metadata"]["ownerReferences"] = [{"kind": "TrainingJob", "name": "j", "controller": True}]
+    caches.watched(POD, "ADDED", owned)
+    assert [item["metadata"]["name"] for item in caches[POD].of_no_job()] == ["borrowed"]
