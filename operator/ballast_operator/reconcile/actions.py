@@ -30,7 +30,7 @@ def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
 
 
 async def carry_out_all(
-    cluster: Cluster, caches: Caches, view: JobView, actions: Sequence[Action], *, now: Time
+    cluster: Cluster, caches: Caches, view: JobView, actions: Sequence[Action], now: Time
 ) -> None:
     """The actions in their order; the answers of a batch are awaited together.
 

@@ -103,8 +103,7 @@ class Reconciler:
         try:
             # 3. Apply.
             try:
-                caches = self._observer.caches
-                await carry_out_all(self._cluster, caches, view, result.actions, now=self._clock())
+                await carry_out_all(self._cluster, self._observer.caches, view, result.actions, self._clock())
             except Forbidden as error:
                 result = lacks_right(view, str(error), now=self._clock())
             except (Rejected, NameTaken) as error:
