@@ -160,6 +160,7 @@ class Run:
             "figures": {name: round(value, 3) for name, value in self._figures.items()},
             "jobs": given.jobs,
             "nodes": given.nodes,
+            "running": given.running,
             "emulated": "nodes, kubelets, trainers",
             "machine": {
                 "cores": os.cpu_count(),

@@ -1,0 +1,54 @@
+"""The service levels on the page on reliability: ranges, and what recorded runs have measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+HEAD = """
+## Service levels
+
+Each with the range that it has to be in, and what runs of
+
+    python benchmarks/operator/scale.py --jobs {jobs} --nodes {nodes} --running {running} --record FILE
+
+have measured. etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers are
+emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports of rank 0
+without training. All of it shares one machine, so seconds of the clock say as much of its load as of the operator:
+`apiServerCreatesPerSecond` is how many TrainingJobs the API server took at that time with no operator running.
+In bold: outside its range.
+
+"""
+
+
+def service_levels(root: Path) -> str:
+    """The section, from the ranges and the recorded runs, the newest last."""
+    runs = json.loads((root / "benchmarks/operator/scale_recorded.json").read_text())
+    ranges = json.loads((root / "benchmarks/operator/emulated/ranges.json").read_text())
+    newest = runs[-1]
+    head = HEAD.format(jobs=newest["jobs"], nodes=newest["nodes"], running=newest["running"])
+    lines = []
+    lines.append("| service level | range |" + "".join(f" {run['label']} |" for run in runs))
+    lines.append("|---|---|" + "---|" * len(runs))
+    for name, limits in ranges.items():
+        least = limits.get("least")
+        limit = f"at least {least:g}" if least is not None else f"at most {limits['most']:g}"
+        cells = "".join(f" {_cell(run, name, limits)} |" for run in runs)
+        lines.append(f"| {limits['what']} (`{name}`) | {limit} |{cells}")
+    others = [name for name in newest["figures"] if name not in ranges]
+    for name in others:
+        cells = "".join(f" {_cell(run, name, {})} |" for run in runs)
+        lines.append(f"| `{name}` | |{cells}")
+    lines += ["", "| run | nodes | jobs | cores | load average, start to end |", "|---|---|---|---|---|"]
+    for run in runs:
+        machine = run["machine"]
+        load = f"{machine['loadAverageAtStart'][0]:.1f} to {machine['loadAverageAtEnd'][0]:.1f}"
+        lines.append(f"| {run['label']} | {run['nodes']} | {run['jobs']} | {machine['cores']} | {load} |")
+    return head + "\n".join(lines) + "\n"
+
+
+def _cell(run: dict[str, Any], name: str, limits: dict[str, Any]) -> str:
+    value = run["figures"].get(name)
+    if value is None:
+        return "not measured"
+    inside = limits.get("least", value) <= value <= limits.get("most", value)
+    return f"{value:g}" if inside else f"**{value:g}**"

@@ -1,0 +1,39 @@
+"""The page of service levels says what was recorded, and what is outside its range."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def page_of(folder, figures):
+    specification = importlib.util.spec_from_file_location(
+        "service_levels", ROOT / "scripts/service_levels.py"
+    )
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    run = {
+        "label": "a run",
+        "jobs": 10,
+        "running": 1,
+        "nodes": 2,
+        "figures": figures,
+        "machine": {"cores": 2, "loadAverageAtStart": [1.0], "loadAverageAtEnd": [2.0]},
+    }
+    benchmarks = folder / "benchmarks/operator"
+    (benchmarks / "emulated").mkdir(parents=True)
+    ranges = ROOT / "benchmarks/operator/emulated/ranges.json"
+    (benchmarks / "emulated/ranges.json").write_text(ranges.read_text())
+    (benchmarks / "scale_recorded.json").write_text(json.dumps([run]))
+    return module.service_levels(folder)
+
+
+def test_a_figure_outside_its_range_is_marked(tmp_path):
+    """A reader sees at once what does not hold; what was not measured is not passed over."""
+    page = page_of(tmp_path, {"healthzMaxSeconds": 0.1, "failoverSeconds": 99.0})
+    rows = {row.split("(`")[1].split("`)")[0]: row for row in page.splitlines() if "(`" in row}
+    assert "| 0.1 |" in rows["healthzMaxSeconds"]
+    assert "| **99** |" in rows["failoverSeconds"]
+    assert "not measured" in rows["operatorMemoryMiB"]
+    assert "| a run | 2 | 10 | 2 | 1.0 to 2.0 |" in page
