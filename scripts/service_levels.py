@@ -11,10 +11,10 @@ Each with the range that it has to be in, and what runs of
 
     python benchmarks/operator/scale.py --jobs {jobs} --nodes {nodes} --running {running} --record FILE
 
-have measured. etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers are
-emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports of rank 0
-without training. All of it shares one machine, so seconds of the clock say as much of its load as of the operator:
-`apiServerCreatesPerSecond` is how many TrainingJobs the API server took at that time with no operator running.
+have measured. etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers
+are emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports
+of rank 0 without training. All of it shares one machine: seconds of the clock tell of its load as well.
+`apiServerCreatesPerSecond` is how many TrainingJobs the API server took then with no operator running.
 In bold: outside its range.
 
 """
