@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 
 import pytest
 from ballast_policies.contract import Ack, Directive, ExitCode
@@ -153,3 +154,18 @@ def test_more_ranks_than_layers_are_refused(gang, small_config):
     running = gang(config, ranks=4)
     assert set(running.exit_codes().values()) == {ExitCode.USAGE}
     assert "4 stages need as many layers" in running.errors()
+
+
+def test_a_port_that_is_taken_is_named(pods, small_config):
+    """Where ranks are to meet: the variable, the address and what to change, without a traceback."""
+    path = pods.folder / "config.json"
+    path.write_text(json.dumps(small_config(totalSteps=2)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        environment["MASTER_PORT"] = str(taken.getsockname()[1])
+        pods.start("rank-0", ["run", "--config", str(path)], environment)
+        assert pods.exit_code("rank-0") == ExitCode.USAGE
+    assert f"MASTER_PORT: rank 0 cannot listen on 127.0.0.1:{environment['MASTER_PORT']}" in pods.errors()
+    assert "Traceback" not in pods.errors()
