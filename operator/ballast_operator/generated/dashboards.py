@@ -162,6 +162,12 @@ ALLOCATOR = Dashboard(
             queries=_quantiles("ballast_solve_seconds", "policy"),
         ),
         Panel(
+            title="Time of a decision",
+            description="Time of one decision, by part: read, prepare, solve, conclude, all.",
+            unit="s",
+            queries=_quantiles("ballast_decision_seconds", "part"),
+        ),
+        Panel(
             title="Solves by the fallback",
             description="An hour, by reason: the greedy fallback decided, not the policy.",
             unit="short",
@@ -206,6 +212,12 @@ OPERATOR = Dashboard(
             description="Writes to the API server in the last minute / jobs that are not finished.",
             unit="short",
             queries=_one(f"max(ballast_api_writes_per_job{_HERE})", "writes"),
+        ),
+        Panel(
+            title="Jobs due",
+            description="Jobs that wait to be looked at now; above 0 for long: the operator is behind.",
+            unit="short",
+            queries=_one(f"max(ballast_queue_due{_HERE})", "jobs"),
         ),
         Panel(
             title="Time of a reconcile",
