@@ -89,10 +89,12 @@ def _read(state: dict[str, Any], path: Path) -> None:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 
+    from ballast_trainer.checkpoints.index import IndexReader
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            checkpoint.load(state, checkpoint_id=path, no_dist=True)
+            checkpoint.load(state, storage_reader=IndexReader(os.fspath(path)), no_dist=True)
         except CheckpointException as error:
             raise OSError(_first_reason(error)) from None
 
@@ -101,11 +103,12 @@ def _tensors_in(path: Path) -> dict[str, Any]:
     """Key -> size and type of the tensors that are stored.
 
     Raises:
-        OSError: the metadata cannot be read.
+        OSError: the index cannot be read.
+        CheckpointError: it is no index.
     """
-    from torch.distributed.checkpoint import FileSystemReader
+    from ballast_trainer.checkpoints.index import IndexReader
 
-    found: dict[str, Any] = FileSystemReader(os.fspath(path)).read_metadata().state_dict_metadata
+    found: dict[str, Any] = IndexReader(os.fspath(path)).read_metadata().state_dict_metadata
     return found
 
 

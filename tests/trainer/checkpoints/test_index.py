@@ -1,0 +1,83 @@
+"""The index of a checkpoint's tensors: data only."""
+
+import dataclasses
+import os
+import pickle
+import warnings
+
+import pytest
+import torch
+from ballast_trainer.checkpoints.index import IndexReader
+from ballast_trainer.errors import CheckpointError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed import checkpoint
+
+STATE = {
+    "weight": torch.arange(6, dtype=torch.float32).reshape(3, 2),
+    "half": torch.ones(4, dtype=torch.bfloat16),
+    "step": torch.tensor(7),
+    "mask": torch.tensor([True, False]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.save(STATE, checkpoint_id=tmp_path, no_dist=True)
+    return tmp_path
+
+
+class Attack:
+    """What runs a command where it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def test_what_was_saved_is_read(folder):
+    """Every dtype that a layer may have."""
+    found = {key: torch.zeros_like(value) for key, value in STATE.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.load(found, storage_reader=IndexReader(str(folder)), no_dist=True)
+    assert all(torch.equal(found[key], value) for key, value in STATE.items())
+
+
+def test_an_index_that_calls_a_function_is_refused_before_it_does(folder):
+    """The function is named; nothing has run."""
+    (folder / ".metadata").write_bytes(pickle.dumps(Attack(f"touch {folder}/ran")))
+    with pytest.raises(CheckpointError, match=r"posix\.system, which no index has.*To fix: "):
+        IndexReader(str(folder)).read_metadata()
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../other/file", "/etc/passwd", "..", "a/b"])
+def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
+    """Tensors are read from the checkpoint's own folder."""
+    index = IndexReader(str(folder)).read_metadata()
+    index.storage_data = {
+        key: dataclasses.replace(info, relative_path=name) for key, info in index.storage_data.items()
+    }
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match="which is not in the folder"):
+        IndexReader(str(folder)).read_metadata()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 2000), byte=st.integers(0, 255), length=st.integers(0, 3000))
+def test_damaged_bytes_are_refused_or_read_as_an_index(folder, at, byte, length):
+    """No other error, whatever byte is wrong or missing."""
+    content = bytearray((folder / ".metadata").read_bytes())
+    content[at % len(content)] = byte
+    path = folder / "damaged"
+    path.mkdir(exist_ok=True)
+    (path / ".metadata").write_bytes(bytes(content[: max(1, length)]))
+    try:
+        IndexReader(str(path)).read_metadata()
+    except CheckpointError as error:
+        assert "To fix: " in str(error)
