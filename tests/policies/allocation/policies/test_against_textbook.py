@@ -91,9 +91,14 @@ def test_section_5_4_2_finish_time_fairness_is_that_of_the_convex_program(p):
     isolated = isolated / np.maximum(1.0, isolated.sum(axis=1, keepdims=True))
     alone = np.array([job.isolated_elapsed for job in p.jobs]) + book.steps / (book.T * isolated).sum(axis=1)
     elapsed = np.array([job.elapsed for job in p.jobs])
+    # Of order 1, where the convex solver's tolerances are relative ones.
+    unit = float(((elapsed + book.steps / book.full) / alone).max())
     least, _ = book.convex(
-        lambda speed: cp.max(elapsed / alone + cp.multiply(book.steps / book.full / alone, cp.inv_pos(speed)))
+        lambda speed: cp.max(
+            elapsed / alone / unit + cp.multiply(book.steps / book.full / alone / unit, cp.inv_pos(speed))
+        )
     )
+    least *= unit
     assert allocate("finish-time-fairness", p).objective == pytest.approx(least, rel=2e-6)
 
 
