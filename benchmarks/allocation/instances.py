@@ -26,13 +26,13 @@ def cluster(jobs: int, *, seed: int = 0, types: int = 10, contention: float = 10
     )
 
 
-def without(problem: Instance, rows: np.ndarray) -> Instance:
+def without(instance: Instance, rows: np.ndarray) -> Instance:
     """The cluster without the jobs ``rows``."""
-    kept = np.delete(np.arange(len(problem.gpus)), rows)
+    kept = np.delete(np.arange(len(instance.gpus)), rows)
     return from_arrays(
-        gpu_types=problem.gpu_types,
-        capacity=problem.capacity,
-        throughput=problem.T[kept],
-        gpus=problem.gpus[kept],
-        weights=problem.weights[kept],
+        gpu_types=instance.gpu_types,
+        capacity=instance.capacity,
+        throughput=instance.T[kept],
+        gpus=instance.gpus[kept],
+        weights=instance.weights[kept],
     )

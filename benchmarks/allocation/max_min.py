@@ -32,12 +32,12 @@ class Program:
     right: np.ndarray
 
 
-def program(problem: Instance) -> Program:
+def program(instance: Instance) -> Program:
     """Rows: level t - rate . x <= 0, time, GPUs."""
-    columns, n, k = problem.columns, len(problem.gpus), len(problem.capacity)
+    columns, n, k = instance.columns, len(instance.gpus), len(instance.capacity)
     c = len(columns)
     here = np.arange(c)
-    level = (problem.level_scale / problem.weights)[columns.first] * columns.rate_first
+    level = (instance.level_scale / instance.weights)[columns.first] * columns.rate_first
     scale = np.ones(n)
     np.maximum.at(scale, columns.first, level)
     matrix = sparse.coo_matrix(
@@ -46,7 +46,7 @@ def program(problem: Instance) -> Program:
                 [
                     -level / scale[columns.first],
                     np.ones(c),
-                    columns.gpus / problem.capacity[columns.kind],
+                    columns.gpus / instance.capacity[columns.kind],
                     1.0 / scale,
                 ]
             ),
@@ -60,9 +60,9 @@ def program(problem: Instance) -> Program:
     return Program(matrix=matrix.tocsc(), right=np.concatenate([np.zeros(n), np.ones(n + k)]))
 
 
-def by_highs(problem: Instance, method: str, limit: float) -> np.ndarray | None:
+def by_highs(instance: Instance, method: str, limit: float) -> np.ndarray | None:
     """Shares by HiGHS, or None where the limit came first."""
-    posed = program(problem)
+    posed = program(instance)
     rows, width = posed.matrix.shape
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_, lp.sense_ = width, rows, highspy.ObjSense.kMaximize
@@ -87,9 +87,9 @@ def by_highs(problem: Instance, method: str, limit: float) -> np.ndarray | None:
     return np.array(highs.getSolution().col_value)[:-1]
 
 
-def by_clarabel(problem: Instance, limit: float) -> np.ndarray | None:
+def by_clarabel(instance: Instance, limit: float) -> np.ndarray | None:
     """Shares by Clarabel, or None where the limit came first."""
-    posed = program(problem)
+    posed = program(instance)
     width = posed.matrix.shape[1]
     settings = clarabel.DefaultSettings()
     settings.verbose = False
@@ -106,23 +106,23 @@ def by_clarabel(problem: Instance, limit: float) -> np.ndarray | None:
     return np.array(found.x)[:-1] if str(found.status) in ("Solved", "AlmostSolved") else None
 
 
-def by_pop(problem: Instance, parts: int, limit: float) -> np.ndarray | None:
+def by_pop(instance: Instance, parts: int, limit: float) -> np.ndarray | None:
     """Shares by POP, or None where the limit came first."""
-    end, x = time.perf_counter() + limit, np.zeros(len(problem.columns))
-    dealt = np.random.default_rng(0).permutation(len(problem.gpus)) % parts
+    end, x = time.perf_counter() + limit, np.zeros(len(instance.columns))
+    dealt = np.random.default_rng(0).permutation(len(instance.gpus)) % parts
     for part in range(parts):
         mine = np.flatnonzero(dealt == part)
-        place = np.full(len(problem.gpus), -1)
+        place = np.full(len(instance.gpus), -1)
         place[mine] = np.arange(len(mine))
-        inside = place[problem.columns.first] >= 0
-        columns = problem.columns.take(inside)
+        inside = place[instance.columns.first] >= 0
+        columns = instance.columns.take(inside)
         some = dataclasses.replace(
-            problem,
-            capacity=problem.capacity / parts,
-            gpus=problem.gpus[mine],
-            weights=problem.weights[mine],
-            T=problem.T[mine],
-            equal=problem.equal[mine],
+            instance,
+            capacity=instance.capacity / parts,
+            gpus=instance.gpus[mine],
+            weights=instance.weights[mine],
+            T=instance.T[mine],
+            equal=instance.equal[mine],
             columns=dataclasses.replace(columns, first=place[columns.first]),
         )
         found = by_highs(some, "simplex", max(0.1, end - time.perf_counter()))

@@ -42,9 +42,9 @@ class Answer:
     start: Start | None = None
 
 
-def nothing(problem: Instance) -> Answer:
+def nothing(instance: Instance) -> Answer:
     """The answer where no job can run."""
-    return Answer(x=np.zeros(len(problem.columns)), solver="none", bound=0.0)
+    return Answer(x=np.zeros(len(instance.columns)), solver="none", bound=0.0)
 
 
 def relative_gap(objective: float, bound: float | None) -> float | None:
@@ -57,7 +57,7 @@ def relative_gap(objective: float, bound: float | None) -> float | None:
 
 
 def as_allocation(
-    problem: Instance,
+    instance: Instance,
     answer: Answer,
     *,
     policy: str,
@@ -65,14 +65,14 @@ def as_allocation(
     gap: float | None,
     seconds: float,
 ) -> Allocation:
-    """The answer in the words of the problem; ``problem`` has the real throughputs."""
-    types, names, columns = problem.gpu_types, problem.names, problem.columns
-    X = problem.alone(answer.x)
+    """The answer in the words of the problem; ``instance`` has the real throughputs."""
+    types, names, columns = instance.gpu_types, instance.names, instance.columns
+    X = instance.alone(answer.x)
     pairs: dict[str, dict[str, float]] = {}
     for c in np.flatnonzero((columns.second >= 0) & (answer.x > 0)):
-        name = "+".join(problem.pairs[columns.pair[c]].jobs)
+        name = "+".join(instance.pairs[columns.pair[c]].jobs)
         pairs.setdefault(name, {})[types[columns.kind[c]]] = float(answer.x[c])
-    speed = problem.throughput(answer.x)
+    speed = instance.throughput(answer.x)
     status = answer.status
     if status == "optimal" and gap is not None and gap > CERTIFIED_GAP:
         status = "gap"
@@ -87,7 +87,7 @@ def as_allocation(
         },
         pair_allocation=pairs,
         throughput=dict(zip(names, speed.tolist(), strict=True)),
-        levels=dict(zip(names, problem.levels(speed).tolist(), strict=True)),
+        levels=dict(zip(names, instance.levels(speed).tolist(), strict=True)),
         status=status,
         gap=gap,
         solve_seconds=seconds,

@@ -41,37 +41,37 @@ def agnostic_view(real: Instance) -> Instance:
     )
 
 
-def spread_over_types(problem: Instance, x: np.ndarray) -> np.ndarray:
+def spread_over_types(instance: Instance, x: np.ndarray) -> np.ndarray:
     """``x`` with each job's time alone spread over its types in proportion to their GPUs, where that fits.
 
     Iterative proportional fitting to each job's time and each type's limit; what the last round leaves
     unfitted is resolved by mixing with ``x``, which does. Time alone per job and all pairs stay as they are.
     """
-    columns, capacity = problem.columns, problem.capacity
+    columns, capacity = instance.columns, instance.capacity
     alone = columns.second < 0
-    time = np.zeros(len(problem.gpus))
+    time = np.zeros(len(instance.gpus))
     np.add.at(time, columns.first[alone], x[alone])
     shared = np.where(alone, 0.0, x)
-    limit = np.maximum(capacity - problem.gpus_used(shared), 0.0)
-    X = np.where(problem.T > 0, capacity, 0.0)
+    limit = np.maximum(capacity - instance.gpus_used(shared), 0.0)
+    X = np.where(instance.T > 0, capacity, 0.0)
     total = X.sum(axis=1, keepdims=True)
     X = np.divide(X, total, out=np.zeros_like(X), where=total > 0) * time[:, None]
     for _ in range(FITTING_ROUNDS):
-        used = problem.gpus @ X
+        used = instance.gpus @ X
         if (used <= limit * (1 + 1e-12)).all():
             break
         X = X * np.minimum(1.0, np.divide(limit, used, out=np.ones_like(used), where=used > 0))
         kept = X.sum(axis=1)
         X = X * np.divide(time, kept, out=np.zeros_like(time), where=kept > 0)[:, None]
     even = np.where(alone, X[columns.first, columns.kind], 0.0) + shared
-    return mix(problem, even, x)
+    return mix(instance, even, x)
 
 
-def mix(problem: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndarray:
+def mix(instance: Instance, wanted: np.ndarray, feasible: np.ndarray) -> np.ndarray:
     """As much of ``wanted`` as the capacities allow, the rest from ``feasible``."""
-    over, held = problem.gpus_used(wanted), problem.gpus_used(feasible)
-    excess = over - problem.capacity
+    over, held = instance.gpus_used(wanted), instance.gpus_used(feasible)
+    excess = over - instance.capacity
     tight = excess > 0
-    part = ((problem.capacity - held)[tight] / (over - held)[tight]).min() if tight.any() else 1.0
+    part = ((instance.capacity - held)[tight] / (over - held)[tight]).min() if tight.any() else 1.0
     part = float(np.clip(part, 0.0, 1.0))
-    return problem.feasible(part * wanted + (1 - part) * feasible)
+    return instance.feasible(part * wanted + (1 - part) * feasible)

@@ -60,7 +60,7 @@ class Furthest:
 
 
 def furthest(
-    problem: Instance, path: DemandPath, *, start: float = 0.0, prices: Start | None = None
+    instance: Instance, path: DemandPath, *, start: float = 0.0, prices: Start | None = None
 ) -> Furthest:
     """The furthest point of ``path``, whose point ``start`` must be feasible; ``prices``: of a similar one.
 
@@ -72,13 +72,13 @@ def furthest(
     cuts: list[tuple[float, np.ndarray]] = []
     while True:
         slope = np.maximum(path.demand(trial) - lowest, 0.0)
-        raised = linear.maximise(problem, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
+        raised = linear.maximise(instance, base=lowest * (1 - TOLERANCE), slope=slope, start=prices)
         prices = raised.start
         root = root_of_cut(path, raised.level_duals, raised.cut, start, trial)
         bound = min(bound, root)
-        weight = raised.level_duals * problem.top
+        weight = raised.level_duals * instance.top
         cuts.append((root, weight > BINDING * weight.max()))
-        s = reached(path, problem.throughput(raised.x), start, bound)
+        s = reached(path, instance.throughput(raised.x), start, bound)
         close = bound - s <= 10 * TOLERANCE * max(abs(bound), abs(bound - start))
         # A root that does not move any more is all that floating point can give.
         if close or root >= trial * (1 - 1e-13):

@@ -29,21 +29,21 @@ class Team:
         return float(left[self.jobs].sum()) + sum(team.room(left) for team in self.teams)
 
 
-def flat(problem: Instance) -> Team:
+def flat(instance: Instance) -> Team:
     """A root at which every job stands on its own, with its weight."""
-    return Team("fairness", np.arange(len(problem.gpus)), problem.weights, (), np.zeros(0))
+    return Team("fairness", np.arange(len(instance.gpus)), instance.weights, (), np.zeros(0))
 
 
-def tree(problem: Instance) -> Team:
+def tree(instance: Instance) -> Team:
     """The root over the problem's entities and the jobs that belong to none.
 
     Where the problem defines no entities, the names that jobs give are entities of weight 1.
     """
-    order = problem.arrival_order()
-    weights, policies, parents = _entities(problem)
+    order = instance.arrival_order()
+    weights, policies, parents = _entities(instance)
     rows: dict[str | None, list[int]] = {name: [] for name in [None, *weights]}
     for m in order:
-        rows[problem.entity_of[m]].append(int(m))
+        rows[instance.entity_of[m]].append(int(m))
 
     def build(name: str | None) -> Team:
         inside = [child for child, parent in parents.items() if parent == name]
@@ -51,7 +51,7 @@ def tree(problem: Instance) -> Team:
         return Team(
             "fairness" if name is None else policies[name],
             jobs,
-            problem.weights[jobs],
+            instance.weights[jobs],
             tuple(build(child) for child in inside),
             np.array([weights[child] for child in inside], dtype=float),
         )
@@ -59,9 +59,9 @@ def tree(problem: Instance) -> Team:
     return build(None)
 
 
-def _entities(problem: Instance) -> tuple[dict[str, float], dict[str, str], dict[str, str | None]]:
-    known = problem.entities
-    named = dict.fromkeys(name for name in problem.entity_of if name is not None)
+def _entities(instance: Instance) -> tuple[dict[str, float], dict[str, str], dict[str, str | None]]:
+    known = instance.entities
+    named = dict.fromkeys(name for name in instance.entity_of if name is not None)
     names = list(known) if known else list(named)
     return (
         {name: known[name].weight if known else 1.0 for name in names},

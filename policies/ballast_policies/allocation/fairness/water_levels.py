@@ -66,35 +66,35 @@ class Filled:
     stages: int
 
 
-def fill(problem: Instance, root: Team) -> Filled:
+def fill(instance: Instance, root: Team) -> Filled:
     """Fill until every job is bottlenecked or at full speed.
 
     Raises:
         SolverError: an LP failed.
     """
-    if len(problem.gpus) >= MANY and not problem.pairs:
+    if len(instance.gpus) >= MANY and not instance.pairs:
         try:
-            return _by_prices(problem, root)
+            return _by_prices(instance, root)
         except (TiedError, SolverError):
             # Equal speeds leave a choice. Linear programs of all jobs weigh it.
-            return fill_by_programs(problem, root)
-    filled = fill_by_programs(problem, root)
-    if problem.pairs or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
+            return fill_by_programs(instance, root)
+    filled = fill_by_programs(instance, root)
+    if instance.pairs or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
         return filled
     # Hundreds of stages add up what each misses.
     try:
-        return _by_prices(problem, root)
+        return _by_prices(instance, root)
     except (TiedError, SolverError):
         return filled
 
 
-def _by_prices(problem: Instance, root: Team) -> Filled:
+def _by_prices(instance: Instance, root: Team) -> Filled:
     """As ``fill``, with the gap between the levels and what is proven to be their most."""
-    filled = fill_by_prices(problem, root)
-    columns = problem.columns
-    x = problem.feasible(filled.X[columns.first, columns.kind])
-    reached = problem.level_scale * problem.throughput(x)
-    least = SMALL * problem.level_scale * problem.top
+    filled = fill_by_prices(instance, root)
+    columns = instance.columns
+    x = instance.feasible(filled.X[columns.first, columns.kind])
+    reached = instance.level_scale * instance.throughput(x)
+    least = SMALL * instance.level_scale * instance.top
     size = np.where(filled.bound > 0, np.maximum(filled.bound, least), 1.0)
     answer = Answer(
         x=x,
@@ -105,20 +105,20 @@ def _by_prices(problem: Instance, root: Team) -> Filled:
     return Filled(answer=answer, levels=filled.levels, stages=filled.stages)
 
 
-def fill_by_programs(problem: Instance, root: Team) -> Filled:
+def fill_by_programs(instance: Instance, root: Team) -> Filled:
     """Fill until every job is bottlenecked or at full speed.
 
     Raises:
         SolverError: an LP failed.
     """
-    scale = np.where(problem.runnable, problem.level_scale, 0.0)
-    full = scale * problem.top
+    scale = np.where(instance.runnable, instance.level_scale, 0.0)
+    full = scale * instance.top
     levels, frozen = np.zeros(len(full)), full <= 0
-    answer, stages, gap = nothing(problem), 0, 0.0
+    answer, stages, gap = nothing(instance), 0, 0.0
     while not frozen.all():
         pouring = Pouring(root, levels, np.where(frozen, 0.0, full - levels))
         stage = _Stage(pouring=pouring, scale=scale)
-        found = furthest(problem, stage)
+        found = furthest(instance, stage)
         stages += 1
         # Measured on the whole way up: a last step of 1e-12 has no meaningful gap of its own.
         demand = stage.demand(found.s)

@@ -70,12 +70,12 @@ class _State:
 class _Filling:
     """What does not change from stage to stage."""
 
-    def __init__(self, problem: Instance, root: Team) -> None:
-        self.problem, self.root = problem, root
-        top = np.where(problem.top > 0, problem.top, 1.0)
-        self.full = np.where(problem.runnable, problem.level_scale, 0.0) * problem.top
-        self.rates = np.asfortranarray(problem.T / top[:, None])
-        features = np.concatenate([problem.T, problem.gpus[:, None]], axis=1)
+    def __init__(self, instance: Instance, root: Team) -> None:
+        self.instance, self.root = instance, root
+        top = np.where(instance.top > 0, instance.top, 1.0)
+        self.full = np.where(instance.runnable, instance.level_scale, 0.0) * instance.top
+        self.rates = np.asfortranarray(instance.T / top[:, None])
+        features = np.concatenate([instance.T, instance.gpus[:, None]], axis=1)
         self.alike = not mostly_distinct(features)
 
     def start(self) -> _State:
@@ -85,7 +85,7 @@ class _Filling:
             bound=np.zeros(n),
             settled=self.full <= 0,
             X=np.zeros((n, k)),
-            open_types=self.problem.capacity > 0,
+            open_types=self.instance.capacity > 0,
             held=np.zeros(k),
             prices=np.zeros(k),
         )
@@ -108,8 +108,8 @@ class _Filling:
             jobs=jobs,
             rates=np.asfortranarray(self.rates[np.ix_(jobs, kinds)]),
             full=self.full[jobs],
-            gpus=self.problem.gpus[jobs],
-            size=self.problem.capacity[kinds],
+            gpus=self.instance.gpus[jobs],
+            size=self.instance.capacity[kinds],
             held=state.held[kinds],
             alike=self.alike,
         )
@@ -146,7 +146,7 @@ class _Filling:
             settled=settled,
             X=every,
             open_types=state.open_types & ~limits,
-            held=state.held + self.problem.gpus[mine] @ X,
+            held=state.held + self.instance.gpus[mine] @ X,
             prices=prices if first else state.prices,
         )
 
@@ -158,15 +158,15 @@ class _Filling:
         return reach
 
 
-def fill_by_prices(problem: Instance, root: Team) -> PricedFilling:
+def fill_by_prices(instance: Instance, root: Team) -> PricedFilling:
     """Fill until every job is bottlenecked or at full speed; no pairs.
 
     Raises:
         TiedError: there are several ways to end a stage, and the next depends on which.
         SolverError: a stage found no end.
     """
-    filling = _Filling(problem, root)
-    state, k = filling.start(), len(problem.capacity)
+    filling = _Filling(instance, root)
+    state, k = filling.start(), len(instance.capacity)
     before: list[tuple[_State, np.ndarray]] = []
     more = np.zeros(k, dtype=bool)
     for _ in range(3 * k + 3):
@@ -183,7 +183,7 @@ def fill_by_prices(problem: Instance, root: Team) -> PricedFilling:
             state, more = before.pop()
             more = more | error.types
             continue
-        over = after.open_types & (after.held > problem.capacity * (1 + OVER))
+        over = after.open_types & (after.held > instance.capacity * (1 + OVER))
         if over.any():
             # Jobs that stopped do not fit on the rest.
             more = more | limits | over

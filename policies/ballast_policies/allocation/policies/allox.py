@@ -27,28 +27,28 @@ from ballast_policies.allocation.solvers.queues.matching import match
 SOLVER = "assignment"
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Whole GPUs to the jobs at the heads of the queues."""
-    seconds = _lengths(problem)
-    part = np.flatnonzero(problem.runnable & (problem.steps() > 0))
-    x = np.zeros(len(problem.columns))
+    seconds = _lengths(instance)
+    part = np.flatnonzero(instance.runnable & (instance.steps() > 0))
+    x = np.zeros(len(instance.columns))
     if not len(part):
         return Answer(x=x, solver=SOLVER, gap=0.0, value=lambda real: 0.0)
-    gpus = problem.gpus[part]
-    found = match((gpus[:, None] * seconds[part]), np.floor(problem.capacity))
-    column = np.full(problem.T.shape, -1)
-    alone = np.flatnonzero(problem.columns.second < 0)
-    column[problem.columns.first[alone], problem.columns.kind[alone]] = alone
+    gpus = instance.gpus[part]
+    found = match((gpus[:, None] * seconds[part]), np.floor(instance.capacity))
+    column = np.full(instance.T.shape, -1)
+    alone = np.flatnonzero(instance.columns.second < 0)
+    column[instance.columns.first[alone], instance.columns.kind[alone]] = alone
     queues = []
-    for j in range(len(problem.capacity)):
+    for j in range(len(instance.capacity)):
         queue = np.flatnonzero(found.kind == j)
         # Heads of the queues first: furthest from last, then shortest, then earliest.
         queue = part[queue[np.lexsort((queue, seconds[part[queue], j], -found.place[queue]))]]
         queues.append(queue)
-        starts = _start_times(problem.gpus[queue], seconds[queue, j], problem.capacity[j])
+        starts = _start_times(instance.gpus[queue], seconds[queue, j], instance.capacity[j])
         x[column[queue[starts == 0], j]] = 1.0
     single = bool((gpus == 1).all())
-    waited = float(problem.elapsed[part].sum())
+    waited = float(instance.elapsed[part].sum())
     return Answer(
         x=x,
         solver=SOLVER,
@@ -58,26 +58,26 @@ def solve(problem: Instance) -> Answer:
     )
 
 
-def _mean_completion_time(problem: Instance, queues: list[np.ndarray]) -> float:
+def _mean_completion_time(instance: Instance, queues: list[np.ndarray]) -> float:
     """Seconds from arrival to end, on average, if each type serves its queue of jobs (rows) in order."""
-    seconds, ends = _lengths(problem), []
+    seconds, ends = _lengths(instance), []
     for j, queue in enumerate(queues):
-        starts = _start_times(problem.gpus[queue], seconds[queue, j], problem.capacity[j])
-        ends.append(problem.elapsed[queue] + starts + seconds[queue, j])
+        starts = _start_times(instance.gpus[queue], seconds[queue, j], instance.capacity[j])
+        ends.append(instance.elapsed[queue] + starts + seconds[queue, j])
     return float(np.concatenate(ends).mean())
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """Not a function of the shares alone: the answer brings its own value."""
-    del problem, x
+    del instance, x
     return float("nan")
 
 
-def _lengths(problem: Instance) -> np.ndarray:
+def _lengths(instance: Instance) -> np.ndarray:
     """(n, k) seconds to the end on each type; infinite where the job cannot run."""
-    steps = np.broadcast_to(problem.steps()[:, None], problem.T.shape)
-    never = np.full(problem.T.shape, np.inf)
-    seconds: np.ndarray = np.divide(steps, problem.T, out=never, where=problem.T > 0)
+    steps = np.broadcast_to(instance.steps()[:, None], instance.T.shape)
+    never = np.full(instance.T.shape, np.inf)
+    seconds: np.ndarray = np.divide(steps, instance.T, out=never, where=instance.T > 0)
     return seconds
 
 

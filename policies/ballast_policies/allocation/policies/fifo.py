@@ -14,22 +14,22 @@ from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that serve the earliest jobs first."""
-    solution = linear.maximise(problem, value=value_in_order(problem, problem.arrival_order()))
+    solution = linear.maximise(instance, value=value_in_order(instance, instance.arrival_order()))
     return Answer(
         x=solution.x, solver=linear.SOLVER, bound=solution.bound, shadow_prices=solution.shadow_prices
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """The weighted sum of relative speeds."""
-    return float(value_in_order(problem, problem.arrival_order()) @ x)
+    return float(value_in_order(instance, instance.arrival_order()) @ x)
 
 
-def value_in_order(problem: Instance, order: np.ndarray) -> np.ndarray:
+def value_in_order(instance: Instance, order: np.ndarray) -> np.ndarray:
     """(columns,) of the objective above, with the jobs counted in ``order``."""
-    columns, fastest = problem.columns, np.where(problem.fastest > 0, problem.fastest, 1.0)
+    columns, fastest = instance.columns, np.where(instance.fastest > 0, instance.fastest, 1.0)
     place = np.empty(len(order))
     place[order] = len(order) - np.arange(len(order))
     value = place[columns.first] * columns.rate_first / fastest[columns.first]

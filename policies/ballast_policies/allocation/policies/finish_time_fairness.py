@@ -45,34 +45,34 @@ class _Path:
         return demand
 
 
-def _path(problem: Instance) -> _Path:
-    steps = np.where(problem.runnable, problem.steps(), 0.0)
-    alone = (problem.T * isolated_shares(problem)).sum(axis=1)
-    isolated = problem.isolated_elapsed + np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
-    return _Path(steps=steps, elapsed=problem.elapsed, isolated=isolated, full=problem.top)
+def _path(instance: Instance) -> _Path:
+    steps = np.where(instance.runnable, instance.steps(), 0.0)
+    alone = (instance.T * isolated_shares(instance)).sum(axis=1)
+    isolated = instance.isolated_elapsed + np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
+    return _Path(steps=steps, elapsed=instance.elapsed, isolated=isolated, full=instance.top)
 
 
-def solve(problem: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: Start | None = None) -> Answer:
     """Shares that minimise the largest rho."""
-    path = _path(problem)
+    path = _path(instance)
     if not (path.steps > 0).any():
-        return nothing(problem)
-    found = furthest(problem, path, prices=start)
+        return nothing(instance)
+    found = furthest(instance, path, prices=start)
     return Answer(
-        x=fill_idle_capacity(problem, found.raised.x, path.demand(found.s)),
+        x=fill_idle_capacity(instance, found.raised.x, path.demand(found.s)),
         solver=found.raised.solver,
         start=found.raised.start,
         bound=1.0 / found.bound,
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """The largest rho of the jobs with steps left; 0 without any."""
-    path = _path(problem)
+    path = _path(instance)
     busy = path.steps > 0
     if not busy.any():
         return 0.0
-    speed = problem.throughput(x)[busy]
+    speed = instance.throughput(x)[busy]
     if not (speed > 0).all():
         return float("inf")
     rho = (path.elapsed[busy] + path.steps[busy] / speed) / path.isolated[busy]

@@ -25,20 +25,20 @@ __all__ = ["objective", "solve"]
 SEED = 0
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Equal time for randomly paired jobs."""
-    runs = [int(m) for m in np.flatnonzero(problem.runnable)]
+    runs = [int(m) for m in np.flatnonzero(instance.runnable)]
     partners: dict[int, int] = {}
-    if problem.gpus[runs].sum() > problem.capacity.sum():
-        partners = _pair_up(problem, runs)
+    if instance.gpus[runs].sum() > instance.capacity.sum():
+        partners = _pair_up(instance, runs)
     units = [m for m in runs if partners.get(m, m) >= m]
-    columns, x = problem.columns, np.zeros(len(problem.columns))
+    columns, x = instance.columns, np.zeros(len(instance.columns))
     of_pair = {
         (int(a), int(b), int(j)): c
         for c, (a, b, j) in enumerate(zip(columns.first, columns.second, columns.kind, strict=True))
     }
     for m in units:
-        share = problem.capacity / (len(units) * problem.gpus[m])
+        share = instance.capacity / (len(units) * instance.gpus[m])
         share = share / max(1.0, share.sum())
         other = partners.get(m)
         for j, fraction in enumerate(share):
@@ -51,7 +51,7 @@ def solve(problem: Instance) -> Answer:
             else:
                 _add(x, of_pair, (m, -1, j), fraction / 2)
                 _add(x, of_pair, (other, -1, j), fraction / 2)
-    return Answer(x=problem.feasible(x), solver="random pairs", status="heuristic")
+    return Answer(x=instance.feasible(x), solver="random pairs", status="heuristic")
 
 
 def _add(x: np.ndarray, place: dict[tuple[int, int, int], int], key: tuple[int, int, int], by: float) -> None:
@@ -59,16 +59,16 @@ def _add(x: np.ndarray, place: dict[tuple[int, int, int], int], key: tuple[int, 
         x[place[key]] += by
 
 
-def _pair_up(problem: Instance, runs: list[int]) -> dict[int, int]:
+def _pair_up(instance: Instance, runs: list[int]) -> dict[int, int]:
     """Partner of each job that has one: as many random draws as there are jobs."""
     draw = random.Random(SEED)
-    gain = _gains(problem)
+    gain = _gains(instance)
     free, partners = list(runs), {}
     for _ in range(len(runs)):
         if len(free) < 2:
             break
         a, b = sorted(draw.sample(free, 2))
-        if problem.gpus[a] != problem.gpus[b]:
+        if instance.gpus[a] != instance.gpus[b]:
             continue
         free.remove(a)
         free.remove(b)
@@ -77,17 +77,17 @@ def _pair_up(problem: Instance, runs: list[int]) -> dict[int, int]:
     return partners
 
 
-def _gains(problem: Instance) -> dict[tuple[int, int], float]:
+def _gains(instance: Instance) -> dict[tuple[int, int], float]:
     """Sum of relative speeds of each pair, over the types as the cluster is made up."""
-    row = {name: m for m, name in enumerate(problem.names)}
-    part = problem.capacity / max(1.0, problem.capacity.sum())
+    row = {name: m for m, name in enumerate(instance.names)}
+    part = instance.capacity / max(1.0, instance.capacity.sum())
     gains = {}
-    for pair in problem.pairs:
+    for pair in instance.pairs:
         a, b = row[pair.jobs[0]], row[pair.jobs[1]]
         total = 0.0
-        for j, gpu_type in enumerate(problem.gpu_types):
+        for j, gpu_type in enumerate(instance.gpu_types):
             first, second = pair.throughput.get(gpu_type, (0.0, 0.0))
-            if problem.T[a, j] > 0 and problem.T[b, j] > 0:
-                total += part[j] * (first / problem.T[a, j] + second / problem.T[b, j])
+            if instance.T[a, j] > 0 and instance.T[b, j] > 0:
+                total += part[j] * (first / instance.T[a, j] + second / instance.T[b, j])
         gains[min(a, b), max(a, b)] = total
     return gains

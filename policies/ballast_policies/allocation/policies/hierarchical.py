@@ -17,16 +17,16 @@ from ballast_policies.allocation.fairness.water_levels import fill
 from ballast_policies.allocation.instance import Instance
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that fill teams and jobs in turn."""
-    return fill(problem, tree(problem)).answer
+    return fill(instance, tree(instance)).answer
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """The least volume per weight of the members of the root that have a job that can run."""
-    volume = problem.level_scale * problem.throughput(x)
-    runs = problem.runnable
-    root = tree(problem)
+    volume = instance.level_scale * instance.throughput(x)
+    runs = instance.runnable
+    root = tree(instance)
     values = [volume[m] / w for m, w in zip(root.jobs, root.job_weights, strict=True) if runs[m]]
     for team, weight in zip(root.teams, root.team_weights, strict=True):
         if team.room(runs.astype(float)) > 0:

@@ -16,22 +16,24 @@ from ballast_policies.allocation.policies.max_min_fairness import objective
 __all__ = ["isolated_shares", "objective", "solve"]
 
 
-def isolated_shares(problem: Instance) -> np.ndarray:
+def isolated_shares(instance: Instance) -> np.ndarray:
     """X_isolated (n, k), before types that a job cannot use are taken out."""
     share = equal_share(
-        problem.gpus.astype(float), jobs=max(1, len(problem.gpus)), total_gpus=float(problem.capacity.sum())
+        instance.gpus.astype(float),
+        jobs=max(1, len(instance.gpus)),
+        total_gpus=float(instance.capacity.sum()),
     )
-    shares: np.ndarray = problem.capacity[None, :] * share[:, None]
+    shares: np.ndarray = instance.capacity[None, :] * share[:, None]
     return shares
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """The isolated shares."""
-    return on_own_columns(problem, isolated_shares(problem))
+    return on_own_columns(instance, isolated_shares(instance))
 
 
-def on_own_columns(problem: Instance, X: np.ndarray) -> Answer:
+def on_own_columns(instance: Instance, X: np.ndarray) -> Answer:
     """Shares X (n, k) as an answer, each job alone, only where it can run."""
-    columns = problem.columns
+    columns = instance.columns
     x = np.where(columns.second < 0, X[columns.first, columns.kind], 0.0)
-    return Answer(x=problem.feasible(x), solver="closed form", status="closed form")
+    return Answer(x=instance.feasible(x), solver="closed form", status="closed form")

@@ -16,14 +16,14 @@ from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 
-def solve(problem: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: Start | None = None) -> Answer:
     """Shares that finish the last job soonest."""
-    slope = np.where(problem.runnable, problem.steps(), 0.0)
+    slope = np.where(instance.runnable, instance.steps(), 0.0)
     if not (slope > 0).any():
-        return nothing(problem)
-    raised = linear.maximise(problem, slope=slope, start=start)
+        return nothing(instance)
+    raised = linear.maximise(instance, slope=slope, start=start)
     return Answer(
-        x=fill_idle_capacity(problem, raised.x, slope * raised.t),
+        x=fill_idle_capacity(instance, raised.x, slope * raised.t),
         solver=raised.solver,
         start=raised.start,
         bound=1.0 / raised.bound,
@@ -32,11 +32,11 @@ def solve(problem: Instance, start: Start | None = None) -> Answer:
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """Seconds until the last job ends; 0 with nothing to do."""
-    steps = np.where(problem.runnable, problem.steps(), 0.0)
+    steps = np.where(instance.runnable, instance.steps(), 0.0)
     busy = steps > 0
     if not busy.any():
         return 0.0
-    speed = problem.throughput(x)[busy]
+    speed = instance.throughput(x)[busy]
     return float((steps[busy] / speed).max()) if (speed > 0).all() else float("inf")

@@ -19,15 +19,15 @@ from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 
-def solve(problem: Instance, start: Start | None = None) -> Answer:
+def solve(instance: Instance, start: Start | None = None) -> Answer:
     """Shares that maximise the least level."""
-    runs = problem.runnable
+    runs = instance.runnable
     if not runs.any():
-        return nothing(problem)
-    slope = np.divide(problem.weights, problem.level_scale, out=np.zeros(len(runs)), where=runs)
-    raised = linear.maximise(problem, slope=slope, start=start)
+        return nothing(instance)
+    slope = np.divide(instance.weights, instance.level_scale, out=np.zeros(len(runs)), where=runs)
+    raised = linear.maximise(instance, slope=slope, start=start)
     return Answer(
-        x=fill_idle_capacity(problem, raised.x, slope * raised.t),
+        x=fill_idle_capacity(instance, raised.x, slope * raised.t),
         solver=raised.solver,
         start=raised.start,
         bound=raised.bound,
@@ -35,7 +35,7 @@ def solve(problem: Instance, start: Start | None = None) -> Answer:
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """The least level; 0 where no job can run."""
-    runs = problem.runnable
-    return float(problem.levels(problem.throughput(x))[runs].min()) if runs.any() else 0.0
+    runs = instance.runnable
+    return float(instance.levels(instance.throughput(x))[runs].min()) if runs.any() else 0.0

@@ -12,15 +12,15 @@ from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that maximise the sum of all throughputs."""
-    columns = problem.columns
-    solution = linear.maximise(problem, value=columns.rate_first + columns.rate_second)
+    columns = instance.columns
+    solution = linear.maximise(instance, value=columns.rate_first + columns.rate_second)
     return Answer(
         x=solution.x, solver=linear.SOLVER, bound=solution.bound, shadow_prices=solution.shadow_prices
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """Steps per second of all jobs together."""
-    return float(problem.throughput(x).sum())
+    return float(instance.throughput(x).sum())

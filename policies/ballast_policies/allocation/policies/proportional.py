@@ -18,13 +18,13 @@ from ballast_policies.allocation.policies.max_min_fairness import objective
 __all__ = ["objective", "solve"]
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """The proportional shares."""
-    total, wanted = problem.capacity.sum(), problem.gpus.sum()
+    total, wanted = instance.capacity.sum(), instance.gpus.sum()
     if total == 0 or wanted == 0:
-        return on_own_columns(problem, np.zeros_like(problem.T))
+        return on_own_columns(instance, np.zeros_like(instance.T))
     # Gangs that are larger than a type take nothing of it, so the limit is that of the fullest type.
-    demand = (problem.gpus[:, None] * (problem.T > 0)).sum(axis=0) / total
+    demand = (instance.gpus[:, None] * (instance.T > 0)).sum(axis=0) / total
     scale = 1.0 / max(1.0, float(demand.max(initial=0.0)))
-    X = np.broadcast_to(scale * problem.capacity / total, problem.T.shape)
-    return on_own_columns(problem, X)
+    X = np.broadcast_to(scale * instance.capacity / total, instance.T.shape)
+    return on_own_columns(instance, X)

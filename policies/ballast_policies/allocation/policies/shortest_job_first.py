@@ -16,42 +16,42 @@ from ballast_policies.allocation.policies.fifo import value_in_order
 from ballast_policies.allocation.solvers import linear
 
 
-def _lengths(problem: Instance) -> np.ndarray:
+def _lengths(instance: Instance) -> np.ndarray:
     """(n,) seconds to the end at full speed; infinite where the job cannot run or has nothing to do."""
-    steps, top = problem.steps(), problem.top
+    steps, top = instance.steps(), instance.top
     lengths = np.full(len(steps), np.inf)
     np.divide(steps, top, out=lengths, where=(top > 0) & (steps > 0))
     return lengths
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that finish the shortest job soonest, then serve the others in order of length."""
-    lengths = _lengths(problem)
+    lengths = _lengths(instance)
     if not np.isfinite(lengths).any():
-        return nothing(problem)
-    arrival = problem.arrival_order()
+        return nothing(instance)
+    arrival = instance.arrival_order()
     order = arrival[np.argsort(lengths[arrival], kind="stable")]
-    value = value_in_order(problem, order)
-    solution = linear.maximise(problem, value=value + _precedence(problem, value, int(order[0])))
+    value = value_in_order(instance, order)
+    solution = linear.maximise(instance, value=value + _precedence(instance, value, int(order[0])))
     return Answer(x=solution.x, solver=linear.SOLVER, bound=float(lengths[order[0]]))
 
 
-def _precedence(problem: Instance, value: np.ndarray, job: int) -> np.ndarray:
+def _precedence(instance: Instance, value: np.ndarray, job: int) -> np.ndarray:
     """(columns,) worth to add so that ``job`` runs at its full speed, whatever else that displaces."""
-    columns = problem.columns
+    columns = instance.columns
     # No GPU's price exceeds the most that any column pays per GPU, nor a job's time what it is worth at best.
-    enough = 2.0 * (problem.gpus[job] * float((value / columns.gpus).max()) + float(value.max()))
+    enough = 2.0 * (instance.gpus[job] * float((value / columns.gpus).max()) + float(value.max()))
     rate = np.where(columns.first == job, columns.rate_first, 0.0)
     rate = np.where(columns.second == job, columns.rate_second, rate)
-    added: np.ndarray = np.where(rate >= problem.top[job] * (1 - 1e-12), enough, 0.0)
+    added: np.ndarray = np.where(rate >= instance.top[job] * (1 - 1e-12), enough, 0.0)
     return added
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """Seconds until the first job ends; 0 with nothing to do."""
-    lengths = _lengths(problem)
+    lengths = _lengths(instance)
     busy = np.isfinite(lengths)
     if not busy.any():
         return 0.0
-    speed, steps = problem.throughput(x)[busy], problem.steps()[busy]
+    speed, steps = instance.throughput(x)[busy], instance.steps()[busy]
     return float(np.divide(steps, speed, out=np.full(len(steps), np.inf), where=speed > 0).min())

@@ -40,24 +40,24 @@ EXACT = 200
 """Jobs up to which every program without one of them is solved."""
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Proportionally fair shares, each row scaled by what its job leaves to the others.
 
     Raises:
         SolverError: a convex program was not solved.
     """
-    runs = np.flatnonzero(problem.runnable)
+    runs = np.flatnonzero(instance.runnable)
     if not len(runs):
-        return nothing(problem)
+        return nothing(instance)
     if len(runs) > EXACT:
-        return _by_prices(problem, nash_shares_by_prices(problem))
-    columns, weights = problem.columns, problem.weights
-    found = nash_shares(problem)
+        return _by_prices(instance, nash_shares_by_prices(instance))
+    columns, weights = instance.columns, instance.weights
+    found = nash_shares(instance)
     x = found.x
-    speed = problem.throughput(x)
+    speed = instance.throughput(x)
     kept = np.ones(len(weights))
     for m in runs if len(runs) > 1 else ():
-        without = dataclasses.replace(problem, columns=columns.take(columns.first != m))
+        without = dataclasses.replace(instance, columns=columns.take(columns.first != m))
         theirs = without.throughput(nash_shares(without).x)
         others = runs[runs != m]
         loss = weights[others] @ np.log(speed[others] / theirs[others])
@@ -65,28 +65,28 @@ def solve(problem: Instance) -> Answer:
     return Answer(
         x=x * kept[columns.first],
         solver="Clarabel",
-        gap=gap_per_weight(problem, found),
+        gap=gap_per_weight(instance, found),
     )
 
 
-def _by_prices(problem: Instance, found: NashShares) -> Answer:
+def _by_prices(instance: Instance, found: NashShares) -> Answer:
     """Each row scaled by the least that the mechanism lets its job keep."""
-    columns, n = problem.columns, len(problem.gpus)
+    columns, n = instance.columns, len(instance.gpus)
     worth = columns.gpus * found.prices[columns.kind] * found.x
-    spent = np.bincount(columns.first, weights=worth, minlength=n) / problem.weights
+    spent = np.bincount(columns.first, weights=worth, minlength=n) / instance.weights
     kept = np.exp(-np.minimum(spent, 1.0))
     return Answer(
         x=found.x * kept[columns.first],
         solver="prices",
-        gap=max(gap_per_weight(problem, found), float(1.0 - kept.min())),
+        gap=max(gap_per_weight(instance, found), float(1.0 - kept.min())),
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """Weighted geometric mean of the levels; 0 where a job that could run gets nothing."""
-    runs = problem.runnable
-    levels = (problem.level_scale * problem.throughput(x))[runs]
+    runs = instance.runnable
+    levels = (instance.level_scale * instance.throughput(x))[runs]
     if not len(levels) or not (levels > 0).all():
         return 0.0
-    weights = problem.weights[runs]
+    weights = instance.weights[runs]
     return float(np.exp(weights @ np.log(levels) / weights.sum()))

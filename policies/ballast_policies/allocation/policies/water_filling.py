@@ -18,6 +18,6 @@ from ballast_policies.allocation.policies.max_min_fairness import objective
 __all__ = ["objective", "solve"]
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that fill all levels in turn."""
-    return fill(problem, flat(problem)).answer
+    return fill(instance, flat(instance)).answer

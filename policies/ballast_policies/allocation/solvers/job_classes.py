@@ -89,25 +89,25 @@ class Merged:
         return x
 
 
-def merged(problem: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged | None:
+def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged | None:
     """The classes of jobs that agree in speeds, gangs, the arrays ``per_job`` (n,) and worth.
 
     Args:
-        problem: the instance.
+        instance: the instance.
         *per_job: what else must be equal, e.g. demands.
         value: (columns,) worth of full time on each column; must be equal as well.
 
     Returns:
         None where merging does not pay, or pairs do not allow it.
     """
-    columns, T = problem.columns, problem.T
-    n = len(problem.gpus)
+    columns, T = instance.columns, instance.T
+    n = len(instance.gpus)
     if n < 2:
         return None
     alone = np.flatnonzero(columns.second < 0)
     has = np.zeros_like(T)
     has[columns.first[alone], columns.kind[alone]] = columns.rate_first[alone]
-    parts = [has, problem.gpus[:, None], *(a[:, None] for a in per_job)]
+    parts = [has, instance.gpus[:, None], *(a[:, None] for a in per_job)]
     if value.any():
         worth = np.zeros_like(T)
         worth[columns.first[alone], columns.kind[alone]] = value[alone]
@@ -119,7 +119,7 @@ def merged(problem: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merged
     if len(chosen) > WORTH_IT * n:
         return None
     size = np.bincount(of, minlength=len(chosen))
-    pairs = _merged_pairs(problem, of, size, value)
+    pairs = _merged_pairs(instance, of, size, value)
     if pairs is None:
         return None
     pair_columns, pair_unit, pair_column, order = pairs
@@ -169,14 +169,14 @@ def equal_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _merged_pairs(
-    problem: Instance, of: np.ndarray, size: np.ndarray, value: np.ndarray
+    instance: Instance, of: np.ndarray, size: np.ndarray, value: np.ndarray
 ) -> tuple[Columns, np.ndarray, np.ndarray, np.ndarray] | None:
     """(merged pair columns, their units, merged index of each pair column, the pair columns in order).
 
     The pair columns come in an order in which those of one merged column are sorted by the ranks of
     their members within the classes. None where a group is not complete.
     """
-    columns = problem.columns
+    columns = instance.columns
     here = np.flatnonzero(columns.second >= 0)
     if not len(here):
         return columns.take(here), np.zeros(0), np.zeros(0, dtype=np.int64), here
@@ -189,7 +189,7 @@ def _merged_pairs(
     rate_a = np.where(swapped, pair.rate_second, pair.rate_first)
     rate_b = np.where(swapped, pair.rate_first, pair.rate_second)
     a, b = of[first], of[second]
-    key = (a * len(size) + b) * len(problem.capacity) + pair.kind
+    key = (a * len(size) + b) * len(instance.capacity) + pair.kind
     _, chosen, group = np.unique(key, return_index=True, return_inverse=True)
     one = chosen[group]
     worth = value[here]

@@ -69,7 +69,7 @@ class LinearSolution:
 
 
 def maximise(
-    problem: Instance,
+    instance: Instance,
     *,
     value: np.ndarray | None = None,
     base: np.ndarray | None = None,
@@ -80,7 +80,7 @@ def maximise(
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
 
     Args:
-        problem: the instance.
+        instance: the instance.
         value: (columns,) worth of full time on each column.
         base: (n,) steps/s demanded of each job; 0: nothing demanded.
         slope: (n,) steps/s demanded per unit of t.
@@ -91,13 +91,13 @@ def maximise(
         InfeasibleError: the demands cannot be met.
         SolverError: HiGHS ended otherwise without an optimum.
     """
-    n = len(problem.gpus)
+    n = len(instance.gpus)
     gain = 1.0 if slope is not None else 0.0
-    value = np.zeros(len(problem.columns)) if value is None else value
+    value = np.zeros(len(instance.columns)) if value is None else value
     base = np.zeros(n) if base is None else base
     slope = np.zeros(n) if slope is None else slope
     demanded = np.flatnonzero((base > 0) | (slope > 0))
-    if not len(problem.columns):
+    if not len(instance.columns):
         if len(demanded):
             raise InfeasibleError("no job can run, and something is demanded")
         return LinearSolution(
@@ -105,24 +105,24 @@ def maximise(
             t=0.0,
             bound=0.0,
             level_duals=np.zeros(n),
-            shadow_prices=np.zeros(len(problem.capacity)),
+            shadow_prices=np.zeros(len(instance.capacity)),
         )
     # Rows in fractions of a job's full speed, and t of order one, so that tolerances mean the same for all.
-    full = np.where(problem.top > 0, problem.top, 1.0)
+    full = np.where(instance.top > 0, instance.top, 1.0)
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
     fraction = slope / (full * unit)
     fraction = np.where(slope > 0, np.maximum(fraction, SMALLEST_SLOPE), 0.0)
-    same = merged(problem, full, base, slope, value=value)
+    same = merged(instance, full, base, slope, value=value)
     if same is None:
         program = Program(
-            columns=problem.columns,
-            time_first=np.ones(len(problem.columns)),
-            time_second=(problem.columns.second >= 0).astype(float),
+            columns=instance.columns,
+            time_first=np.ones(len(instance.columns)),
+            time_second=(instance.columns.second >= 0).astype(float),
             value=value,
             base=base / full,
             slope=fraction,
             scale=1.0 / full,
-            capacity=problem.capacity,
+            capacity=instance.capacity,
             gain=gain,
             enough=None if met_by is None else met_by > 0,
         )
@@ -137,7 +137,7 @@ def maximise(
             base=(base / full)[one],
             slope=fraction[one],
             scale=1.0 / full[one],
-            capacity=problem.capacity,
+            capacity=instance.capacity,
             gain=gain,
         )
     solved, after = _solved(program, None if start is None else start.scaled(unit))
@@ -146,8 +146,8 @@ def maximise(
         x = same.spread(x)
         level, time = (level / same.size)[same.of], (time / same.size)[same.of]
     solution = certified(
-        problem,
-        x=problem.feasible(x),
+        instance,
+        x=instance.feasible(x),
         value=value,
         base=base,
         slope=slope,
@@ -182,7 +182,7 @@ def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None
 
 
 def certified(
-    problem: Instance,
+    instance: Instance,
     *,
     x: np.ndarray,
     value: np.ndarray,
@@ -198,12 +198,12 @@ def certified(
         <= sum_c x_c (value_c + lambda r_c - mu_c - gpus_c p_c) + sum mu + p.capacity - lambda.base,
     if lambda.slope = gain.  Raising mu_m until no bracket is positive leaves the constant terms.
     """
-    columns = problem.columns
+    columns = instance.columns
     gained = bool((slope > 0).any())
     if gained:
         if not (level @ slope > 0):
-            level = _level_of_own_time(problem, base, slope)
-            time = level * _reach(problem)
+            level = _level_of_own_time(instance, base, slope)
+            time = level * _reach(instance)
         total = level @ slope
         scale = 1.0 / total if total > 0 else 0.0
         level, time, prices = level * scale, time * scale, prices * scale
@@ -223,32 +223,32 @@ def certified(
         missing[first[begin]] = np.maximum(np.maximum.reduceat(excess, begin), 0.0)
     else:
         np.maximum.at(missing, first, excess)
-    available = float((time + missing).sum() + prices @ problem.capacity)
+    available = float((time + missing).sum() + prices @ instance.capacity)
     bound = available - float(level @ base)
     if not gained:
         return LinearSolution(x=x, t=0.0, bound=bound, level_duals=level, shadow_prices=prices)
-    reached = problem.throughput(x)
+    reached = instance.throughput(x)
     rising = slope > 0
     t = float(((reached - base)[rising] / slope[rising]).min())
     return LinearSolution(x=x, t=t, bound=bound, level_duals=level, shadow_prices=prices, cut=available)
 
 
-def _reach(problem: Instance) -> np.ndarray:
+def _reach(instance: Instance) -> np.ndarray:
     """(n,) each job's fastest rate."""
-    columns, reach = problem.columns, np.zeros(len(problem.names))
+    columns, reach = instance.columns, np.zeros(len(instance.names))
     np.maximum.at(reach, columns.first, columns.rate_first)
     shared = columns.second >= 0
     np.maximum.at(reach, columns.second[shared], columns.rate_second[shared])
     return reach
 
 
-def _level_of_own_time(problem: Instance, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
+def _level_of_own_time(instance: Instance, base: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """(n,) the multipliers where no GPUs are short: the time of one job limits t.
 
     A solver may count that limit as a bound on t instead of as this job's demand.
     """
     rising = np.flatnonzero(slope > 0)
-    job = rising[((_reach(problem) - base)[rising] / slope[rising]).argmin()]
+    job = rising[((_reach(instance) - base)[rising] / slope[rising]).argmin()]
     level = np.zeros(len(slope))
     level[job] = 1.0 / slope[job]
     return level

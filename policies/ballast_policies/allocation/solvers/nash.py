@@ -41,7 +41,7 @@ class NashShares:
     prices: np.ndarray
 
 
-def nash_shares(problem: Instance) -> NashShares:
+def nash_shares(instance: Instance) -> NashShares:
     """The optimal shares; pairs are not supported.
 
     Raises:
@@ -49,7 +49,7 @@ def nash_shares(problem: Instance) -> NashShares:
     """
     from scipy import sparse
 
-    columns, k = problem.columns, len(problem.capacity)
+    columns, k = instance.columns, len(instance.capacity)
     jobs, row = np.unique(columns.first, return_inverse=True)
     c, n = len(columns), len(jobs)
     here = np.arange(c)
@@ -61,7 +61,7 @@ def nash_shares(problem: Instance) -> NashShares:
         ),
         shape=(n + k + c, c + n),
     )
-    relative = columns.rate_first / problem.fastest[columns.first]
+    relative = columns.rate_first / instance.fastest[columns.first]
     cones = sparse.coo_matrix(
         (
             np.concatenate([-np.ones(n), -relative]),
@@ -69,13 +69,13 @@ def nash_shares(problem: Instance) -> NashShares:
         ),
         shape=(3 * n, c + n),
     )
-    right = np.concatenate([np.ones(n), problem.capacity, np.zeros(c), np.tile([0.0, 1.0, 0.0], n)])
+    right = np.concatenate([np.ones(n), instance.capacity, np.zeros(c), np.tile([0.0, 1.0, 0.0], n)])
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
     solution = clarabel.DefaultSolver(
         sparse.csc_matrix((c + n, c + n)),
-        np.concatenate([np.zeros(c), -problem.weights[jobs]]),
+        np.concatenate([np.zeros(c), -instance.weights[jobs]]),
         sparse.vstack([limits, cones]).tocsc(),
         right,
         [clarabel.NonnegativeConeT(n + k + c), *([clarabel.ExponentialConeT()] * n)],
@@ -84,23 +84,23 @@ def nash_shares(problem: Instance) -> NashShares:
     if str(solution.status) not in ("Solved", "AlmostSolved"):
         raise SolverError(f"Clarabel ended with {solution.status}")
     return NashShares(
-        x=problem.feasible(np.array(solution.x)[:c]),
+        x=instance.feasible(np.array(solution.x)[:c]),
         prices=np.maximum(np.array(solution.z)[n : n + k], 0.0),
     )
 
 
-def gap_per_weight(problem: Instance, found: NashShares) -> float:
+def gap_per_weight(instance: Instance, found: NashShares) -> float:
     """Proven distance of ``found.x`` to the optimum, in sum_m w_m log v_m per sum_m w_m.
 
     So the geometric mean of the speeds, weighted, is within this part of the largest possible.
     """
-    runs = problem.runnable
-    relative = problem.T[runs] / problem.fastest[runs, None]
-    weights = problem.weights[runs]
-    bound = found.prices @ problem.capacity + _best_responses(
-        relative, weights, problem.gpus[runs, None] * found.prices
+    runs = instance.runnable
+    relative = instance.T[runs] / instance.fastest[runs, None]
+    weights = instance.weights[runs]
+    bound = found.prices @ instance.capacity + _best_responses(
+        relative, weights, instance.gpus[runs, None] * found.prices
     )
-    reached = problem.throughput(found.x)[runs] / problem.fastest[runs]
+    reached = instance.throughput(found.x)[runs] / instance.fastest[runs]
     value = weights @ np.log(reached)
     return max(0.0, float(bound - value)) / float(weights.sum())
 

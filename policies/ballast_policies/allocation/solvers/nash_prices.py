@@ -38,22 +38,22 @@ class _At:
     level: np.ndarray
 
 
-def nash_shares_by_prices(problem: Instance) -> NashShares:
+def nash_shares_by_prices(instance: Instance) -> NashShares:
     """Nearly optimal shares and prices; pairs are not supported."""
-    runs, some = np.flatnonzero(problem.runnable), np.flatnonzero(problem.capacity > 0)
-    T = problem.T[np.ix_(runs, some)]
+    runs, some = np.flatnonzero(instance.runnable), np.flatnonzero(instance.capacity > 0)
+    T = instance.T[np.ix_(runs, some)]
     rates = np.ascontiguousarray((T / T.max(axis=1, keepdims=True)).T)
-    weights, gpus, capacity = problem.weights[runs], problem.gpus[runs], problem.capacity[some]
+    weights, gpus, capacity = instance.weights[runs], instance.gpus[runs], instance.capacity[some]
     prices = np.full(len(some), weights.sum() / capacity.sum())
     level = weights * max(1.0, gpus.sum() / capacity.sum())
     for temperature in TEMPERATURES:
         prices, at = _minimise(rates, weights, gpus, capacity, prices, level, temperature)
         level = at.level
-    X, every = np.zeros_like(problem.T), np.zeros(len(problem.capacity))
+    X, every = np.zeros_like(instance.T), np.zeros(len(instance.capacity))
     X[np.ix_(runs, some)] = at.shares.T
     every[some] = prices
-    columns = problem.columns
-    return NashShares(x=problem.feasible(X[columns.first, columns.kind]), prices=every)
+    columns = instance.columns
+    return NashShares(x=instance.feasible(X[columns.first, columns.kind]), prices=every)
 
 
 def _minimise(

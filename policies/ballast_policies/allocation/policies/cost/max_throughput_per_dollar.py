@@ -14,27 +14,27 @@ from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.allocation.solvers import linear
 
 
-def _value(problem: Instance) -> np.ndarray:
-    columns, prices = problem.columns, problem.prices()
-    for gpu_type, price in problem.usd_per_hour.items():
+def _value(instance: Instance) -> np.ndarray:
+    columns, prices = instance.columns, instance.prices()
+    for gpu_type, price in instance.usd_per_hour.items():
         if price == 0:
             raise ProblemError(f"prices.{gpu_type}: 0, and steps per dollar need a positive price")
     value: np.ndarray = (columns.rate_first + columns.rate_second) / (columns.gpus * prices[columns.kind])
     return value
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that maximise the sum of throughputs per dollar.
 
     Raises:
         ProblemError: a price is 0.
     """
-    solution = linear.maximise(problem, value=_value(problem))
+    solution = linear.maximise(instance, value=_value(instance))
     return Answer(
         x=solution.x, solver=linear.SOLVER, bound=solution.bound, shadow_prices=solution.shadow_prices
     )
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """Sum of steps/s per USD/h."""
-    return float(_value(problem) @ x)
+    return float(_value(instance) @ x)

@@ -25,63 +25,63 @@ SAME_COST = 1e-9
 """Relative difference of cost per step up to which two types are equally cheap."""
 
 
-def cheapest(problem: Instance) -> np.ndarray:
+def cheapest(instance: Instance) -> np.ndarray:
     """(n,) USD per step on the cheapest type; infinite where the job cannot run."""
     with np.errstate(divide="ignore"):
         per_step = np.where(
-            problem.T > 0, problem.gpus[:, None] * problem.prices() / 3600.0 / problem.T, np.inf
+            instance.T > 0, instance.gpus[:, None] * instance.prices() / 3600.0 / instance.T, np.inf
         )
     least: np.ndarray = per_step.min(axis=1, initial=np.inf)
     return least
 
 
-def on_cheapest_types(problem: Instance, allowed: np.ndarray | None = None) -> np.ndarray:
+def on_cheapest_types(instance: Instance, allowed: np.ndarray | None = None) -> np.ndarray:
     """(columns,) x: water filling on each job's cheapest types, for the jobs ``allowed`` (n,).
 
     Raises:
         SolverError: several types are equally cheap for some jobs, and a linear program over these failed.
     """
-    columns, least = problem.columns, cheapest(problem)
-    cost = columns.gpus * problem.prices()[columns.kind] / 3600.0 / columns.rate_first
+    columns, least = instance.columns, cheapest(instance)
+    cost = columns.gpus * instance.prices()[columns.kind] / 3600.0 / columns.rate_first
     kept = (columns.second < 0) & (cost <= least[columns.first] * (1 + SAME_COST))
     if allowed is not None:
         kept &= allowed[columns.first]
     # A job whose cheapest types have no GPU left waits.
-    kept &= problem.capacity[columns.kind] > 0
+    kept &= instance.capacity[columns.kind] > 0
     choices = np.bincount(columns.first[kept], minlength=len(least))
-    linked = _linked_types(problem, kept & (choices[columns.first] > 1))
+    linked = _linked_types(instance, kept & (choices[columns.first] > 1))
     x = np.zeros(len(columns))
     alone = kept & ~linked[columns.kind]
-    x[alone] = _filled_type_by_type(problem, np.flatnonzero(alone))
+    x[alone] = _filled_type_by_type(instance, np.flatnonzero(alone))
     together = kept & linked[columns.kind]
     if together.any():
-        x[together] = _filled_together(problem, together)
+        x[together] = _filled_together(instance, together)
     return x
 
 
-def _linked_types(problem: Instance, tied: np.ndarray) -> np.ndarray:
+def _linked_types(instance: Instance, tied: np.ndarray) -> np.ndarray:
     """(k,) whether a job has this type and another as its cheapest: the columns ``tied``."""
-    linked = np.zeros(len(problem.capacity), dtype=bool)
-    linked[problem.columns.kind[tied]] = True
+    linked = np.zeros(len(instance.capacity), dtype=bool)
+    linked[instance.columns.kind[tied]] = True
     return linked
 
 
-def _filled_type_by_type(problem: Instance, chosen: np.ndarray) -> np.ndarray:
+def _filled_type_by_type(instance: Instance, chosen: np.ndarray) -> np.ndarray:
     """Shares of the columns ``chosen``, one a job: levels as high as each type's GPUs allow."""
-    columns = problem.columns
+    columns = instance.columns
     job, kind = columns.first[chosen], columns.kind[chosen]
-    weight = problem.weights[job]
+    weight = instance.weights[job]
     # Share at level 1; the job is at full time from level 1 / share on.
-    share = weight / (problem.level_scale[job] * columns.rate_first[chosen])
+    share = weight / (instance.level_scale[job] * columns.rate_first[chosen])
     x = np.zeros(len(chosen))
     for j in np.unique(kind):
         here = np.flatnonzero(kind == j)
         here = here[np.argsort(-share[here], kind="stable")]
-        gpus, per_level = problem.gpus[job[here]], share[here]
+        gpus, per_level = instance.gpus[job[here]], share[here]
         # With the first i jobs at full time, the others reach level t_i.
         full = np.append(0.0, np.cumsum(gpus)[:-1])
         rising = np.cumsum((gpus * per_level)[::-1])[::-1]
-        level = (problem.capacity[j] - full) / rising
+        level = (instance.capacity[j] - full) / rising
         # The first i at which the next job is not at full time yet; all at full time where there is none.
         stop = np.flatnonzero(level * per_level < 1.0)
         x[here] = 1.0
@@ -90,53 +90,53 @@ def _filled_type_by_type(problem: Instance, chosen: np.ndarray) -> np.ndarray:
     return x
 
 
-def _filled_together(problem: Instance, chosen: np.ndarray) -> np.ndarray:
+def _filled_together(instance: Instance, chosen: np.ndarray) -> np.ndarray:
     """Shares of the columns ``chosen`` (columns,) by water filling over all of them."""
-    columns = problem.columns.take(chosen)
-    T = np.zeros_like(problem.T)
+    columns = instance.columns.take(chosen)
+    T = np.zeros_like(instance.T)
     T[columns.first, columns.kind] = columns.rate_first
     jobs = np.flatnonzero(T.any(axis=1))
     row = np.full(len(T), -1)
     row[jobs] = np.arange(len(jobs))
     some = dataclasses.replace(
-        problem,
-        names=[problem.names[m] for m in jobs.tolist()],
-        gpus=problem.gpus[jobs],
-        weights=problem.weights[jobs],
+        instance,
+        names=[instance.names[m] for m in jobs.tolist()],
+        gpus=instance.gpus[jobs],
+        weights=instance.weights[jobs],
         T=T[jobs],
-        equal=problem.equal[jobs],
+        equal=instance.equal[jobs],
         columns=dataclasses.replace(columns, first=row[columns.first]),
-        steps_remaining=problem.steps_remaining[jobs],
-        elapsed=problem.elapsed[jobs],
-        isolated_elapsed=problem.isolated_elapsed[jobs],
-        deadlines=problem.deadlines[jobs],
-        entity_of=[problem.entity_of[m] for m in jobs.tolist()],
+        steps_remaining=instance.steps_remaining[jobs],
+        elapsed=instance.elapsed[jobs],
+        isolated_elapsed=instance.isolated_elapsed[jobs],
+        deadlines=instance.deadlines[jobs],
+        entity_of=[instance.entity_of[m] for m in jobs.tolist()],
     )
     return water_filling.solve(some).x
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Water filling on each job's cheapest types.
 
     Raises:
         SolverError: as in :func:`on_cheapest_types`.
     """
-    if not problem.runnable.any():
-        return nothing(problem)
-    x = on_cheapest_types(problem)
-    return Answer(x=x, solver="closed form", bound=_usd(problem, cheapest(problem)))
+    if not instance.runnable.any():
+        return nothing(instance)
+    x = on_cheapest_types(instance)
+    return Answer(x=x, solver="closed form", bound=_usd(instance, cheapest(instance)))
 
 
-def objective(problem: Instance, x: np.ndarray) -> float:
+def objective(instance: Instance, x: np.ndarray) -> float:
     """USD to finish all remaining steps at the cost per step of ``x``; jobs without shares at their least."""
-    columns, n = problem.columns, len(problem.gpus)
+    columns, n = instance.columns, len(instance.gpus)
     spent = np.bincount(
-        columns.first, weights=columns.gpus * problem.prices()[columns.kind] / 3600.0 * x, minlength=n
+        columns.first, weights=columns.gpus * instance.prices()[columns.kind] / 3600.0 * x, minlength=n
     )
-    speed = problem.throughput(x)
-    return _usd(problem, np.divide(spent, speed, out=cheapest(problem), where=speed > 0))
+    speed = instance.throughput(x)
+    return _usd(instance, np.divide(spent, speed, out=cheapest(instance), where=speed > 0))
 
 
-def _usd(problem: Instance, per_step: np.ndarray) -> float:
+def _usd(instance: Instance, per_step: np.ndarray) -> float:
     runs = np.isfinite(per_step)
-    return float(problem.steps()[runs] @ per_step[runs])
+    return float(instance.steps()[runs] @ per_step[runs])

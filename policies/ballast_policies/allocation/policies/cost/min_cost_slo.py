@@ -30,28 +30,28 @@ WITHIN_REACH = 1e-9
 """Relative slack with which a deadline counts as within reach."""
 
 
-def solve(problem: Instance) -> Answer:
+def solve(instance: Instance) -> Answer:
     """Shares that keep the deadlines at the least cost, then share the rest where it is cheapest."""
-    deadlines, demand, lost = _demands(problem)
-    cost = problem.columns.gpus * problem.prices()[problem.columns.kind] / 3600.0
-    value = -cost * deadlines[problem.columns.first]
-    kept, solution = _keep_what_fits(problem, demand, deadlines, value)
+    deadlines, demand, lost = _demands(instance)
+    cost = instance.columns.gpus * instance.prices()[instance.columns.kind] / 3600.0
+    value = -cost * deadlines[instance.columns.first]
+    kept, solution = _keep_what_fits(instance, demand, deadlines, value)
     late = lost | ((demand > 0) & ~kept)
-    left = np.maximum(problem.capacity - problem.gpus_used(solution.x), 0.0)
-    rest = dataclasses.replace(problem, capacity=left)
+    left = np.maximum(instance.capacity - instance.gpus_used(solution.x), 0.0)
+    rest = dataclasses.replace(instance, capacity=left)
     x = solution.x + on_cheapest_types(rest, allowed=~kept)
     spent = -float(value @ solution.x)
     return Answer(
-        x=problem.feasible(x),
+        x=instance.feasible(x),
         solver=linear.SOLVER,
         gap=max(0.0, (spent + solution.bound) / spent) if spent > 0 else 0.0,
-        unmet_deadlines=tuple(problem.names[m] for m in np.flatnonzero(late).tolist()),
+        unmet_deadlines=tuple(instance.names[m] for m in np.flatnonzero(late).tolist()),
     )
 
 
-def _demands(problem: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _demands(instance: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n,) each: deadline in seconds (0: none), steps/s that keep it, whether it is lost already."""
-    steps, until, fastest = problem.steps(), problem.deadlines, problem.fastest
+    steps, until, fastest = instance.steps(), instance.deadlines, instance.fastest
     bound = ~np.isnan(until)
     busy = bound & (steps > 0)
     needed = np.divide(steps, until, out=np.full(len(steps), np.inf), where=busy & (until > 0))
@@ -63,7 +63,7 @@ def _demands(problem: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _keep_what_fits(
-    problem: Instance, demand: np.ndarray, deadlines: np.ndarray, value: np.ndarray
+    instance: Instance, demand: np.ndarray, deadlines: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, linear.LinearSolution]:
     """The jobs whose deadlines are kept, and the LP's solution for them.
 
@@ -73,7 +73,7 @@ def _keep_what_fits(
 
     def attempt(some: np.ndarray) -> linear.LinearSolution | None:
         try:
-            return linear.maximise(problem, value=value * some[problem.columns.first], base=demand * some)
+            return linear.maximise(instance, value=value * some[instance.columns.first], base=demand * some)
         except linear.InfeasibleError:
             return None
 
