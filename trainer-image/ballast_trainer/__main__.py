@@ -1,4 +1,4 @@
-"""``python -m ballast_trainer`` is ``ballast-train``."""
+"""``python -m ballast_trainer``, the same program as ``ballast-train``."""
 
 from ballast_trainer.cli.main import main
 

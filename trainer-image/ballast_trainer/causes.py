@@ -1,4 +1,4 @@
-"""What went wrong, in one line: the user's error rather than what a library has wrapped around it."""
+"""One-line causes of errors: the user's error, without the wrappers of libraries."""
 
 from ballast_trainer.errors import TrainerError
 
@@ -10,7 +10,7 @@ _WRAPPERS = ("failed to run forward", "Failed to run stage backward")
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The error itself, or what torch's pipeline has wrapped."""
+    """The error itself, or the one that torch's pipeline has wrapped."""
     while error.__cause__ is not None and any(text in str(error) for text in _WRAPPERS):
         if isinstance(error, TrainerError):
             break
@@ -19,13 +19,13 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def explains_itself(error: BaseException) -> bool:
-    """Whether the error's text tells what to do; for others the user needs the traceback."""
+    """Whether the error's text is sufficient for the user; other errors need the traceback."""
     error = root_cause(error)
     return isinstance(error, TrainerError) and not (error.shows_cause and error.__cause__ is not None)
 
 
 def describe(error: BaseException) -> str:
-    """The error as text: its class where the text alone would not be clear, its layer, what it came from."""
+    """The error as text: its class where the text alone is unclear, its layer, and its cause."""
     error = root_cause(error)
     if isinstance(error, TrainerError):
         return str(error)

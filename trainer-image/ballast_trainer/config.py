@@ -1,4 +1,4 @@
-"""The job's configuration, as the trainer reads it: the contract's, refused in the trainer's own way."""
+"""The trainer's reading of a job's configuration: the contract's checks, as ConfigurationError."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,11 @@ from ballast_trainer.errors import ConfigurationError
 
 
 def read_job_config(value: Mapping[str, Any], *, unknown: Unknown = "refuse") -> JobConfig:
-    """A configuration from what JSON or YAML has, with what its schedule decides filled in.
+    """A configuration from parsed JSON or YAML, with the fields that its schedule determines filled in.
 
     Args:
         value: the configuration.
-        unknown: what becomes of fields that this release does not have: ``refuse`` in what users write,
+        unknown: treatment of fields that this release does not have: ``refuse`` in what users write,
             ``ignore`` in ``config.json`` of an operator that may be one release newer.
 
     Raises:

@@ -7,7 +7,7 @@ from ballast_trainer.errors import ConfigurationError
 
 
 def seconds_from(environment: Mapping[str, str], name: str) -> float | None:
-    """The period that a variable names, or None where it is not set.
+    """The period in seconds in a variable, or None where it is not set.
 
     Raises:
         ConfigurationError: it is not a number of seconds above 0.

@@ -19,7 +19,7 @@ class TrainerError(Exception):
     """Base of the trainer's own errors.
 
     Attributes:
-        shows_cause: whether the user needs the traceback of what it was raised from.
+        shows_cause: whether the user needs the traceback of the error that it was raised from.
     """
 
     shows_cause = False
@@ -38,7 +38,7 @@ class ConfigurationError(TrainerError):
 
     @classmethod
     def unknown(cls, field: str, name: str, known: Iterable[str]) -> "ConfigurationError":
-        """``name`` is none of the ``known`` names of ``field``; suggests the nearest."""
+        """The error for a ``name`` of ``field`` that is not among ``known``; suggests the nearest."""
         known = sorted(known)
         # Names that differ in case alone are close.
         by_case = {word.lower(): word for word in known}

@@ -1,6 +1,6 @@
-"""What a configuration will do on some ranks, before any rank starts: step time, bubble, memory.
+"""Forecast of a configuration on a number of ranks: step time, bubble and memory.
 
-Predicted from a profile of the layers by playing the schedule; nothing is run.  Each rank is taken
+Predicted from a profile of the layers by simulating the schedule; no rank is started.  Each rank is taken
 to compute as fast as the device that was profiled, and to be alone on it.
 """
 
@@ -39,7 +39,7 @@ from ballast_trainer.pipeline.layout import (
 )
 
 FLOW_STEPS = 4
-"""Steps of a schedule without a flush that are played; a step's time is what as many more add."""
+"""Simulated steps of a schedule without a flush; a step's time is the mean of as many further steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Forecast:
     """One partition of a configuration.
 
     Attributes:
-        name: ``start`` (before anything is measured) or ``balanced`` (what a rebalance moves to).
+        name: ``start`` (before anything is measured) or ``balanced`` (after a rebalance).
         step_seconds: simulated; the optimizer included.
         formula_seconds: AMP's closed form (see ``planning.step_time``), where it applies.
         bubble: idle fraction, split into the schedule's own and imbalance.
@@ -150,7 +150,7 @@ def forecasts(
         rows: its layers, seconds of one microbatch.
         ranks: over all replicas of the pipeline, whose exchange of gradients is not counted.
         bandwidth: bytes/s between two ranks; None: transfers are free.
-        steps: of a schedule without a flush, how many to play; twice as many for a step's time.
+        steps: of a schedule without a flush, how many to simulate; twice as many for a step's time.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.

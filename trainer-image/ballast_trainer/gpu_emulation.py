@@ -1,8 +1,8 @@
 """Emulated GPU speed: padding that makes a stage's work take as long as on a slower device.
 
 A process node without GPUs gives its pods a slow-down factor by model family.  The trainer
-measures the CPU seconds that a stage's thread really used and sleeps until factor times as long
-has passed.  So a layer that gets cheaper really gets faster; nothing is scripted.  Everything
+measures the CPU seconds that a stage's thread has used and sleeps until factor times as long
+has passed.  So a layer that gets cheaper also gets faster.  Everything
 printed or reported is marked as emulated.
 """
 

@@ -150,7 +150,7 @@ class RankLaunch:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """Write what the ranks did in two steps to ``path`` as a chrome trace, when the run ends.
+    """Write the actions of all ranks in two steps to ``path`` as a chrome trace, when the run ends.
 
     Attributes:
         path: of the trace.
@@ -174,13 +174,13 @@ def train(
     """Join the plan's ranks and train to the end.
 
     Args:
-        job: what to train.
+        job: the job to train.
         launch: this process among the ranks.
         channel: to the operator; used by rank 0.
         reporter: prints steps and events; used by rank 0.
         stop: whether SIGTERM came.
         lost: called on a thread of its own when a rank hangs; must end the process.
-        trace: what to trace; None: nothing.
+        trace: the steps to trace; None: no trace.
 
     Raises:
         ConfigurationError: the plan has more ranks than the model has layers.

@@ -1,4 +1,4 @@
-"""Measures the cost of a job's layers in one process, without a pipeline."""
+"""Profiler of a job's layers in one process, without a pipeline."""
 
 import dataclasses
 from typing import Any
@@ -22,8 +22,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     """Seconds and bytes of each layer, in the form that ``ballast plan`` takes.
 
     Forward and backward are of one microbatch, the optimizer's seconds of one step.  Activations
-    are what is kept from the forward to the backward, the loss's with the last layer's; with
-    ``recompute`` a layer's input alone.  All is measured as a running job measures itself.
+    are the bytes kept from the forward to the backward, the loss's with the last layer's; with
+    ``recompute`` a layer's input alone.  The measurement is that of a running job.
 
     Args:
         config: the job.

@@ -1,4 +1,4 @@
-"""Imports the modules that take seconds to import; done in a thread while waiting for the plan."""
+"""Import of slow modules, in a thread while a pod waits for its plan."""
 
 from ballast_trainer import launch
 from ballast_trainer.pipeline import torch_pipeline

@@ -23,7 +23,7 @@ _MESSAGE_CHARACTERS = 2000
 
 
 def reason_of(error: BaseException) -> ExitReason:
-    """Why a process that raised ``error`` ends."""
+    """The exit reason of a process that raised ``error``."""
     error = root_cause(error)
     if isinstance(error, ConfigurationError):
         return ExitReason.CONFIGURATION
@@ -56,7 +56,7 @@ def end(reason: ExitReason, message: str, *, step: int | None = None, log: Path 
 
 
 def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:
-    """The callback of a heartbeat: ends the process at once, whatever its main thread waits for."""
+    """The callback of a heartbeat: ends the process at once, even while its main thread waits."""
 
     def lost(message: str) -> None:
         os._exit(end(ExitReason.PEER_LOST, message, log=log))

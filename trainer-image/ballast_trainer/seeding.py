@@ -1,7 +1,7 @@
 """Seeds of random numbers, the same for every partition, schedule and restart.
 
 Before a layer runs, the generators of torch (of the CPU, too, where it runs on a GPU), numpy and Python are
-seeded from (seed, step, microbatch, layer).  So whatever a layer draws is the same under every
+seeded from (seed, step, microbatch, layer).  So the random numbers of a layer are the same under every
 partition, schedule and restart, and there is no generator state to move.
 """
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 WARM_START_ENV = "BALLAST_WARM_START"
-"""Path of the socket; set by who runs the pods. Missing: a pod imports torch itself."""
+"""Path of the socket; set by the runner of the pods. Missing: a pod imports torch itself."""
 COMMAND_LINE = "ballast_trainer.cli.main:main"
 """What forks run, by name: this module is below the command line, which uses it."""
 _REQUEST_BYTES = 4 << 20
@@ -169,7 +169,7 @@ def _import_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kill_group(child: int) -> None:
-    """Kill a fork and what it has started; a fork that has not made its group yet, by itself."""
+    """Kill a fork and its process group; a fork without its own group yet is killed alone."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)

@@ -15,7 +15,7 @@ from ballast_operator.api.schema.crd import crd_files
     help="Folder to write to, one file a kind; '-' for standard output.",
 )
 def crds(output_dir: str) -> None:
-    """Write the custom resource definitions, made from the operator's own models.
+    """Write the custom resource definitions, generated from the operator's models.
 
     With --output-dir - they can be piped: ballast crds --output-dir - | kubectl apply -f -
     """

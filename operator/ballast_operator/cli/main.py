@@ -12,10 +12,10 @@ COMMANDS = {
         "Solve one allocation from a file of jobs.",
     ),
     "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
-    "demo": ("ballast_operator.cli.local.demo:demo", "Run the whole story on a local cluster."),
+    "demo": ("ballast_operator.cli.local.demo:demo", "Run the demo on a local cluster."),
     "down": ("ballast_operator.cli.local.down:down", "Stop a local cluster."),
-    "explain": ("ballast_operator.cli.live.explain:explain", "Say why a job runs where it runs, or waits."),
-    "operator": ("ballast_operator.cli.operator:operator", "Run the operator (what the image does)."),
+    "explain": ("ballast_operator.cli.live.explain:explain", "Explain why a job runs on its GPUs, or waits."),
+    "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
     "simulate": (
         "ballast_operator.cli.simulate.command:simulate",

@@ -1,4 +1,4 @@
-"""``ballast operator``: what the operator's image runs."""
+"""``ballast operator``: the command of the operator's image."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 SWITCH_SECONDS = 0.001
-"""After this long a thread that computes lets another one run, where one wants to."""
+"""Seconds after which a computing thread yields to another thread that is ready."""
 
 
 @click.command("operator")
@@ -44,7 +44,7 @@ SWITCH_SECONDS = 0.001
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="How much to say on standard error.",
+    help="Level of the log on standard error.",
 )
 def operator(
     kubeconfig: str | None,
@@ -77,13 +77,13 @@ def operator(
         health_host=metrics_host,
         health_port=metrics_port,
     )
-    # Decisions compute in a thread; the event loop gets its turn soon.
+    # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         asyncio.run(_run(options, settings))
     except LeaseLapsed as error:
-        logging.getLogger(__name__).warning("%s: nobody else leads; starting afresh", error)
-        # Nothing of the lapsed term is left in the process that stands by now.
+        logging.getLogger(__name__).warning("%s: no other replica leads; restarting", error)
+        # A new process holds no state of the lapsed term while it waits for the lease.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except NotLeader as error:
         raise click.ClickException(
@@ -98,7 +98,7 @@ def operator(
 
 
 def _log_refused_registrations() -> None:
-    """What other distributions register and the operator does not use, once; nothing is imported."""
+    """Warn once of plugins that other distributions register and the operator does not use; imports none."""
     from ballast_policies.allocation.registry import POLICIES
     from ballast_policies.planning.balancers.registry import BALANCERS
     from ballast_policies.planning.dynamics import DYNAMICS

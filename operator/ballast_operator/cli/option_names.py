@@ -1,4 +1,4 @@
-"""Messages of ``ballast_policies`` name settings; a command line shows the options that set them."""
+"""Names of command-line options in place of the settings that messages of ``ballast_policies`` name."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ def with_option(message: str, options: Mapping[str, str]) -> str:
     """``message`` with the setting that it begins with replaced by its option.
 
     Args:
-        message: ``"round_seconds: 0 s must be positive"``; returned as it is if it begins with no setting.
+        message: ``"round_seconds: 0 s must be positive"``; unchanged if it begins with no setting.
         options: setting -> option, where the option is not ``--round-seconds`` for ``round_seconds``.
     """
     field, colon, rest = message.partition(":")

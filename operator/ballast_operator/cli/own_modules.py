@@ -1,11 +1,11 @@
-"""Modules of the user's own beside which a command is started."""
+"""Import of the user's modules in the working directory."""
 
 import sys
 from pathlib import Path
 
 
 def import_from_here(policy: str) -> None:
-    """For ``module:function``: let modules of the working folder be found, as ``python -m`` does."""
+    """Let ``module:function`` name modules in the working directory, as ``python -m`` does."""
     here = str(Path.cwd())
     if ":" in policy and here not in sys.path:
         sys.path.insert(0, here)

@@ -1,1 +1,1 @@
-"""The demo: three jobs on a mixed cluster, told from what the API server says and from nothing else."""
+"""The demo: three jobs on a mixed cluster, reported from the objects of the API server alone."""

@@ -1,4 +1,4 @@
-"""The demo's policy and jobs, and the allocation problem that they pose as values."""
+"""The demo's manifests (policy and jobs), and the allocation of these jobs by the policy."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def read_manifests(folder: Path) -> list[dict[str, Any]]:
 def compare_with_agnostic(
     manifests: Sequence[Mapping[str, Any]], pool_gpus: Mapping[str, int]
 ) -> tuple[Allocation, Allocation]:
-    """What the policy gives the jobs, and what it gives when it takes all GPU types for equal.
+    """The policy's allocation of the jobs, and its heterogeneity-agnostic allocation.
 
     Args:
         manifests: one ClusterPolicy and the TrainingJobs, which know their throughput.

@@ -1,4 +1,4 @@
-"""Watches the API server and writes down what it says.
+"""Recorder of the API server's watch events.
 
 One thread per watched kind; each event goes through one lock into the :class:`Story`, so that the
 order within a kind is the API server's.  A watch that ends is opened again from a fresh list.
@@ -74,7 +74,7 @@ class Recorder:
                             see(event["type"], self._api.sanitize_for_serialization(event["object"]))
                         if self._stopped.is_set():
                             return
-                except Exception as error:  # the API server restarts, a watch breaks: say so, list again
+                except Exception as error:  # the API server restarts, a watch breaks: note it, list again
                     if self._stopped.is_set():
                         return
                     with self.lock:

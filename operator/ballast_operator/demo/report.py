@@ -1,4 +1,4 @@
-"""The demo's summary as a person reads it."""
+"""The demo's summary as tables for a terminal."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Runs the demo: cluster, operator, policy and jobs up; watch until all is done; everything down again."""
+"""The run of the demo: start of cluster, operator, policy and jobs, wait for their end, removal."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ ENDED = (JobState.SUCCEEDED, JobState.FAILED)
 
 
 class DemoError(RuntimeError):
-    """The demo cannot continue; the text says what happened and where the logs are."""
+    """The demo cannot continue; the text gives the reason and the place of the logs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,11 @@ class DemoSettings:
 def run_demo(
     settings: DemoSettings, *, say: Callable[[str], None], on_change: Callable[[Recorder], None]
 ) -> Recorder:
-    """Play the whole story and return the recorder that saw it.
+    """Run the demo and return its recorder.
 
     Args:
         settings: what to run and where.
-        say: takes a line about what is being set up.
+        say: called with a line of text for each step of the setup.
         on_change: called a few times a second while jobs run, to draw.
 
     Raises:
@@ -72,7 +72,7 @@ def run_demo(
         kubeconfig = settings.kubeconfig
         checkpoints = Path("/var/tmp") / f"ballast-demo-{secrets.token_hex(4)}"
         if kubeconfig is None:
-            # An extra: a demo on a cluster of one's own does without.
+            # An optional package, which a demo on an existing cluster does not need.
             from ballast_localcluster import LocalCluster
             from ballast_localcluster.default_nodes import default_nodes
 
@@ -118,7 +118,7 @@ def _require_namespace(kube: DynamicClient, name: str) -> None:
     except NotFoundError as error:
         raise DemoError(missing(name)) from error
     except ForbiddenError:
-        return  # the account may not ask; the jobs' own creation will tell
+        return  # not allowed to check; creating the jobs will show it
 
 
 def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
@@ -151,7 +151,7 @@ def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[b
 
 
 class _Watching:
-    """Waits for the story to reach a point, drawing all the while, and gives up for a reason."""
+    """Waits for conditions on the story while it draws the view; raises at the time limit."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Watching:
             self.until(lambda recorder: _placed_or_waiting(recorder, name))
 
     def until(self, done: Callable[[Recorder], bool]) -> None:
-        """Until ``done`` says so.
+        """Wait until ``done`` returns true.
 
         Raises:
             DemoError: the operator ended, or the time limit passed.
@@ -199,7 +199,7 @@ def _state(job: Any) -> str | None:
 
 
 def _placed_or_waiting(recorder: Recorder, name: str) -> bool:
-    """The allocator has spoken: the job holds GPUs, or has been told why it waits."""
+    """Whether the allocator has decided on the job: it holds GPUs, or its status has the reason to wait."""
     status = (recorder.story.job_objects.get(name) or {}).get("status") or {}
     waits = status.get("state") == JobState.WAITING and status.get("lastDecision") is not None
     return waits or status.get("allocation") is not None or status.get("state") in ENDED

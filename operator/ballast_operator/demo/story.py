@@ -1,7 +1,7 @@
-"""What happened on the cluster, in the order in which the API server said it.
+"""The story of a demo: events of the cluster, in the order of the API server.
 
-The recorder feeds it watch events; the live view and the summary read it.  It knows nothing of
-how the operator works: another operator for the same API would give the same story.
+The recorder feeds it watch events; the live view and the summary read it.  It does not
+depend on the operator, only on the API.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Story:
         job_objects: job name -> the last TrainingJob object.
         job_states: job name -> [(time, state)], one entry for each change.
         reports: job name -> reports in order.
-        narration: (time, text) of what a reader would want to hear.
+        narration: (time, text) of the events to show.
         max_gpus_over_capacity: over all nodes and moments, GPUs held less GPUs that exist.
     """
 
@@ -74,7 +74,7 @@ class Story:
         self.node_pools[name] = (node["metadata"].get("labels") or {}).get(pool_label, "")
 
     def see_pod(self, at: float, pod: Mapping[str, Any], *, deleted: bool, job_label: str) -> None:
-        """Take in a Pod object as a watch event gave it."""
+        """Take in a Pod object of a watch event."""
         metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
         before = self.pods.get(metadata["uid"])
         containers = status.get("containerStatuses") or []
@@ -100,7 +100,7 @@ class Story:
         if not states or states[-1][1] != state:
             states.append((at, state))
             self.narration.append((at, f"{name}: {state}{_gpus_given(job)}"))
-        # Why a job waits is decided a moment after it began to.
+        # The reason for a wait is written shortly after the wait begins.
         why = ((job.get("status") or {}).get("lastDecision") or {}).get("why")
         if state == "Waiting" and why and name not in self._told_why:
             self._told_why.add(name)

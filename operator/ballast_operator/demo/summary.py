@@ -1,4 +1,4 @@
-"""The demo's result as one value: what ``ballast demo --output json`` prints.
+"""The demo's result as one value, the output of ``ballast demo --output json``.
 
 Everything is computed from the :class:`Story`; nothing is known in advance.
 """
@@ -19,9 +19,9 @@ def summarise(story: Story, *, aware: Allocation | None, agnostic: Allocation | 
     """Summary of a finished (or broken off) demo.
 
     Args:
-        story: all that was seen.
+        story: the recorded events.
         aware: the policy's allocation of the jobs over the pools.
-        agnostic: what the same policy gives when it takes all GPU types for equal.
+        agnostic: the same policy's allocation when all GPU types count as equal.
     """
     repacks = [repack for name in sorted(story.job_objects) for repack in _repacks(story, name)]
     after_release, after_proposal = _waiting(story, repacks)

@@ -1,4 +1,4 @@
-"""The live view of the demo: pools, jobs, and what has just happened."""
+"""The live view of the demo: pools, jobs and the latest events."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,7 +11,7 @@ LINES = 10
 
 
 def render(story: Story, *, now: float) -> RenderableType:
-    """Everything that the viewer sees, from the story at one moment."""
+    """The complete view of the story at one moment."""
     return Group(_pools(story), _jobs(story), _narration(story, now))
 
 

@@ -1,1 +1,1 @@
-"""Which job on which GPUs."""
+"""Allocation: the share of time of each job on each GPU type."""

@@ -1,4 +1,4 @@
-"""What a policy answers, and how an answer becomes an Allocation."""
+"""A policy's answer on an instance, and its conversion to an Allocation."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,13 +19,13 @@ class Answer:
 
     Attributes:
         x: (columns,) shares of time.
-        solver: what computed it.
+        solver: name of the method or solver that computed it.
         bound: proven bound on the objective (above for a maximum, below for a minimum); None: none.
         gap: relative gap, where it is not the one between the objective and ``bound``.
         objective: value of the objective; filled in when the policy has answered.
         value: instance -> value of the objective, where that is not a function of x alone.
         status: as in Allocation; a bound that is not met turns ``optimal`` into ``gap``.
-        shadow_prices: (k,) objective per GPU more; None: unknown.
+        shadow_prices: (k,) increase of the objective per additional GPU; None: unknown.
         start: for a similar instance; None: this policy has none, or the instance was small.
         unmet_deadlines: names of jobs whose deadline cannot be met.
     """
@@ -65,7 +65,7 @@ def as_allocation(
     gap: float | None,
     seconds: float,
 ) -> Allocation:
-    """The answer in the words of the problem; ``instance`` has the real throughputs."""
+    """The Allocation of the answer, by job and GPU type; ``instance`` has the real throughputs."""
     types, names, columns = instance.gpu_types, instance.names, instance.columns
     X = instance.alone(answer.x)
     pairs: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Ways to spend time: a job alone, or a pair of jobs, on one GPU type; x has one entry a column."""
+"""Columns of the linear programs: a job alone, or a pair of jobs, on one GPU type; x has one entry each."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from ballast_policies.allocation.problem import Pair
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """Ways to spend time, as arrays of one length.
+    """Columns (ways to use a GPU type), as arrays of equal length.
 
     Attributes:
         first, second: rows of the jobs; ``second`` is -1 where the first runs alone.
         kind: index of the GPU type.
         rate_first, rate_second: steps/s of the two while they run so.
         gpus: GPUs taken while it runs.
-        pair: index into ``problem.pairs``, -1 for a job alone.
+        pair: index into ``Instance.pairs``, -1 for a job alone.
     """
 
     first: np.ndarray
@@ -47,7 +47,7 @@ class Columns:
 def useful_pairs(
     gpu_types: tuple[str, ...], names: Sequence[str], pairs: tuple[Pair, ...], T: np.ndarray, gpus: np.ndarray
 ) -> Columns:
-    """Pairs that can be of use: together they do more than taking turns on the same GPUs would.
+    """Pairs that can be of use: together they make more progress than by taking turns on the same GPUs.
 
     Where r1/T1 + r2/T2 <= 1, turns of lengths r1/T1 and r2/T2 give both jobs as much and use no more
     GPUs and no more of either job's time, so leaving such a pair out changes no optimum.

@@ -2,7 +2,7 @@
 
 Jobs in order of weight per GPU (then name) each take as much of one unit of time as is left, on
 the type where they are fastest relative to their equal share.  Feasible, not optimal: its status
-says ``greedy``.
+is ``greedy``.
 """
 
 import time

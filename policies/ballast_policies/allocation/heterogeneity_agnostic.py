@@ -1,4 +1,4 @@
-"""The heterogeneity-agnostic baselines: what a scheduler sees and does that knows no GPU types.
+"""The heterogeneity-agnostic baselines: instances and shares of a scheduler that ignores GPU types.
 
 It takes each type for as fast as the job's fastest one (so no type need have a special name). Then
 only a job's total time matters to it, and which types make it up is a tie in all of its objectives.
@@ -18,7 +18,7 @@ FITTING_ROUNDS = 200
 def agnostic_view(real: Instance) -> Instance:
     """The instance as the heterogeneity-agnostic scheduler sees it; columns stay in place.
 
-    Pairs keep what sharing does to each of the two on that type, relative to running alone.
+    Pairs keep the slowdown by sharing of each of the two on that type, relative to running alone.
     """
     fastest, columns = real.fastest, real.columns
     T = np.where(real.T > 0, fastest[:, None], 0.0)
@@ -44,8 +44,9 @@ def agnostic_view(real: Instance) -> Instance:
 def spread_over_types(instance: Instance, x: np.ndarray) -> np.ndarray:
     """``x`` with each job's time alone spread over its types in proportion to their GPUs, where that fits.
 
-    Iterative proportional fitting to each job's time and each type's limit; what the last round leaves
-    unfitted is resolved by mixing with ``x``, which does. Time alone per job and all pairs stay as they are.
+    Iterative proportional fitting to each job's time and each type's limit; the violation that remains
+    after the last round is removed by mixing with ``x``, which is feasible. Each job's total time
+    alone and all pairs are unchanged.
     """
     columns, capacity = instance.columns, instance.capacity
     alone = columns.second < 0

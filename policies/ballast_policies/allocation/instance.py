@@ -1,4 +1,4 @@
-"""A problem as arrays: what the policies compute with.
+"""The allocation problem as arrays, the input of the policies.
 
 Letters as in the dissertation: T throughput, X shares.  n jobs, k GPU types; x has one entry for each
 of the ``columns``.
@@ -15,7 +15,7 @@ from ballast_policies.allocation.problem import Entity, Pair, Problem
 __all__ = ["Columns", "Instance", "from_arrays", "instance"]
 
 DEFAULT_SECONDS = 3600.0
-"""Length of a job that does not say how many steps are left, on its fastest GPU type."""
+"""Length in seconds, on its fastest GPU type, of a job whose remaining steps are unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Instance:
         entity_of: (n) the entity of each job.
         entities: those that are defined, by name.
         usd_per_hour: price of one GPU of each type that has one.
-        pairs: what ``columns.pair`` points into.
+        pairs: the pairs that ``columns.pair`` indexes.
     """
 
     gpu_types: tuple[str, ...]
@@ -68,7 +68,7 @@ class Instance:
 
     @property
     def top(self) -> np.ndarray:
-        """(n,) steps/s of the fastest way to run at all (a pair may, oddly, be faster than alone)."""
+        """(n,) steps/s of the fastest way to run at all (a pair may be measured faster than alone)."""
         best = self.fastest
         if (self.columns.second >= 0).any():
             np.maximum.at(best, self.columns.first, self.columns.rate_first)
@@ -118,7 +118,7 @@ class Instance:
         return used
 
     def feasible(self, x: np.ndarray) -> np.ndarray:
-        """``x`` with what a solver's tolerance let it exceed scaled away, so that every limit holds."""
+        """``x`` scaled so that every limit holds exactly, where a solver's tolerance let it be exceeded."""
         x = np.maximum(x, 0.0)
         used = self.gpus_used(x)
         within = np.divide(self.capacity, used, out=np.ones_like(used), where=used > self.capacity)
@@ -131,7 +131,7 @@ class Instance:
         return shares
 
     def steps(self) -> np.ndarray:
-        """(n,) steps still to do; of a job that does not say, those of an hour alone on its fastest type."""
+        """(n,) steps left; where unknown, those of an hour alone on the job's fastest type."""
         hour = DEFAULT_SECONDS * self.fastest
         steps: np.ndarray = np.where(np.isnan(self.steps_remaining), hour, self.steps_remaining)
         return steps
@@ -143,7 +143,7 @@ class Instance:
         return np.array([self.usd_per_hour.get(t, mean) for t in self.gpu_types], dtype=float)
 
     def arrival_order(self) -> np.ndarray:
-        """(n,) rows of the jobs, first come first; equal arrivals in the order of the problem."""
+        """(n,) rows of the jobs in order of arrival; equal arrivals in the order of the problem."""
         return np.argsort(-self.elapsed, kind="stable")
 
 
@@ -159,7 +159,7 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
     rates = (job.throughput.get(gpu_type, 0.0) for job in jobs for gpu_type in types)
 
     def of_each(field: str) -> np.ndarray:
-        """NaN where a job does not say."""
+        """Values as floats, NaN for None."""
         return np.array([getattr(job, field) for job in jobs], dtype=float)
 
     return from_arrays(

@@ -1,4 +1,4 @@
-"""A row of the table of policies: how a policy divides the GPUs, what it reads, and what it promises."""
+"""A row of the table of policies: solution, objective, inputs and guarantees of one policy."""
 
 import dataclasses
 import enum
@@ -12,7 +12,7 @@ from ballast_policies.allocation.start import Start
 
 
 class Reads(enum.StrEnum):
-    """What a policy may read beyond throughputs, gangs and weights; each has a default."""
+    """Inputs that a policy may read beyond throughputs, gangs and weights; each has a default."""
 
     PRICES = "prices"
     """The price of each GPU type."""
@@ -31,7 +31,7 @@ class Reads(enum.StrEnum):
 
 
 CLOCK = (Reads.ELAPSED, Reads.ISOLATED_ELAPSED, Reads.DEADLINES)
-"""What changes as time passes, even where no job has made a step."""
+"""Inputs that change with time, even where no job has made a step."""
 
 
 class SpaceSharing(enum.StrEnum):
@@ -42,12 +42,12 @@ class SpaceSharing(enum.StrEnum):
     NEVER = "no"
     """Not defined for the policy: pairs are left out."""
     ALWAYS = "always"
-    """The policy consists in it; without sharing it is another policy."""
+    """Required: without sharing it would be another policy."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Everything that is known about a policy; operator, command lines and documentation read it here.
+    """The properties of a policy; operator, command lines and documentation read it here.
 
     Attributes:
         summary: the problem that it solves, for the documentation.
@@ -55,12 +55,12 @@ class Policy:
         objective: (instance, x) -> value, in the unit that the policy's file states.
         solve_from: (instance, start of a similar instance's answer) -> answer, sooner than ``solve`` on
             large instances; None: every instance is solved from scratch.
-        reads: what it reads beyond throughputs, gangs and weights.
+        reads: inputs that it reads beyond throughputs, gangs and weights.
         compares_speeds: steps per second of one job are weighed against those of another, not only
             against the same job's on other GPU types.
         space_sharing: whether pairs of jobs on the same GPUs are used.
         spreads_when_agnostic: its heterogeneity-agnostic baseline divides each job's time over the GPU
-            types as the cluster is made up; the baselines of the others serve whole jobs on whatever type.
+            types as the cluster is made up; the baselines of the others serve whole jobs on any type.
         names_unmet_deadlines: its answer lists the deadlines that cannot be met.
         proves_gap: its answer comes with a bound on the optimum; otherwise it optimises nothing, or
             not provably.
@@ -79,5 +79,5 @@ class Policy:
 
     @property
     def reads_clock(self) -> tuple[Reads, ...]:
-        """What of a job it reads that changes as time passes."""
+        """The inputs that it reads and that change with time."""
         return tuple(field for field in CLOCK if field in self.reads)

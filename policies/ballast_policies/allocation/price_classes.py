@@ -1,8 +1,8 @@
-"""GPUs of one type at several prices: a column of the allocation for each price, not for each type.
+"""Price classes: one column of the allocation for each price of a GPU type, instead of one per type.
 
 Policies that read prices choose between the pools of a GPU type, e.g. on-demand and spot. Jobs are as fast on
-either, so speeds, levels and equal shares do not change; only where a gang exceeds the GPUs at one price does
-that price become unusable to it. Classes of equal price are one column.
+either, so speeds, levels and equal shares do not change; only a gang that exceeds the GPUs at one price
+cannot use that price. Classes of equal price are one column.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The allocation problem and its answer, as values.
 
-Who calls it: the operator's allocator, the simulator, ``ballast allocate``.  Units: throughput in
+Used by the operator's allocator, the simulator and ``ballast allocate``.  Units: throughput in
 steps per second of the whole gang; times in seconds; capacity in GPUs; prices in USD per GPU hour.
 """
 
@@ -16,7 +16,7 @@ ENTITY_POLICIES = ("fairness", "fifo")
 
 
 class ProblemError(ValueError):
-    """The problem cannot be posed; the text names the field, the value and the reason."""
+    """The problem is not valid; the text names the field, the value and the reason."""
 
 
 def _at_least_zero(field: str, value: float) -> None:
@@ -31,7 +31,7 @@ def _positive(field: str, value: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job that wants GPUs.
+    """One job that requests GPUs.
 
     Attributes:
         name: unique in the problem.
@@ -175,7 +175,7 @@ def _refuse_repeated(field: str, names: "tuple[str, ...] | list[str]") -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Who gets which share of time on which GPU type.
+    """The share of time of each job on each GPU type, with objective, bound and prices.
 
     Attributes:
         policy: name of the policy that made it.
@@ -185,14 +185,14 @@ class Allocation:
         throughput: job -> effective steps per second.
         levels: job -> gpus x throughput / (weight x throughput of the equal share).
         status: ``optimal``; ``closed form`` or ``heuristic`` for policies that optimise nothing or not
-            exactly; ``uncertified``: optimal by its solver's account, without a bound;
+            exactly; ``uncertified``: reported optimal by its solver, without a bound;
             ``greedy``: the fallback; ``gap``: the bound is not met to 1e-6.
         gap: relative gap between the objective and a proven bound; None: no bound.
         solve_seconds: wall time of the solve.
-        solver: what solved it.
-        shadow_prices: GPU type -> what one GPU more would add to the objective; empty where unknown.
+        solver: name of the method or solver.
+        shadow_prices: GPU type -> increase of the objective per additional GPU; empty where unknown.
         unmet_deadlines: jobs whose deadline cannot be met, by policies that keep deadlines.
-        start: lets a similar problem be solved faster (``allocate(..., warm=...)``); None: it was small.
+        start: warm start for a similar problem (``allocate(..., warm=...)``); None: it was small.
     """
 
     policy: str

@@ -1,4 +1,4 @@
-"""The table of policies, and solving a problem by one of them."""
+"""The table of policies, and the solution of a problem by a named policy."""
 
 import dataclasses
 import time
@@ -151,8 +151,8 @@ POLICIES = Registry(
             proves_gap=False,
         ),
         "strategy-proof": Policy(
-            summary="maximise `sum_m w_m log throughput(m, X)`, of which everybody gives up what it takes "
-            "from the others (partial allocation, EC 2013; 5.4.4)",
+            summary="maximise `sum_m w_m log throughput(m, X)`, of which each job gives up the part that "
+            "it takes from the others (partial allocation, EC 2013; 5.4.4)",
             solve=strategy_proof.solve,
             objective=strategy_proof.objective,
             space_sharing=SpaceSharing.NEVER,
@@ -194,7 +194,7 @@ def allocate(
             its gap is that of the agnostic optimum.
         space_sharing: let the pairs of the problem share GPUs, where the policy defines it.
         warm: the same policy's allocation of a similar problem, e.g. from before the last arrival. With
-            thousands of jobs the answer is there many times sooner, and as exact; else it is not used.
+            thousands of jobs the solve is many times faster, and as exact; otherwise it is not used.
 
     Raises:
         ProblemError: the policy is unknown, or the problem lacks what it needs.

@@ -1,4 +1,4 @@
-"""What a solution hands to the next one of a similar program: a warm start."""
+"""A warm start: the prices and level of a solution, for the next similar program."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import dataclasses
 class Start:
     """Prices of the GPU types, in ratio to each other, and how far demands could be raised.
 
-    The k + 1 numbers that a large program comes down to (``boxstep``): after an arrival or departure they
-    are still nearly right. A wrong start costs time, never exactness.
+    The k + 1 unknowns of a large program (``boxstep``): after an arrival or departure they
+    are still nearly optimal. A bad start costs time, not exactness.
     """
 
     prices: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""The channel between rank 0 and the operator, or whatever else decides on its pods."""
+"""The interface of the channel between rank 0 and the operator, and its messages."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -54,7 +54,7 @@ class ChannelThread:
         self._wake.set()
 
     def close(self, *, finished_step: int | None = None, timeout_seconds: float = 5.0) -> None:
-        """Send what is left, and end the thread."""
+        """Send the remaining messages, and end the thread."""
         with self._lock:
             self._outbox = self._outbox.replaced_by(Messages(finished_step=finished_step))
             self._urgent = True
@@ -87,7 +87,7 @@ class ChannelThread:
             self._channel.write(messages)
         except ChannelError:
             with self._lock:
-                # What was added meanwhile is newer.
+                # Messages added in the meantime are newer.
                 self._outbox = messages.replaced_by(self._outbox)
             raise
 

@@ -2,8 +2,8 @@
 
 A checkpoint is a directory ``step-00000040`` of DCP files and a ``manifest.json`` with the
 checksum of each file.  It is written under a temporary name and renamed when complete.  A tensor's
-key names its layer, so any number of ranks can load it.  What cannot be used is set aside under
-another name, never removed.
+key names its layer, so any number of ranks can load it.  A checkpoint that cannot be used is renamed,
+never removed.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Checkpoints:
             seed: of the job.
             optimizer: its name in the configuration; None: any.
             start_over: whether to start from step 0 where there are checkpoints and none can be used.
-            retry_seconds: how long to read again what cannot be read.
+            retry_seconds: how long to retry a failed read.
             check: called while waiting; may raise to end it.
             sleep: pauses.
         """
@@ -67,7 +67,7 @@ class Checkpoints:
         self._mark = ""
 
     def open(self, world: World, *, launch: int = 1) -> None:
-        """Make the directory if need be and lock it, so that a wrong one is found before the first step.
+        """Create the directory if necessary and lock it, so that a wrong one is found before the first step.
 
         Collective over the world.
 
@@ -93,7 +93,7 @@ class Checkpoints:
             raise CheckpointError(failure)
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Release the lock on the directory."""
         if self._lock is not None:
             self._lock.release()
 
@@ -103,8 +103,8 @@ class Checkpoints:
         """Save the state after ``step`` steps; collective over the world.
 
         Raises:
-            CheckpointNotWritten: storage refuses; what there is of it is removed, and those from before are
-                as they were.
+            CheckpointNotWritten: storage refuses; its partial files are removed, earlier checkpoints are
+                unchanged.
             CheckpointError: another run has taken over the directory.
         """
         final = self._path / name_of(step)
@@ -134,13 +134,13 @@ class Checkpoints:
             )
             failure = self._complete(world, temporary, final, manifest)
         if failure is not None:
-            # What is left would keep a full disk full.
+            # Partial files would keep a full disk full.
             if world.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointNotWritten(failure)
 
     def _write(self, world: World, layers: LayerSet, temporary: Path) -> str | None:
-        """Write all tensors; why that failed, on all ranks."""
+        """Write all tensors; on all ranks, the reason of a failure."""
         try:
             tensors.save(world, layers, temporary)
         except tensors.WriteFailed as error:
@@ -148,8 +148,8 @@ class Checkpoints:
         return None
 
     def _complete(self, world: World, temporary: Path, final: Path, manifest: Manifest) -> str | None:
-        """Verify what was written and put it in place; why that failed, on all ranks."""
-        # Every rank reads back what it has written itself, at the same time as the others.
+        """Verify the written files and rename them into place; on all ranks, the reason of a failure."""
+        # Every rank reads back its own files, at the same time as the others.
         read: dict[str, int] = {}
         failure = None
         try:
@@ -244,7 +244,7 @@ class Checkpoints:
         found = [flaw for flaws_there in world.gather(mine, patient=True) for flaw in flaws_there]
         if not found:
             return manifest
-        # What is wrong will not get right, whatever else cannot be read.
+        # A corrupt file is final, even if others cannot be read for now.
         corrupt = [flaw for flaw in found if flaw.corrupt]
         reasons = dict.fromkeys(flaw.reason for flaw in corrupt or found)
         return Flaw(reason=", ".join(reasons), corrupt=bool(corrupt))

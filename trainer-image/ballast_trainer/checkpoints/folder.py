@@ -1,4 +1,4 @@
-"""The directory of a job's checkpoints, as one process sees it: names, what is set aside, what is removed."""
+"""The directory of a job's checkpoints: their names, renaming of unusable ones, removal of old ones."""
 
 import contextlib
 import logging
@@ -74,7 +74,7 @@ class CheckpointFolder:
         self._sound.add(name)
 
     def remove_partial(self) -> None:
-        """Remove what writers that are gone have left: nothing that could be loaded."""
+        """Remove partial files of writers that have ended; none of them could be loaded."""
         for left in self.path.glob(f".{_PREFIX}*.partial"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -99,7 +99,7 @@ class CheckpointFolder:
         return False
 
     def put_in_place(self, temporary: Path, final: Path, manifest: Manifest) -> None:
-        """Complete what was written with its manifest, and give it its name; older ones are removed.
+        """Complete a checkpoint with its manifest, and rename it into place; older ones are removed.
 
         Raises:
             OSError: that failed.

@@ -1,4 +1,4 @@
-"""A checkpoint's manifest, and whether its files are still as they were written.
+"""A checkpoint's manifest, and the verification of its files.
 
 Two findings are kept apart.  A checkpoint is *corrupt* when its bytes were read and are wrong: it
 will never be right.  It is *unreadable* when the storage did not give the bytes (a stale handle, a
@@ -23,7 +23,7 @@ Read = TypeVar("Read")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The description of a checkpoint.
 
     Attributes:
         step: optimizer steps done; the next step to run, and the position in the data.
@@ -89,7 +89,7 @@ class Flaw:
     """Why a checkpoint cannot be used.
 
     Attributes:
-        reason: what was found, with the file's name.
+        reason: the finding, with the file's name.
         corrupt: its bytes are wrong; else the storage did not give them.
     """
 
@@ -111,7 +111,7 @@ def checksum(path: Path) -> int:
 
 
 class Patience:
-    """Repeats what storage refuses, with growing pauses, until its seconds are used up."""
+    """Retries of failed reads, with growing pauses, until its seconds are used up."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Patience:
         self._check, self._sleep, self._clock = check, sleep, clock
 
     def read(self, read: Callable[[], Read]) -> Read:
-        """What ``read`` returns.
+        """The result of ``read``, called until it succeeds.
 
         Raises:
             OSError: the last one, after the time is over.
@@ -162,7 +162,7 @@ def read_manifest(path: Path, patience: Patience) -> Manifest | Flaw:
 
 
 def flaws(path: Path, manifest: Manifest, names: Iterable[str], patience: Patience) -> Iterator[Flaw]:
-    """What is wrong with the files ``names`` of a checkpoint."""
+    """The flaws of the files ``names`` of a checkpoint."""
     for name in names:
         try:
             found = patience.read(lambda file=path / name: checksum(file))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The tensors of layers in files of torch's distributed checkpoints: by key, whichever rank wrote them."""
+"""Tensors of layers in files of torch's distributed checkpoints, by key, independent of the writing rank."""
 
 import os
 import warnings

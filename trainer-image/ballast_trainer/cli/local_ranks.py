@@ -26,7 +26,7 @@ _REFUSED_SECONDS = 2.0
 
 
 class Causes:
-    """Why ranks have failed, told to the process that started them."""
+    """The causes of failed ranks, sent to the process that started them."""
 
     def __init__(self) -> None:
         self._queue = multiprocessing.get_context("fork").SimpleQueue()
@@ -50,12 +50,12 @@ def run_local_ranks(ranks: int, body: Callable[[], int], causes: Causes | None =
     Args:
         ranks: how many.
         body: returns an exit code.
-        causes: where ranks tell why they have failed; printed last.
+        causes: receives the causes of failed ranks; printed last.
 
     Returns:
         0 where all ranks end well; else the exit code of a rank that failed by itself.
     """
-    # The forks share what is imported here, in time and in memory.
+    # The forks share the modules imported here: one import, one copy in memory.
     importlib.import_module("ballast_trainer.preload")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

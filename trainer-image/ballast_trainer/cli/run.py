@@ -77,7 +77,7 @@ def _run(
     stop = StopSignal()
     stop.install(interactive=True, seconds=stop_seconds(), overdue=end_on_lost_peer())
     if single_process:
-        # The whole model in one process is what a mesh of ranks is compared with.
+        # The whole model in one process is the reference for a mesh of ranks.
         config = {key: value for key, value in config.items() if key != "parallelism"}
     job = ValidatedJob.from_mapping(config)
     launched = LaunchedRank() if single_process else LaunchedRank.from_environment(os.environ)

@@ -37,7 +37,7 @@ def trace(
     even: bool,
     out: Path | None,
 ) -> None:
-    """Show every action of a step in time, simulated, under the partition that the job starts with.
+    """Show every action of a step in time, simulated, under the job's first partition.
 
     Two steps where the schedule has no flush.
     """

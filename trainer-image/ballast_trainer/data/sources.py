@@ -1,12 +1,12 @@
 """The user's data, in an order that depends on seed and step alone.
 
-So it is the same on every rank, under every partition, after every new plan and restart.  What
-``data.name`` names is called with ``data.args`` and returns one of
+So it is the same on every rank, under every partition, after every new plan and restart.  The callable
+``data.name`` is called with ``data.args`` and returns one of
 
 - a function ``batch(seed, step, size)`` -> inputs, targets: pure; it decides on the order;
 - a dataset with ``len()`` and ``[index]`` -> (input, target): shuffled in every epoch;
 - a loader, e.g. ``torch.utils.data.DataLoader``, that yields (inputs, targets) of whole batches:
-  read from the start to where a restart resumes.
+  read from the start up to the step of a restart.
 """
 
 import contextlib

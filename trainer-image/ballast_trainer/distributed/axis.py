@@ -17,7 +17,7 @@ class Axis:
         index: which of them this rank is.
         group: their process group; None for the default one, or where this rank is alone.
         calls: number of collectives, by name; every rank of the axis counts the same.
-        bytes: what this rank has put into them, by name.
+        bytes: bytes that this rank has put into them, by name.
     """
 
     ranks: tuple[int, ...] = (0,)

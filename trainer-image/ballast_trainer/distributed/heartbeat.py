@@ -1,8 +1,8 @@
 """Heartbeats between ranks: a hung rank is noticed in seconds, not at gloo's time-out.
 
-Every rank's heartbeat thread counts up a key of its own in the store and watches those of the
+Every rank's heartbeat thread increments its own key in the store and watches those of the
 others.  A dead rank closes its connections and is seen at once by its neighbours; a rank that is
-stopped, or whose machine is gone without a word, is seen here.  The main thread may be waiting for
+stopped, or whose machine is gone without closing them, is detected here.  The main thread may be waiting for
 that rank inside torch and cannot be interrupted there, so the watcher ends the process.
 """
 
@@ -38,7 +38,7 @@ class RankHeartbeat:
             store: where ranks meet; a connection of its own is opened.
             pod: this process.
             hang_seconds: a rank whose counter has not grown for this long is hung.
-            lost: called once, on the heartbeat's thread, with what happened.
+            lost: called once, on the heartbeat's thread, with the reason as text.
             clock: seconds.
         """
         self._store = store.clone()
@@ -71,7 +71,7 @@ class RankHeartbeat:
                 self._store.set(_key(self._pod), str(beats))
                 hung = self._hung()
             except (dist.DistError, RuntimeError) as error:
-                # Rank 0 takes the store along when it ends; this rank may be ending too.
+                # The store ends with rank 0; this rank may be ending too.
                 hung = f"rank 0's store is gone: {error}"
             self._answered = self._clock()
             if hung and not self._closed.wait(BEAT_SECONDS):

@@ -1,7 +1,7 @@
 """The ranks of a job as a mesh of three axes: pipeline x data x tensor.
 
 World rank = (pipeline position x data + replica) x tensor + t.  So the ranks of a tensor group, which
-talk in every layer, are neighbours; stages are numbered by pipeline position, the same in every
+communicate in every layer, are neighbours; stages are numbered by pipeline position, the same in every
 column of the mesh.
 """
 

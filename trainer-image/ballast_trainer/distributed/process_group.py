@@ -1,6 +1,6 @@
 """The ranks of an epoch as one process group, and the store they meet at.
 
-Every epoch of a plan has a process group of its own under its own prefix of the store, so that
+Every epoch of a plan has its own process group, with its own prefix in the store, so that
 ranks that leave or join never touch the others' connections.  The store lives on rank 0's pod for
 the life of a launch.
 """
@@ -105,7 +105,7 @@ class World:
 
     @property
     def position(self) -> int:
-        """This rank's place in the pipeline; what a stage calls its rank."""
+        """This rank's position in the pipeline, the rank number used by stages."""
         return self.mesh.place(self.rank).position
 
     @property
@@ -126,7 +126,7 @@ class World:
         return summed
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over the pipeline, in place: what its replicas hold too counts once."""
+        """Element-wise sum over the pipeline, in place; values that its replicas hold too count once."""
         return self.pipeline.all_reduce(tensor)
 
     def from_rank_0(self, value: Any, *, patient: bool = False) -> Any:
@@ -230,7 +230,7 @@ def join(
     if size > 1:
         address = plan.ranks[rank].address
         if address.startswith("127."):
-            # Gloo binds what the host name resolves to, which need not be a loopback address.
+            # Gloo binds the address of the host name, which need not be a loopback address.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with peer_failures():
             dist.init_process_group(

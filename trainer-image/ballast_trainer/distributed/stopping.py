@@ -40,7 +40,7 @@ class StopSignal:
         Args:
             interactive: listen to the first Ctrl-C too.
             seconds: how long after SIGTERM the process is killed; None: it is not.
-            overdue: called on a thread of its own, with what happened, a little before that; must end
+            overdue: called on a thread of its own, with the reason as text, a little before that; must end
                 the process.
         """
         signal.signal(signal.SIGTERM, self._receive)
@@ -72,7 +72,7 @@ class StopSignal:
 
 
 def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
-    """How long after SIGTERM this process is killed, if the environment tells.
+    """How long after SIGTERM this process is killed, if the environment sets it.
 
     Raises:
         ConfigurationError: it is not a number of seconds.

@@ -2,7 +2,7 @@
 
 gloo's all-reduce is a ring: 2 (n - 1) hops one after another, each of which wakes a process.  For
 the short vector that ranks agree on after every step a tree's 2 log2 n hops are several times
-quicker (``benchmarks/trainer/agreement.py``).
+faster (``benchmarks/trainer/agreement.py``).
 """
 
 import torch

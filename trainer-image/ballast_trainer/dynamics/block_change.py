@@ -33,11 +33,11 @@ class BlockChange(UnchangedHooks):
         self._layer_count = layer_count
 
     def change_block(self, block: Block, depth: float) -> nn.Module:
-        """The block with its :class:`ChangingModule` in place, or what takes the block's place."""
+        """The block with its :class:`ChangingModule` in place, or its replacement."""
         raise NotImplementedError
 
     def change_other(self, module: nn.Module, index: int) -> nn.Module:
-        """What takes the place of a layer that is no block; most stay as they are."""
+        """The replacement of a layer that is not a block; most are unchanged."""
         return module
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
@@ -47,11 +47,11 @@ class BlockChange(UnchangedHooks):
         return self.change_other(module, index)
 
     def conform(self, step: int, layers: LayerSet) -> None:
-        """Follow what holds before ``step``."""
+        """Set the state before ``step``."""
         self._tell(layers, step - 1)
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
-        """Follow what holds from ``step`` on."""
+        """Set the state from ``step`` on."""
         if not self._steps.acts_at(step):
             return False
         self._tell(layers, step)

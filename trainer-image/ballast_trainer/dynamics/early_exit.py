@@ -1,10 +1,11 @@
 """Early exit: positions whose hidden state no longer changes skip the layers that follow.
 
 After each block the positions that the block changed least (cosine of its input and output, the
-saturation measure of CALM) exit; their hidden state goes to the head as it is.  After layer i of L
+saturation measure of CALM) exit; their hidden state goes to the head unchanged.  After layer i of L
 the fraction ``target * i / (L - 1)`` of the positions has left, so later layers get cheaper.
-Which positions are out travels as one more channel of the hidden state: shapes between stages stay
-fixed.  Every sequence exits as many positions as the others, so that what is left is dense.
+The mask of exited positions travels as one more channel of the hidden state: shapes between stages
+stay fixed.  The same number of positions exits from every sequence, so that the remaining ones form a
+dense tensor.
 """
 
 import math
@@ -28,7 +29,7 @@ class ExitingBlock(ChangingModule):
         self.block = block
 
     def forward(self, marked: torch.Tensor) -> torch.Tensor:
-        """Run the block on what is in, then let the most settled positions out."""
+        """Run the block on the remaining positions, then let those that changed least exit."""
         hidden, exited = marked[..., :-1], marked[..., -1].detach()
         length = hidden.shape[1]
         # The same in every sequence: each lets the same number out in each layer.

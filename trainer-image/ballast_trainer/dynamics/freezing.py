@@ -37,12 +37,12 @@ class Freezing(UnchangedHooks):
         return min(count, self._layer_count - 1)
 
     def conform(self, step: int, layers: LayerSet) -> None:
-        """Freeze what is frozen before ``step``."""
+        """Freeze the layers that are frozen before ``step``."""
         frozen = self.frozen_count(step - 1) if step > 0 else 0
         self._freeze(layers, frozen)
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
-        """Freeze what is due at ``step``."""
+        """Freeze the layers that are due at ``step``."""
         now = self.frozen_count(step)
         before = self.frozen_count(step - 1) if step > 0 else 0
         if now == before:

@@ -1,7 +1,7 @@
-"""Mixture of experts: each position goes to one of several MLPs, and the fullest sets the price.
+"""Mixture of experts: each position goes to one of several MLPs; the fullest determines the cost.
 
 The experts of a layer run as one batched product over as many slots as the fullest expert has
-positions, which is what grouped kernels and expert-parallel ranks cost too: routing imbalance is
+positions, which is also the cost of grouped kernels and expert-parallel ranks: routing imbalance costs
 compute.  From ``startStep`` to ``endStep`` the capacity of an expert tightens from all positions
 towards the mean, ``mean * experts ** (1 - target)``; positions over an expert's capacity pass the
 layer by (Switch Transformer).

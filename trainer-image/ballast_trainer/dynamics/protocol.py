@@ -1,7 +1,7 @@
 """The interface of a dynamic case: a change of the model while it trains.
 
 A change is a pure function of the step and of the layers' tensors, so that it is the same under
-every partition and after every restart; what it needs beyond the step travels as buffers of the
+every partition and after every restart; any further state travels as buffers of the
 layer.  Activations between layers keep their shape, since stages exchange them by fixed shapes.
 """
 
@@ -18,7 +18,7 @@ class Dynamic(Protocol):
 
     Attributes:
         needs_rebuild: whether a change of it alters which gradients stages exchange.
-        measures: name of what it measures of the data, an event of each look at the layers; None: nothing.
+        measures: name of the figure that it measures of the data, printed as an event; None: none.
     """
 
     needs_rebuild: bool
@@ -28,13 +28,13 @@ class Dynamic(Protocol):
         """Make a newly built layer able to change; returns the module to use."""
 
     def conform(self, step: int, layers: LayerSet) -> None:
-        """Bring layers that were built, received or loaded to what holds before ``step``."""
+        """Bring layers that were built, received or loaded to the state before ``step``."""
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
-        """Carry out what is due before ``step``; collective. Returns whether layers' costs changed."""
+        """Carry out the changes due before ``step``; collective. Returns whether layers' costs changed."""
 
     def measured(self, layers: LayerSet) -> dict[int, float]:
-        """What it measured last, by layer of those held; one without it is left out."""
+        """Its newest figure by layer, of the layers held that have one."""
 
     def after_backward(self, layers: LayerSet) -> None:
         """Called when a step's gradients are complete, before their norm is taken."""
@@ -50,7 +50,7 @@ class UnchangedHooks:
     measures: str | None = None
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
-        """The module as it is."""
+        """The module, unchanged."""
         return module
 
     def conform(self, step: int, layers: LayerSet) -> None:

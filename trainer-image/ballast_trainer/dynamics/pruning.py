@@ -50,7 +50,7 @@ class Pruning(UnchangedHooks):
         return module
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
-        """Prune what is due at ``step``."""
+        """Prune to the sparsity that is due at ``step``."""
         if not self._steps.acts_at(step):
             return False
         sparsity = gradual_sparsity(self._steps.progress(step), self._target)

@@ -1,4 +1,4 @@
-"""The dynamic cases that a configuration names, built."""
+"""Construction of the dynamic cases that a configuration names."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
     """One change.
 
     Raises:
-        ConfigurationError: its kind is unknown, or what the kind names cannot be imported.
+        ConfigurationError: its kind is unknown, or names a callable that cannot be imported.
     """
     build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
     built: Dynamic = build(config, layer_count)

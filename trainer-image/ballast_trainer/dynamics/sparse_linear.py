@@ -1,7 +1,7 @@
 """A linear layer whose weights can be pruned, and that computes sparsely once enough of them are.
 
-Up to :data:`SPARSE_FROM` the weight is dense with zeros in it, which costs what a dense weight
-costs.  Above, only the kept values remain, as a parameter of their own with gradient and optimizer
+Up to :data:`SPARSE_FROM` the weight is dense with zeros in it, which costs as much as a dense
+weight.  Above, only the kept values remain, as a parameter of their own with gradient and optimizer
 state of that size, and forward and both backward products run on them in CSR:
 ``y = W x``, ``dx = W^T dy``, and ``dW`` sampled at the kept positions.
 """
@@ -114,7 +114,7 @@ class PrunableLinear(nn.Module):
         if self.bias is not None:
             product = product + self.bias
         if torch.is_autocast_enabled(x.device.type):
-            # As the dense product: stages have agreed on the type of what they exchange.
+            # The type of the dense product: stages have agreed on the type of their messages.
             product = product.to(torch.get_autocast_dtype(x.device.type))
         shaped: torch.Tensor = product.reshape(*x.shape[:-1], product.shape[-1])
         return shaped
@@ -184,7 +184,7 @@ def without_masks(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
 
     Args:
         tensors: by key, as :class:`~ballast_trainer.layers.layer.Layer` names them.
-        module: what they are for.
+        module: the module that will load them.
     """
     dense = dict(tensors)
     for name, child in module.named_modules():

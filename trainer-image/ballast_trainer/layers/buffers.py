@@ -1,8 +1,8 @@
 """Buffers of layers: the state that is not learnt, such as the running statistics of BatchNorm.
 
 A single process changes them once for each microbatch that it trains on, and by nothing else.  So a
-trial of a plan runs on copies, a second forward of the same microbatch starts from what the first one
-found and leaves nothing behind, and what replicas have counted apart is put together after each step.
+trial of a plan runs on copies, a second forward of the same microbatch starts from the buffers that the first
+one found and changes none, and the buffers of replicas are combined after each step.
 
 PyTorch's kernels write running statistics without telling autograd; so copies take the buffers'
 places, and the buffers themselves are never written back to, which a pending backward would refuse.
@@ -21,7 +21,7 @@ Buffers = list[tuple[nn.Module, dict[str, torch.Tensor]]]
 
 
 def copies_of(modules: Iterable[nn.Module]) -> Buffers:
-    """Copies of the modules' own buffers, as they are now."""
+    """Copies of the modules' own buffers, with their present values."""
     found = []
     for module in modules:
         held = {name: buffer.detach().clone() for name, buffer in _own(module).items()}
@@ -67,7 +67,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Buffers of layers of which replicas train microbatches of their own, from a step's begin to its end."""
+    """Buffers of layers whose replicas train different microbatches, from a step's begin to its end."""
 
     started: Buffers
 
@@ -77,7 +77,7 @@ class StepBuffers:
         return cls(copies_of(modules))
 
     def merge(self, gather: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
-        """Put together what the replicas have made of them; the same on each afterwards.
+        """Combine the buffers of the replicas; they are the same on each afterwards.
 
         Running statistics become those of one process that trained on the microbatches of one replica
         after the other's.  Other floating-point buffers become the mean of the replicas', counts grow by
@@ -143,8 +143,8 @@ def _running(
     """Running statistics of one process, from those of replicas that all started from ``before``.
 
     With momentum m, replica i has made ``r_i = (1-m)^k_i before + s_i`` of its k_i microbatches; one
-    process makes ``(1-m)^k_i r + s_i`` of what it found, r.  Without momentum, the statistics are the mean
-    of all microbatches.
+    process makes ``(1-m)^k_i r + s_i`` of its previous value r.  Without momentum, the statistics are the
+    mean of all microbatches.
     """
     start = float(count_before)
     result, so_far = before, start

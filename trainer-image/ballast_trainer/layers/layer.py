@@ -1,6 +1,6 @@
 """The layers that a rank holds: modules and their optimizers.
 
-Each layer has an optimizer of its own, so that a layer's whole state is one dictionary of tensors
+Each layer has its own optimizer, so that a layer's whole state is one dictionary of tensors
 that can be moved, saved and loaded without looking at other layers.
 """
 
@@ -116,7 +116,7 @@ class Layer:
         Args:
             old: a parameter of the layer.
             new: what has taken its place in the module.
-            state: those entries of the optimizer's state that have changed with it.
+            state: entries of the optimizer's state that have changed with it.
         """
         if self.optimizer is None:
             return

@@ -37,9 +37,9 @@ class LayerStack(nn.Module):
         # A list, not a module, since it is iterated for every microbatch.
         self._layers = list(zip(layers, self.stack, strict=True))
         self.entrance: Callable[[torch.Tensor], torch.Tensor] | None = None
-        """What makes the first layer's input of what another stage sent; None: nothing to make."""
+        """Converts a message of the stage before to the first layer's input; None: no conversion."""
         self.exit: Callable[[torch.Tensor], torch.Tensor] | None = None
-        """What makes the message to the next stage of the last layer's output."""
+        """Converts the last layer's output to the message to the next stage; None: no conversion."""
         self.sends = False
         """Whether the output goes to another stage: gloo sends contiguous tensors only."""
         self.owns_output = False
@@ -90,7 +90,7 @@ class LayerStack(nn.Module):
     def _run_layer(
         self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor, kept: SavedTensors | None
     ) -> torch.Tensor:
-        """The output of one layer; what it saves for its backward is noted in ``kept``."""
+        """The output of one layer; tensors that it saves for its backward are noted in ``kept``."""
         index = held.index
         if self._recompute and torch.is_grad_enabled():
             if kept is not None and (value.requires_grad or _learns(layer)):
@@ -109,7 +109,7 @@ class LayerStack(nn.Module):
             nonlocal runs
             runs += 1
             seed_layer(self._device, key, held.index)
-            # Again from what the first forward found, and without a trace.
+            # Starts from the buffers that the first forward found, and leaves them unchanged.
             again = [(module, {n: b.clone() for n, b in buffers.items()}) for module, buffers in found]
             try:
                 with in_place(again) if runs > 1 else _NOTHING:
@@ -127,7 +127,7 @@ class LayerStack(nn.Module):
 class _Entrance(torch.autograd.Function):
     """A stage's input on its way to the first layer: no leaf, so that hooks and in-place layers may have it.
 
-    The buffer that an input was received in is used in every step; what is hung on it would stay.
+    The buffer that an input was received in is used in every step; hooks on it would stay.
     """
 
     @staticmethod

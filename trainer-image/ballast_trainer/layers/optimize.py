@@ -63,11 +63,11 @@ def optimizer_step(
     Args:
         layers: the layers held by this rank.
         config: learning rate and clipping.
-        meter: told the seconds of each layer.
+        meter: receives the seconds of each layer.
         step: the step that runs, 0-based.
         total_steps: of the job.
-        squared_norm: sum of squares of all gradients, over all ranks, as they are (scaled).
-        loss_scale: what the gradients are to be divided by.
+        squared_norm: sum of squares of all gradients, over all ranks, before division by ``loss_scale``.
+        loss_scale: divisor of the gradients.
     """
     factor = rate_factor(config, step, total_steps)
     scale = 1.0 / loss_scale

@@ -1,7 +1,7 @@
 """An optimizer's state of each parameter, as tensors that travel with the layer.
 
-Any ``torch.optim.Optimizer`` will do that keeps tensors and numbers per parameter.  What it keeps
-elsewhere would be lost when a layer moves, and the loss curve with it, so that is refused with a message.
+Any ``torch.optim.Optimizer`` can be used that keeps tensors and numbers per parameter.  State kept
+elsewhere would be lost when a layer moves and would change the loss curve, so it is refused.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import torch
 from ballast_trainer.errors import TrainerError
 
 _NUMBER = ":number"
-"""Ends the key of what was a Python number."""
+"""Suffix of the key of a value that is a Python number."""
 
 _MANAGED = frozenset({"params", "lr", "initial_lr"})
 """Entries of a parameter group that the trainer sets itself."""
@@ -63,7 +63,7 @@ def group_settings(optimizer: torch.optim.Optimizer) -> Groups:
 
 
 def refuse_state_in_groups(optimizer: torch.optim.Optimizer, first: Groups) -> None:
-    """Refuse an optimizer whose parameter groups are no longer what they were ``first``.
+    """Refuse an optimizer whose parameter groups differ from those at its construction, ``first``.
 
     Raises:
         TrainerError: it keeps state there.

@@ -3,7 +3,7 @@
 Layout: length of the description (8 bytes), description (JSON rows of name, type, shape, kept
 count), then the bytes of each tensor.  A tensor of which fewer than :data:`SPARSE_BELOW` elements
 differ from zero goes as a bit per element and the values that differ: a pruned layer moves at the
-price of what is left of it.
+cost of its remaining values.
 """
 
 import json

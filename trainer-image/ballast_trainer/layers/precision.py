@@ -24,7 +24,7 @@ GROWTH_STEPS = 2000
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse what a device cannot do.
+    """Refuse a precision that the device does not support.
 
     Raises:
         ConfigurationError: fp16 on a CPU.

@@ -4,8 +4,8 @@ A step is the microbatches of a batch, as elsewhere, but a rank starts the next 
 still compute.  After its part of a step a rank adds its figures to a sum over all ranks, which it
 reads one step later, so no rank waits for another.  The pipeline drains where all ranks must be at
 the same step: before layers move or change, for a checkpoint, when told to stop.  At the steps known
-from the configuration it drains whether anything happens or not, so that the weights do not depend
-on what was measured.
+from the configuration it drains in any case, so that the weights do not depend
+on measurements.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Agreed = TypeVar("Agreed")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """A rank's own end of a step.
+    """The end of a step on one rank.
 
     Attributes:
         measured: whether its seconds were measured by layer.
@@ -70,9 +70,9 @@ class AsynchronousRuns(Generic[Agreed]):
 
         Args:
             training: the job.
-            figures: what this rank adds to the sum after its part of a step, given its loss.
+            figures: this rank's summands after its part of a step, given its loss.
             agree: counts a step as done, given the sum of all ranks' figures.
-            must_drain: whether what was agreed on needs all ranks at one step.
+            must_drain: whether the agreed values require all ranks at one step.
             event: prints that the pipeline has drained.
         """
         self._training = training
@@ -141,7 +141,7 @@ class AsynchronousRuns(Generic[Agreed]):
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         norm = squared_gradient_norm(training.layers)
-        # Of this stage alone: gradients that are not finite must not reach its weights.
+        # Of this stage alone: non-finite gradients must not reach its weights.
         training.loss_scale.step_is_sound(norm, step=step)
         so_far = meter.optimizer
         optimizer_step(

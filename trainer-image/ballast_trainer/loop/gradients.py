@@ -1,4 +1,4 @@
-"""Gradients and buffers over the mesh: put together over the replicas, the norm counted once."""
+"""Gradients and buffers over the mesh: combined over the replicas, and their norm."""
 
 import torch
 

@@ -15,8 +15,8 @@ class IdleSeconds:
     """Seconds per step that a rank of the mean is idle, by measured costs of the layers.
 
     Attributes:
-        schedule: which the schedule would leave idle with the same work on even stages.
-        imbalance: which uneven stages add, and rebalancing can win back. A little below 0 where few
+        schedule: idle time of the schedule with the same work on even stages.
+        imbalance: idle time that uneven stages add, and rebalancing can recover. A little below 0 where few
             microbatches fill a pipeline of uneven stages faster.
     """
 
@@ -27,7 +27,7 @@ class IdleSeconds:
 def idle_seconds(training: TrainingState, costs: LayerCosts) -> IdleSeconds:
     """The idle time that the schedule and the partition in force explain.
 
-    Schedules with a flush are simulated; without one the closed form of a run between two drains stands.
+    Schedules with a flush are simulated; without one the closed form of a run between two drains is used.
     """
     positions = training.world.positions
     request = training.schedule_request(positions)

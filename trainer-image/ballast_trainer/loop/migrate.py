@@ -1,8 +1,8 @@
 """Live migration: layers move between ranks with parameters, optimizer state and masks.
 
 Only the layers that change ranks travel, point to point, each as one message.  No rank releases a
-layer before every rank has received and unpacked all that it is to hold; if any rank fails to, all
-of them keep the layers they had.
+layer before every rank has received and unpacked all of its new layers; if one fails, all ranks keep
+their previous layers.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class LayerMove:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """What was moved, over all ranks.
+    """The result of a migration, over all ranks.
 
     Attributes:
         moves: the layers that changed ranks.
@@ -75,7 +75,7 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[LayerMove]) -> Migra
         moves: layer, source and target of each.
 
     Raises:
-        MigrationFailed: some rank could not unpack a layer; all ranks keep what they had.
+        MigrationFailed: some rank could not unpack a layer; all ranks keep their layers.
         PeerLost: through the caller's :func:`peer_failures`.
     """
     received, byte_count = _exchange(world, layers, moves)

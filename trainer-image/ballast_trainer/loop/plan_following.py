@@ -1,4 +1,4 @@
-"""Between two steps: follow a new plan, rebalance, propose a repack.
+"""Plan following between two steps: new plans, rebalances, proposals to repack.
 
 All of it is collective: every rank calls the same function after the same step.
 """
@@ -210,7 +210,7 @@ class PlanFollower:
             self._rank_zero.event("cutRefused", stages=stages_as_json(stages), reason=str(error))
 
     def _print_measured(self) -> None:
-        """Print what the dynamic cases measure of the data; collective."""
+        """Print the figures that the dynamic cases measure of the data; collective."""
         training = self._training
         for dynamic in training.dynamics:
             if dynamic.measures is None:

@@ -50,7 +50,7 @@ class ProgressTracker:
         mine = [0.0] * self._training.model.layer_count
         for layer in self._training.layers:
             mine[layer.index] = float(layer.byte_count()) / self._training.copies
-        # Of one rank of a column: all of them hold as much.
+        # Of one rank of a column: all of them hold equal parts.
         share = 1 / self._training.world.mesh.column
         self._bytes = tuple(round(share * count) for count in self._training.world.sum(mine))
 
@@ -103,7 +103,7 @@ class ProgressTracker:
         return max(0.0, 1 - busy / (self._training.world.positions * mean))
 
     def _explained(self) -> dict[str, float | None]:
-        """What of the idle fraction the schedule and the partition explain; the rest is the runtime's."""
+        """The idle fraction explained by the schedule and the partition; the rest is the runtime's."""
         training = self._training
         if len(training.profile) >= _MEASURED_STEPS and self._costs is not None:
             known = self._idle is not None and self._idle[0] == training.stages

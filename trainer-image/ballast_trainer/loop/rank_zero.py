@@ -14,7 +14,7 @@ from ballast_trainer.reporting.console import Reporter
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOutcome:
-    """How a rank's part ended, and after how many steps of the job."""
+    """The end of a rank's part: the reason, and the steps of the job done."""
 
     reason: ExitReason
     step: int
@@ -79,7 +79,7 @@ class RankZeroReporter:
             )
 
     def migrated(self, reshaped: ReshapeResult) -> None:
-        """Print what moved."""
+        """Print the layers that moved."""
         self.event(
             "migrate",
             layers=[move.layer for move in reshaped.migration.moves],

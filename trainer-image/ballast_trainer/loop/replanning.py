@@ -37,8 +37,8 @@ def best_stages(
 def best_step_seconds(training: TrainingState, costs: LayerCosts) -> float:
     """Predicted seconds per step under the best partition over the same ranks.
 
-    What a repack must keep up with: not the partition that happens to be in force, which a
-    rebalance will soon have improved.
+    The reference for the speed of a repack: the partition in force may soon be improved by a
+    rebalance.
     """
     loads = exact_partition(costs.total, training.world.positions).loads(costs.total)
     return predict_step_seconds(loads, training.microbatches_per_drain)
@@ -70,7 +70,7 @@ class LayerSizes:
 
 
 def layer_sizes(training: TrainingState) -> LayerSizes:
-    """The sizes of all layers as they are now; collective."""
+    """The present sizes of all layers; collective."""
     count = training.model.layer_count
     mine = [0.0] * (3 * count)
     # Every copy of a layer is summed: of replicas, and of the ranks of a column.
@@ -101,7 +101,7 @@ def rebalance_decision(
     Args:
         training: the job.
         sizes: of its layers.
-        move_seconds: what the last move took; None before the first.
+        move_seconds: seconds of the last move; None before the first.
         link_seconds: one transfer over each link, for the balancer ``network``.
     """
     costs = training.profile.costs()
@@ -149,8 +149,8 @@ def repack_proposal(
     Args:
         training: the job.
         sizes: of its layers, for the memory limit.
-        reference_step_seconds: predicted step of this job before its layers got cheaper; its speed
-            is what the proposal keeps, up to ``repack.maxSlowdown``.
+        reference_step_seconds: predicted step of this job before its layers got cheaper; the
+            proposal keeps its speed, up to ``repack.maxSlowdown``.
     """
     config = training.config
     costs = training.profile.costs()

@@ -26,7 +26,7 @@ class CutRefused(MigrationFailed):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReshapeResult:
-    """What a change of shape did.
+    """The result of a change of shape.
 
     Attributes:
         migration: layers moved and bytes sent.
@@ -87,13 +87,13 @@ def _move_and_try(
     stages: tuple[Stage, ...],
     positions: int | None = None,
 ) -> tuple[Migration, Boundaries]:
-    """Send layers to where ``stages`` want them, and try that partition; every rank keeps what it sent.
+    """Send layers to their ranks under ``stages``, and try that partition; every rank keeps those it sent.
 
     Args:
         training: the job.
         moves: from the partition in force.
         stages: the new partition, with ranks in the numbering of today.
-        positions: of the pipeline that is to run them; None: as many as today.
+        positions: of the pipeline that is to run them; None: unchanged.
 
     Raises:
         MigrationFailed: nothing has changed.
@@ -184,7 +184,7 @@ def _ready_key(plan: Plan, pod: str) -> str:
 
 
 def announce_ready(store: Any, plan: Plan, pod: str) -> None:
-    """Announce that a new rank has loaded what it needs: the others may stop for it."""
+    """Announce that a new rank is ready: the others may stop for it."""
     store.set(_ready_key(plan, pod), "1")
 
 

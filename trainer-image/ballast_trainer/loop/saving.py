@@ -1,4 +1,4 @@
-"""When a job saves its state and from where it resumes; a checkpoint that fails does not end the training."""
+"""Saving and resuming of a job's state; a failed checkpoint does not end the training."""
 
 import logging
 import time
@@ -85,7 +85,7 @@ class Saver:
             self._checkpoints.load(self._training.world, self._training.layers, manifest)
 
     def close(self) -> None:
-        """Give the directory back to other runs."""
+        """Release the directory to other runs."""
         if self._checkpoints is not None:
             self._checkpoints.close()
 
@@ -136,7 +136,7 @@ class Saver:
         """
         text, waited, pause = self.save(), 0.0, 0.25
         while self._checkpoints is not None and self._progress.checkpoint_step != self._training.step:
-            # Counted, not measured: all ranks must give up at the same attempt.
+            # Counted, not measured: all ranks must stop at the same attempt.
             if waited >= self._training.config.checkpoint.retry_seconds:
                 raise CheckpointNotWritten(text)
             time.sleep(pause)

@@ -1,8 +1,8 @@
 """The training loop of one rank: train a step, agree with the other ranks, reshape where it pays.
 
-After each step all ranks sum one vector: who was told to stop, the newest plan that rank 0 has
+After each step all ranks sum one vector: the ranks told to stop, the newest plan that rank 0 has
 seen, the loss, the gradient norm, the seconds and the activation bytes of each layer.  So all ranks
-know the same and act at the same step; what rank 0 alone decides it broadcasts there.
+have the same values and act at the same step; rank 0 broadcasts its own decisions there.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from ballast_trainer.reporting.console import Reporter
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Agreed:
-    """What all ranks know after a step."""
+    """The values that all ranks have agreed on after a step."""
 
     stop: bool
     epoch: int
@@ -217,7 +217,7 @@ class Session:
         return self._agreed(self._training.world.sum(self._figures(loss)))
 
     def _figures(self, loss: float | None) -> list[float]:
-        """What this rank adds to the sum."""
+        """This rank's summand."""
         training = self._training
         newest = self._plan_follower.newest_epoch()
         # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
@@ -233,7 +233,7 @@ class Session:
             squared_norm_once(training.world, training.layers) / training.copies,
             float(training.straggler_mitigation.wants_exchange),
             *(share * second for second in seconds),
-            # Copies of a layer keep as much each, and share the seconds.
+            # Copies of a layer keep equal bytes each, and share the seconds.
             *(share / training.copies * count for count in kept),
         ]
 

@@ -26,7 +26,7 @@ class Overhead:
     """Seconds of this rank, since it began, in which it reshaped instead of training.
 
     Attributes:
-        deciding: finding out whether to rebalance, waiting for rank 0's answer included.
+        deciding: deciding on a rebalance, including the wait for rank 0's decision.
         moving: layers moved and pipelines rebuilt.
     """
 
@@ -43,7 +43,7 @@ class TrainingState:
         step: optimizer steps done, which is the index of the next step.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
-        balance: what this rank's tensor group does about stragglers.
+        balance: straggler mitigation of this rank's tensor group.
         exchange_due: some rank wants its tensor group to exchange times before the next step.
         overhead: seconds spent on rebalancing.
     """
@@ -76,7 +76,7 @@ class TrainingState:
     overhead: Overhead = dataclasses.field(default_factory=Overhead)
 
     def conform(self) -> None:
-        """Apply to all layers held what the dynamic cases have changed up to this step."""
+        """Apply the changes of the dynamic cases up to this step to all layers held."""
         for dynamic in self.dynamics:
             dynamic.conform(self.step, self.layers)
 
@@ -84,7 +84,7 @@ class TrainingState:
         """Rebuild the pipeline after layers moved or froze; collective.
 
         Args:
-            boundaries: what a trial of the partition in force has found; None: it is tried now.
+            boundaries: result of a trial of the partition in force; None: it is tried now.
 
         Raises:
             TrialFailed: a stage cannot run.
@@ -98,7 +98,7 @@ class TrainingState:
 
         Args:
             stages: with ranks in the numbering of today.
-            positions: of the pipeline that is to run them; None: as many as today.
+            positions: of the pipeline that is to run them; None: unchanged.
 
         Raises:
             TrialFailed: on every rank; a stage cannot run.

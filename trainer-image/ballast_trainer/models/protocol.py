@@ -1,8 +1,8 @@
 """The interface of a model: two functions.
 
-``build_layer(index)`` makes one layer, and ``loss(output, targets)`` scores what the last one
-returns.  The model is the composition of layers 0 to ``layer_count`` - 1, each taking what the one
-before it returns (one tensor); the first takes the batch's inputs.  A rank builds only the layers
+``build_layer(index)`` makes one layer, and ``loss(output, targets)`` scores the output of the
+last.  The model is the composition of layers 0 to ``layer_count`` - 1, each taking the output of the one
+before it (one tensor); the first takes the batch's inputs.  A rank builds only the layers
 it holds; the trainer seeds torch's generator per layer before it calls ``build_layer``, so that a
 layer starts with the same weights wherever it is built.
 
@@ -39,7 +39,7 @@ class Model:
         batch: inputs and targets of a step, ``batch(seed, step, size)`` -> tensors whose first
             dimension is ``size``; a pure function, so that every rank sees the same order.  Needed
             where the configuration names no ``data``.
-        family: what kind it is (``transformer``, ``recurrent``, ...); throughput differs by it.
+        family: kind of model (``transformer``, ``recurrent``, ...), on which throughput depends.
     """
 
     layer_count: int
@@ -61,7 +61,7 @@ class Model:
 
         Modules keep the weights they have (the trainer seeds torch before it calls a builder, so
         that all ranks start alike), and every rank keeps all of them in the host's memory; with
-        functions a rank makes only what it holds.
+        functions a rank makes only the layers it holds.
 
         Raises:
             ValueError: two of the modules share a parameter, which could not stay one on two ranks.

@@ -1,4 +1,4 @@
-"""Tied weights: layers that share a parameter, which could not stay one on two ranks."""
+"""Detection of tied weights: a parameter shared by layers, which two ranks could not share."""
 
 import logging
 import time
@@ -13,14 +13,14 @@ from ballast_trainer.seeding import host_seeded, seed_build
 logger = logging.getLogger(__name__)
 
 _LONGEST_SECONDS = 30.0
-"""After which no more layers are built to look at them."""
+"""Seconds after which no further layers are built and checked."""
 
 
 def refuse_tied_layers(model: Model, *, seed: int) -> None:
     """Build the layers one by one, and refuse two that share a parameter.
 
-    A parameter that outlives its layer belongs to someone else too: a closure, a cache, the module of another
-    layer.  Only those are compared, so one layer at a time is in memory.
+    A parameter that outlives its layer is also referenced elsewhere: by a closure, a cache, another layer's
+    module.  Only those are compared, so one layer at a time is in memory.
 
     Args:
         model: whose layers to build.

@@ -42,7 +42,7 @@ class ScheduleRequest:
 
     @classmethod
     def of(cls, config: JobConfig, ranks: int) -> "ScheduleRequest":
-        """What a configuration asks for, over ``ranks`` positions of the pipeline."""
+        """The layout of a configuration, over ``ranks`` positions of the pipeline."""
         pipeline = config.pipeline
         return cls(
             name=pipeline.schedule,

@@ -154,7 +154,7 @@ class PipelineBuilder:
         return held
 
     def tried(self, batch: Batch, everywhere: Callable[[Any], list[Any]] | None = None) -> Boundaries:
-        """Run one microbatch through every stage as it is cut; collective.
+        """Run one microbatch through every stage of the partition; collective.
 
         Args:
             batch: inputs and targets of a step.

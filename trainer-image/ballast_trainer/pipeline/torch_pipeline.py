@@ -169,7 +169,7 @@ def _stage(
     meter: Meter,
 ) -> Any:
     last = len(boundaries)
-    # Only what other stages exchange with this one matters.
+    # Only the tensors exchanged with other stages matter.
     outside = torch.empty(1, device="meta")
     made = _stage_class(
         stack,

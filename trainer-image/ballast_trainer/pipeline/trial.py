@@ -1,7 +1,7 @@
 """A trial of a partition before it is in force: every stage runs one microbatch, forward and backward.
 
-It finds the shapes of what stages exchange, and whether the stages work as they are cut; no
-parameter, gradient or buffer is different afterwards.  A stage that fails is named on all ranks, and
+It finds the shapes of the tensors between stages, and whether the stages can run; no
+parameter, gradient or buffer is changed.  A stage that fails is named on all ranks, and
 all of them stop at the same place.
 """
 
@@ -130,7 +130,7 @@ class Trial:
             torch.autograd.backward(result, gradient)
 
     def _share(self, stage: int, found: Boundary | str | None) -> Boundary | str:
-        """What the first holder of a stage found, on all ranks of the pipeline."""
+        """The result of the first holder of a stage, on all ranks of the pipeline."""
         box: list[Any] = [found]
         if self.line.size > 1:
             source = self.line.ranks[self.holders[stage][0]]
@@ -140,7 +140,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
-        """Gradients are afterwards as they were."""
+        """Restores the gradients at the end."""
         parameters = [p for stack in self.stacks.values() for p in stack.parameters()]
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -171,6 +171,6 @@ class Trial:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
         for stack in self.stacks.values():
             for layer in stack.held:
-                # Replicas must agree, whatever each of them happened to see.
+                # Replicas must agree, even where their microbatches differ.
                 names = {name for _, by_layer in everywhere for name in by_layer.get(layer.index, ())}
                 layer.stateful = tuple(m for name, m in layer.module.named_modules() if name in names)

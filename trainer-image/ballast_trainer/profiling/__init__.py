@@ -1,1 +1,1 @@
-"""What layers, links and steps cost, measured in the running job."""
+"""Measurement of the costs of layers, links and steps in the running job."""

@@ -1,6 +1,6 @@
 """Bytes that layers save from the forward to the backward of one microbatch.
 
-Autograd tells what it saves; storages count once, for the first layer that keeps them, and those of
+Autograd's hooks see all saved tensors; storages count once, for the first layer that keeps them, and those of
 weights and buffers not at all, since they are held anyway.  A stage's input is often a part of a
 batch: only the part counts.
 """
@@ -12,9 +12,9 @@ from torch import nn
 
 
 class SavedTensors:
-    """What the layers of one stage keep of the microbatch that runs.
+    """Tensors that the layers of one stage keep of the running microbatch.
 
-    Nothing is counted while layers run, only noted: a note takes about a microsecond.  What is noted is
+    Tensors are only noted while layers run, in about a microsecond each, and counted later.  They are
     kept alive, so that no other tensor takes its address, until the counter is released.
     """
 
@@ -42,11 +42,11 @@ class SavedTensors:
         return torch.autograd.graph.saved_tensors_hooks(pack, _as_it_is)
 
     def keep(self, layer: int, tensor: torch.Tensor) -> None:
-        """Note what a layer keeps by other means than autograd's own."""
+        """Note a tensor that a layer keeps by other means than autograd."""
         self._noted.append((layer, tensor))
 
     def count(self, modules: Iterable[nn.Module] = ()) -> dict[int, int]:
-        """Bytes by layer of what was noted since the last count.
+        """Bytes by layer of the tensors noted since the last count.
 
         Args:
             modules: whose parameters and buffers do not count.

@@ -16,12 +16,12 @@ _TAG = 1 << 20
 def link_seconds(world: World, message_bytes: int) -> list[float]:
     """Seconds of one transfer over each link, by position; the same list on every rank. Collective.
 
-    Both ends of a link send a message to and fro; links are measured one after the other, columns of
-    the mesh side by side as they train, and their mean is what counts.
+    Both ends of a link send a message back and forth; links are measured one after the other, columns of
+    the mesh at the same time, as in training, and their mean is returned.
 
     Args:
         world: the ranks.
-        message_bytes: what this rank hands on for a microbatch; of the last position it does not count.
+        message_bytes: bytes that this rank sends on for a microbatch; ignored for the last position.
 
     Returns:
         Shape (positions - 1,).

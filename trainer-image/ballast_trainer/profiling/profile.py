@@ -2,7 +2,7 @@
 
 A :class:`Meter` is told when a microbatch's work begins and ends on this rank, and when the work
 passes from one layer to the next.  On the CPU it reads the thread's own CPU time, so that a busy
-machine does not disturb what is measured; with a GPU it reads wall time around synchronised work.
+machine does not disturb the measurement; with a GPU it reads wall time around synchronised work.
 In a step measured by layer, the bytes that layers keep for their backward are counted too, of the
 first microbatch that each stage computes.
 """
@@ -42,7 +42,7 @@ class Meter:
         message_bytes: bytes that the newest forward of a stage sends on.
         activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
         output_bytes: size of each layer's output, of the newest microbatch that was counted.
-        kept: counts what the microbatch keeps that the newest forward was of; None: that is not counted.
+        kept: counter of the bytes that the microbatch of the newest forward keeps; None: not counted.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Meter:
         return self.kept
 
     def add_kept(self, modules: Sequence[nn.Module] = ()) -> None:
-        """Count what was noted; ``modules`` hold the weights.  The seconds of it are no layer's."""
+        """Count what was noted; ``modules`` hold the weights.  Its seconds count for no layer."""
         if self.kept is None:
             return
         with self._aside():
@@ -111,7 +111,7 @@ class Meter:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """Take what is done out of the seconds that are measured."""
+        """Exclude the work inside from the measured seconds."""
         began = self._now()
         yield
         seconds = self._now() - began
@@ -184,7 +184,7 @@ class Meter:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts:
-    """What layers cost per step, over all ranks.
+    """Costs of the layers per step, over all ranks.
 
     Attributes:
         forward, backward, optimizer: seconds per step of each layer.
@@ -222,12 +222,12 @@ class Profile:
             self._activation_bytes.append(activation_bytes)
 
     def forget(self) -> None:
-        """Drop what was measured: the layers' costs have changed."""
+        """Drop the measurements: the layers' costs have changed."""
         self._steps.clear()
         self._activation_bytes.clear()
 
     def activation_bytes(self) -> tuple[int, ...] | None:
-        """What each layer keeps of one microbatch for its backward; None before it was counted.
+        """Bytes that each layer keeps of one microbatch for its backward; None before the first count.
 
         The most of the last steps: in a run without a flush a rank may have no forward in a step.
         """

@@ -1,7 +1,7 @@
 """Recording of the ranks' actions in some steps, as a chrome trace like the simulated one.
 
 A recording meter notes when each action began and ended, by the machine's clock: ranks of one
-machine share it.  At the end of the run rank 0 gathers the notes over the store and writes the file.
+machine share it.  At the end of the run rank 0 gathers these over the store and writes the file.
 """
 
 import datetime

@@ -19,7 +19,7 @@ class Reporter(Protocol):
 
 
 class SilentReporter:
-    """Every rank but 0."""
+    """The reporter of all ranks but 0: no output."""
 
     def step(self, **fields: Any) -> None:
         """Nothing."""

@@ -25,7 +25,7 @@ class PrometheusWriter:
     """Serves ``/metrics`` on a port of all addresses.
 
     Attributes:
-        registry: what is served.
+        registry: the metrics that are served.
     """
 
     def __init__(self, port: int, address: str = "0.0.0.0") -> None:
@@ -64,7 +64,7 @@ class PrometheusWriter:
                 self._gauge(name).set(value)
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Count it, and how long it stopped the training."""
+        """Count the event, and the seconds of its pause."""
         self._events.labels(name).inc()
         if isinstance(fields.get("pause_ms"), int | float):
             self._pauses.labels(name).observe(fields["pause_ms"] / 1000)
@@ -76,7 +76,7 @@ class PrometheusWriter:
         self._thread.join()
 
     def _gauge(self, name: str) -> Gauge:
-        # Made when there is a figure: what is not known is absent, not 0.
+        # Created with its first value: an unknown figure is absent, not 0.
         if name not in self._gauges:
             self._gauges[name] = Gauge(f"ballast_trainer_{name}", _GAUGES[name], registry=self.registry)
         return self._gauges[name]

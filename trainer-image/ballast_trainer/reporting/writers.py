@@ -1,6 +1,6 @@
 """Writers: destinations of the figures besides standard output. A custom writer has three methods.
 
-``scalars`` gets the numbers of a step, ``event`` what else happened, ``close`` ends it.  That is
+``scalars`` gets the numbers of a step, ``event`` everything else, ``close`` ends it.  That is
 the shape of TensorBoard's and W&B's clients, so that adapting one takes five lines::
 
     class WandbWriter:
@@ -119,7 +119,7 @@ def scalars_of(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 class WritingReporter:
-    """Prints as another reporter does, and hands the figures to writers.
+    """Prints by another reporter, and passes the figures to writers.
 
     A writer that fails is dropped with a warning: a full disk does not end the training.
     """

@@ -1,4 +1,4 @@
-"""Whether a model can be cut for tensor parallelism; refused before ranks start."""
+"""The check, before ranks start, that a model can be cut for tensor parallelism."""
 
 import torch
 from ballast_policies.contract.job import JobConfig

@@ -1,4 +1,4 @@
-"""Measures the cost of pruning and of migrating columns on this machine: Algorithm 2, line 1.
+"""Measurement of the costs of pruning and migrating columns on this machine (Algorithm 2, line 1).
 
 Both are measured on the layers that are held, once, when the group first finds a rank late.
 """
@@ -50,7 +50,7 @@ def measure_costs(
     Args:
         pairs: all that are held; the first stands for all.
         axis: the tensor group.
-        columns: what counts as a rank's whole work, L.
+        columns: L, the columns of a rank's whole work.
         microbatches: of a step.
         slowdown: of this rank's device, where one is emulated.
     """
@@ -65,7 +65,7 @@ def measure_costs(
     sent = []
     for fraction in _FRACTIONS:
         buffer = torch.zeros(max(1, round(fraction * numbers)), device=device)
-        # Weights go out by a broadcast, their gradients come home with an all-reduce.
+        # Weights go out by a broadcast, their gradients return by an all-reduce.
         there = _seconds(functools.partial(axis.broadcast, buffer, 0), time.perf_counter)
         back = _seconds(functools.partial(axis.all_reduce, buffer), time.perf_counter)
         sent.append(there + back)

@@ -1,6 +1,6 @@
 """The two ends of a tensor-parallel pair of products (Megatron-LM's f and g).
 
-The input is whole on every rank, and so is the sum of what the ranks make of it; in between each rank
+The input is whole on every rank, and so is the sum of the ranks' results; in between each rank
 works on its part alone.  So a pair costs one all-reduce forward and one backward.
 """
 
@@ -16,7 +16,7 @@ class Piggyback(Protocol):
     """Numbers that travel on the backward's all-reduce."""
 
     def load(self) -> torch.Tensor | None:
-        """What this rank puts in, flat; None where there is nothing yet, on all ranks alike."""
+        """This rank's contribution, flat; None where there is none yet, then on all ranks."""
 
     def unload(self, summed: torch.Tensor) -> None:
         """The sum over the ranks."""

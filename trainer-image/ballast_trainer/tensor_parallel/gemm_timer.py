@@ -15,7 +15,7 @@ class GemmTimer:
     Attributes:
         running: whether products are timed.
         seconds: of this step, multiplied by the emulated slow-down.
-        extra: those of them that only an emulated straggler has, and no meter of whole stages knows.
+        extra: the part that only an emulated straggler adds, which no meter of whole stages measures.
     """
 
     def __init__(self, device: torch.device, speed: EmulatedSpeed | None = None) -> None:

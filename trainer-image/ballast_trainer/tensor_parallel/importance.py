@@ -25,7 +25,7 @@ class ColumnImportance:
 
         Args:
             linear: the layer whose contraction columns are chosen from.
-            config: how to choose.
+            config: the rule of the choice.
             seed: of what is chosen at random; differs from product to product.
         """
         self._linear = linear

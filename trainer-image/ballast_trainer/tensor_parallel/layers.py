@@ -1,7 +1,7 @@
 """Layers of models, cut over a tensor group.
 
 :func:`split_layer` knows the project's transformer block; register your own with
-``@split_layer_type.register``.  What it does not know stays whole on every rank, which is correct and
+``@split_layer_type.register``.  Layers of other types stay whole on every rank, which is correct but
 saves nothing.
 """
 

@@ -7,7 +7,7 @@ weights' gradients ride on the backward's all-reduce of the step's last microbat
 collective more than without migration, for each late rank.
 
 The published method moves columns of each product by itself, which costs it an exchange for each of a
-layer's products; here whole units between two products move, so that what lies between never travels.
+layer's products; here whole units between two products move, so that the tensors between them never travel.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def numbers_per_unit(pair: ParallelPair) -> int:
 def handed_over(pairs: Sequence[ParallelPair], fraction: float) -> list[int]:
     """How many units of each pair of a layer a rank hands over, for about ``fraction`` of its work there.
 
-    A head is a coarse unit: as many as fit are taken, and inner units of the MLP make up the rest.  One
+    A head is a coarse unit: as many as fit are taken, and inner units of the MLP for the rest.  One
     unit of each pair stays, so that its rank takes part in the backward.
     """
     sizes = [numbers_per_unit(pair) for pair in pairs]
@@ -76,7 +76,7 @@ def unpack(pair: ParallelPair, rows: torch.Tensor, first: int) -> Units:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one late rank hands over of one pair, and what this rank computes of it."""
+    """The units of a pair that one late rank hands over, and those that this rank computes of them."""
 
     source: int
     count: int
@@ -99,7 +99,7 @@ class GradientReturn:
         self.returned: torch.Tensor | None = None
 
     def load(self) -> torch.Tensor | None:
-        """What this rank computed for others, zeros in others' places; only at the last microbatch."""
+        """This rank's gradients for others, zeros in other places; only at the last microbatch."""
         self._awaited -= 1
         if self._awaited > 0:
             return None
@@ -113,7 +113,7 @@ class GradientReturn:
         return torch.cat(rows)
 
     def unload(self, summed: torch.Tensor) -> None:
-        """Take what was computed for this rank, if it is late."""
+        """Take the gradients computed for this rank, if it is late."""
         offset = 0
         for part in self._parts:
             numbers = part.count * self._width
@@ -166,7 +166,7 @@ def begin_migration(
 
 
 def _take_part(pair: ParallelPair, rows: torch.Tensor, source: int, late: Sequence[int], axis: Axis) -> _Part:
-    """What ``source`` hands over of a pair; this rank's share of it joins its own work for the step."""
+    """The units of a pair that ``source`` hands over; this rank's share joins its own work for the step."""
     count = len(rows)
     mine = helper_columns(count, ranks=axis.size, straggler=source, rank=axis.index, migrating=late)
     units = None

@@ -3,8 +3,8 @@
 Between the two products lie independent units (the inner units of an MLP, the heads of an attention),
 an equal number on each rank.  For a while a rank may leave out contraction columns of its products
 (:mod:`~ballast_trainer.tensor_parallel.product`) or hand its last units to other ranks
-(:mod:`~ballast_trainer.tensor_parallel.migration`): what helpers compute is added to their own partial
-sums, and reaches everybody by the all-reduce that happens anyway.
+(:mod:`~ballast_trainer.tensor_parallel.migration`): helpers add their results to their own partial
+sums, which the pair's all-reduce sums over all ranks.
 """
 
 import dataclasses

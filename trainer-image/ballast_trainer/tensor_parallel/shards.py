@@ -1,7 +1,7 @@
 """A layer's tensors by key for checkpoints: each part is stored once, any number of ranks can load it.
 
-A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks``, which is all that is
-needed to put the whole together again and to cut it otherwise.
+A whole tensor keeps its name; a part is called ``name@index/size:dimxblocks``, which is enough
+to assemble the whole and to cut it differently.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Straggler mitigation: a tensor group measures its ranks, and prunes or migrates work of late ones.
 
 Each rank measures its own seconds (T) and those of its products (M).  Where one of them finds that its
-own have changed by a tenth, all exchange theirs; from the same numbers each then works out the same
-decision (:func:`ballast_policies.planning.tensor_parallel.decide_workload`), and no message more is
+own have changed by a tenth, all exchange theirs; from the same numbers each then computes the same
+decision (:func:`ballast_policies.planning.tensor_parallel.decide_workload`), and no further message is
 needed to act on it.
 """
 
@@ -40,7 +40,7 @@ MEASURED_STEPS = 3
 """Steps whose median is a rank's seconds."""
 
 COLUMNS = 1000
-"""What a decision counts a rank's whole work as: it is carried out to a thousandth."""
+"""Columns of a rank's whole work in a decision, which is therefore exact to a thousandth."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,11 +53,11 @@ class _Held:
 
 
 class StragglerMitigation:
-    """Measures this rank, and sets its layers to what its tensor group has decided.
+    """Measures this rank, and applies the decision of its tensor group to its layers.
 
     Attributes:
         wants_exchange: this rank's seconds are not those that the decision in force was made from.
-        decision: what is in force; None before the first exchange.
+        decision: the one in force; None before the first exchange.
         changed: the decision was made before the step that runs.
     """
 
@@ -188,7 +188,7 @@ class StragglerMitigation:
         migrated, pruned = (
             row[axis.index] / COLUMNS for row in (self.decision.migrated, self.decision.pruned)
         )
-        # What is left out is left out of the work that this rank has not handed over.
+        # Columns are pruned from the work that this rank has not handed over.
         ratio = pruned / (1 - migrated)
         for layer in held:
             for number, pair in enumerate(layer.pairs):
@@ -214,7 +214,7 @@ class StragglerMitigation:
         """After a step's backward: add the gradients that others computed, and record the step's seconds.
 
         Args:
-            busy_seconds: T of this rank, without what it waited for others.
+            busy_seconds: T of this rank, without waiting for others.
             microbatches: of the step on each replica.
         """
         if not self.active or not self._held:

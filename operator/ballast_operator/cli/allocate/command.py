@@ -17,7 +17,7 @@ from ballast_operator.cli.allocate.input import read_problem
 from ballast_operator.cli.own_modules import import_from_here
 
 INTERNAL = ("start",)
-"""Fields of an Allocation that are for the next solve, not for readers."""
+"""Fields of an Allocation that serve the next solve and are not printed."""
 
 
 @click.command()

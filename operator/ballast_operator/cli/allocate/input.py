@@ -1,4 +1,4 @@
-"""The input of ``ballast allocate``: JSON to a Problem."""
+"""The input of ``ballast allocate``: the Problem of a JSON text."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from ballast_policies.contract import errors as contract
 from ballast_policies.contract.decode import decode, parse_json
 
 SMALLEST, LARGEST = 1e-9, 1e15
-"""Numbers other than 0 must lie between: no speed, price, weight or time of a cluster does not."""
+"""Limits of numbers other than 0; speeds, prices, weights and times of real clusters lie within."""
 
 
 def read_problem(text: str) -> Problem:
-    """The problem that a JSON text states. Its keys are the fields of :class:`Problem` as they are.
+    """The problem that a JSON text states. Its keys are the fields of :class:`Problem`.
 
     Raises:
         ProblemError: not JSON, an unknown or missing key, or an impossible value; the text names the field.
@@ -35,7 +35,7 @@ def read_problem(text: str) -> Problem:
 
 
 def _shown(problem: contract.Problem) -> str:
-    """The path once: the reasons of a Problem's own checks begin with it."""
+    """Field and reason as text; the path is not repeated where the reason begins with it."""
     if not problem.path:
         return problem.reason if ": " in problem.reason else f"the input: {problem.reason}"
     collection = problem.path.partition("[")[0]
@@ -50,7 +50,7 @@ def _of_every_type(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
-    """One for each number with which sums would lose what they are made of."""
+    """One problem for each number too small or too large for sums in floating point."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _beyond_limits(item, contract.join_path(path, key))
@@ -63,7 +63,7 @@ def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
 
 
 def _unusable_names(problem: Problem) -> Iterator[contract.Problem]:
-    """One for each empty name, and for each GPU type that ``gpu_types`` does not have."""
+    """One problem for each empty name, and for each GPU type that ``gpu_types`` does not have."""
     types = problem.gpu_types
 
     def unknown(names: Iterable[str], path: str) -> Iterator[contract.Problem]:

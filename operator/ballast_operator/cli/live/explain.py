@@ -1,4 +1,4 @@
-"""``ballast explain JOB``: why a job runs where it runs, or waits."""
+"""``ballast explain JOB``: the reason for a job's placement or wait."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> None:
-    """Say why JOB runs where it runs, or what it waits for."""
+    """Explain why JOB runs on its GPUs, or why it waits."""
     found = asyncio.run(_read(job, namespace, kubeconfig))
     click.echo(found.to_json() if output == "json" else as_text(found))
 
@@ -43,7 +43,7 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
 
 
 def as_text(found: "Explanation") -> str:
-    """The explanation for a person."""
+    """The explanation as text lines."""
     lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
     held = found.allocation
     if held:

@@ -1,4 +1,4 @@
-"""The overview of `ballast top` as tables that fit the terminal: nothing is cut off at 80 columns."""
+"""The overview of ``ballast top`` as tables that fit the terminal, without truncation at 80 columns."""
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -96,7 +96,7 @@ def _name(job: JobLine) -> str:
 
 
 def _figures(job: JobLine) -> tuple[str, ...]:
-    """GPUs, step, steps/s, loss, imbalance, restarts, cost; "-" where it is not known."""
+    """GPUs, step, steps/s, loss, imbalance, restarts, cost; "-" for unknown values."""
     speed = job.steps_per_second
     return (
         f"{job.gpus} x {job.gpu_type}" if job.gpus else "-",

@@ -38,7 +38,7 @@ def whatif(
     kubeconfig: str | None,
     output: str,
 ) -> None:
-    """Say who would gain and who would lose; nothing is changed on the cluster."""
+    """Show which jobs would gain and which would lose; nothing is changed on the cluster."""
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator.whatif import Setup, compare
     from kubernetes.aio.config import ConfigException
@@ -72,7 +72,7 @@ async def _read(kubeconfig: str | None, cluster_policy: str) -> tuple["Snapshot"
 
 
 async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["Snapshot", "Objective"]:
-    """What the operator would decide on now, and the objective in force.
+    """The snapshot that the operator would decide on now, and the objective in force.
 
     Raises:
         ProblemError: there is no such ClusterPolicy, or several and none was named, or it is not usable.
@@ -154,7 +154,7 @@ def pose(
 
 
 def as_text(found: "Comparison") -> str:
-    """Who gains, who loses, and the totals."""
+    """A table of the jobs that gain or lose, and the totals."""
     lines = [f"{'job':40} {'steps/s now':>12} {'then':>12} {'change':>9}  GPU types then"]
     for job in sorted(found.jobs, key=lambda job: (job.verdict != "loses", job.verdict == "same", job.job)):
         change = (

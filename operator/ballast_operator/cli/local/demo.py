@@ -1,4 +1,4 @@
-"""``ballast demo``: the whole story on a local cluster, live, with a summary."""
+"""``ballast demo``: three training jobs on a local cluster, with a live view and a summary."""
 
 import importlib.util
 import io
@@ -71,7 +71,7 @@ def demo(
 
 
 class _Album:
-    """Keeps the view of the moment with most jobs on GPUs, the latest of such moments."""
+    """Keeps the view with the most jobs on GPUs; of several, the latest."""
 
     def __init__(self) -> None:
         self._most = 0

@@ -1,4 +1,4 @@
-"""``ballast down``: stop a local cluster."""
+"""``ballast down``: stop of a local cluster."""
 
 import click
 

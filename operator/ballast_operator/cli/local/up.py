@@ -1,4 +1,4 @@
-"""``ballast up``: start a local cluster that stays."""
+"""``ballast up``: start of a local cluster in the background."""
 
 import json
 import shutil

@@ -73,7 +73,7 @@ def plan(
     csv_file: Path | None,
     output: str,
 ) -> None:
-    """Plan a pipeline: layers to stages to ranks, and what a step will take.
+    """Plan a pipeline: layers to stages to ranks, and the predicted time of a step.
 
     PROFILE has the layers' seconds and bytes (or is a job's report), CLUSTER the GPUs and links;
     both are YAML or JSON. All times are predictions: nothing is run. See docs/planning.md.

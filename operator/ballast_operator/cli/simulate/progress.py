@@ -1,4 +1,4 @@
-"""How far a simulation is, on a terminal."""
+"""The progress of a simulation, on a terminal."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress_bar(output: str) -> "Iterator[OnProgress | None]":
-    """A bar on a terminal; nothing where the output is read by a program."""
+    """A progress bar on standard error; None for JSON output, or where that is not a terminal."""
     if output == "json":
         yield None
         return

@@ -1,4 +1,4 @@
-"""What a user's policy sees: jobs and GPU types as arrays, shares and throughputs as cvxpy expressions."""
+"""The argument of a user's policy: jobs and GPU types as arrays, shares and throughputs in cvxpy."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ class ClusterView:
         prices: (k,) price of a GPU hour; of a type without one, the mean of the others, or 1.
         shares: expression of shape (n, k): fraction of its time that each job spends on each type.
         throughput: expression of shape (n,): steps/s of each job.
-        level: expression of shape (n,): ``gpus x throughput / (weight x equal)``, what fairness compares.
+        level: expression of shape (n,): ``gpus x throughput / (weight x equal)``: the level.
     """
 
     jobs: tuple[str, ...]
@@ -52,10 +52,10 @@ class ClusterView:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posed:
-    """A view, its variable, and the constraints that every allocation keeps.
+    """A view, its variable, and the constraints that every allocation must satisfy.
 
     Attributes:
-        view: what the user's function is given.
+        view: the argument of the user's function.
         x: variable of shape (columns,), the instance's columns, between 0 and 1.
         time: (5.2) no job spends more than all of its time.
         capacity: (5.3) no type has more GPUs in use than there are.

@@ -14,10 +14,10 @@ from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
 from ballast_policies.allocation.problem import ProblemError
 
 CALLABLE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*"
-"""``module:function``, which is imported when it is first asked for an allocation."""
+"""``module:function``; it is imported on its first allocation."""
 
 MAY_READ = (Reads.PRICES, Reads.STEPS, Reads.ARRIVAL_ORDER, Reads.ELAPSED, Reads.DEADLINES)
-"""What a function that says nothing about it may read."""
+"""Inputs that a function may read unless it declares its own."""
 
 
 def own_policy(
@@ -33,9 +33,9 @@ def own_policy(
     Args:
         function: see :data:`~ballast_policies.allocation.custom.solve.Function`.
         name: for messages; the function's own, if left out.
-        summary: the problem that it solves, for people.
-        reads: what it reads beyond throughputs, gangs and weights: where a job lacks one of these, a
-            condition says what counts instead, and it is asked again when one changes.
+        summary: the problem that it solves, for the documentation.
+        reads: inputs that it reads beyond throughputs, gangs and weights. Where a job lacks one, a
+            condition names the default in use; a change of one of them causes a new allocation.
         compares_speeds: it weighs steps per second of one job against those of another.
     """
     called = name or getattr(function, "__name__", "policy")
@@ -51,7 +51,7 @@ def own_policy(
 
 
 def named_policy(name: str) -> Policy:
-    """The row of ``module:function``; nothing is imported before it is asked for an allocation.
+    """The row of ``module:function``; the module is imported on its first allocation.
 
     Raises:
         ProblemError: the name is no module and function.

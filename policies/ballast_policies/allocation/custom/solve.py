@@ -1,14 +1,14 @@
-"""Solve what a user's policy poses, check the answer, and bound the optimum where that can be done here.
+"""Solution of a user's policy: checks of its answer, and a bound on the optimum of linear programs.
 
-The shares are checked by us whatever solved them: within every limit, and within the user's own
-constraints.  Where the problem is a linear program, weak duality bounds the optimum: for multipliers y
+The shares are checked against every limit and against the user's constraints, independently of the
+solver.  Where the problem is a linear program, weak duality bounds the optimum: for multipliers y
 of ``min c x, A x (<)= b, l <= x <= u`` (at least 0 where the row is an inequality)
 
     c x  >=  -b y + sum_i min over [l_i, u_i] of (c + A' y)_i x_i
 
-for every feasible x, whatever solver the y come from.  A variable that the user adds without bounds
+for every feasible x, with any y.  A variable that the user adds without bounds
 counts as bounded by :data:`FREE_RANGE` times its value.  Otherwise the answer is ``uncertified`` and
-``solver`` says what the solver itself claims.
+``solver`` contains the gap that the solver reports.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import cvxpy
 
 UNCERTIFIED = "uncertified"
-"""Status of an answer that its solver calls optimal and of which we prove no bound."""
+"""Status of an answer that its solver reports as optimal, without a proven bound."""
 
 TOLERANCE = 1e-5
 """By how much, relative to its largest term, a constraint of the user's may be exceeded."""
@@ -36,14 +36,14 @@ TOLERANCE = 1e-5
 FREE_RANGE = 1e3
 
 Function = Callable[[ClusterView], Any]
-"""What a user writes: the view -> an objective, or (objective, constraints), or shares of shape (n, k)."""
+"""A user's function: the view -> an objective, or (objective, constraints), or shares of shape (n, k)."""
 
 
 def solve(function: Function, instance: Instance) -> Answer:
     """The user's answer, checked.
 
     Raises:
-        ProblemError: the function raises or returns what is no problem, or the problem has no solution.
+        ProblemError: the function raises, its result is not a problem, or the problem has no solution.
     """
     if not len(instance.columns):
         return nothing(instance)
@@ -76,7 +76,7 @@ def objective(function: Function, instance: Instance, x: np.ndarray) -> float:
     if isinstance(returned, np.ndarray):
         return max_min_fairness.objective(instance, x)
     problem = _problem(returned, posed)
-    # Every way to spend time is fixed to within what the solver may be off.
+    # Every share is fixed to within the tolerance of the solver.
     near = [posed.x >= x - TOLERANCE, posed.x <= x + TOLERANCE]
     fixed = type(problem)(problem.objective, [*problem.constraints[2:], *near])
     _attempt(fixed)
@@ -84,10 +84,10 @@ def objective(function: Function, instance: Instance, x: np.ndarray) -> float:
 
 
 def call(function: Function, view: ClusterView) -> Any:
-    """What the function returns.
+    """The result of the function.
 
     Raises:
-        ProblemError: it raised; the text says what, and where in its module.
+        ProblemError: it raised; the text names the error and the line of its module.
     """
     try:
         return function(view)
@@ -97,7 +97,7 @@ def call(function: Function, view: ClusterView) -> Any:
 
 
 def _line_of(error: BaseException, function: Function) -> str:
-    """Where in the function's own file it went wrong."""
+    """The line of the function's file at which it raised, as text; empty if unknown."""
     path = getattr(getattr(function, "__code__", None), "co_filename", None)
     line, frame = None, error.__traceback__
     while frame is not None:
@@ -137,7 +137,7 @@ def _problem(returned: Any, posed: Posed) -> "cvxpy.Problem":
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Claim:
-    """What the solver says: its name with its own gap, and a bound of ours where there is one."""
+    """A solver's result: its name with the gap that it reports, and our bound where there is one."""
 
     solver: str
     bound: float | None
@@ -221,7 +221,7 @@ def _bound(problem: "cvxpy.Problem", data: dict[str, Any], raw: dict[str, Any]) 
     reduced = c + A.T @ y
     least = -float(b @ y) + float(np.minimum(reduced * lower, reduced * upper).sum())
     sign = -1.0 if isinstance(problem.objective, cvxpy.Maximize) else 1.0
-    # What cvxpy keeps outside the program: its value less that of the program at the same point.
+    # The constant that cvxpy keeps outside the program: its value less that of the program at the same point.
     constant = sign * float(problem.value) - float(c @ at)
     bound = sign * (least + constant)
     return bound if math.isfinite(bound) else None
@@ -234,7 +234,7 @@ def _box(given: np.ndarray | None, missing: float, at: np.ndarray) -> np.ndarray
 
 
 def _check_constraints(problem: "cvxpy.Problem") -> None:
-    """Ours hold by construction; the user's to the solver's tolerance."""
+    """Check the user's constraints to the solver's tolerance; our own hold by construction."""
     for constraint in problem.constraints:
         excess = float(np.max(constraint.violation(), initial=0.0))
         size = max((float(np.max(np.abs(a.value), initial=0.0)) for a in constraint.args), default=0.0)
@@ -246,7 +246,7 @@ def _check_constraints(problem: "cvxpy.Problem") -> None:
 
 
 def _given_shares(X: np.ndarray, instance: Instance) -> Answer:
-    """Shares that the function has computed itself: checked, and as good as it says."""
+    """Shares that the function has computed itself: checked for feasibility, with no bound."""
     rows = np.flatnonzero(instance.runnable)
     shape = (len(rows), len(instance.gpu_types))
     if X.shape != shape:

@@ -1,1 +1,1 @@
-"""What the fairness policies share: levels raised together, teams, and capacity left idle."""
+"""Common parts of the fairness policies: water filling, teams, and the use of idle capacity."""

@@ -1,15 +1,15 @@
-"""The furthest point of a path of demands: what all fairness policies come down to.
+"""The furthest feasible point of a path of demands, the common subproblem of the fairness policies.
 
 A path gives the throughput demanded of each job, d(s), growing with s in every component.  Max-min
-fairness, makespan, finish-time fairness and each stage of water filling all ask for
+fairness, makespan, finish-time fairness and each stage of water filling all solve
 
     maximise s   subject to   throughput_m(x) >= d_m(s) for every job m,   x feasible (5.1)-(5.3).
 
 A linear path is one LP (``linear.maximise``).  Others are solved from above by cuts: at a trial point s'
 the LP "raise all demands from d(start) towards d(s')" has multipliers lambda with
 lambda . throughput(x) <= B for every feasible x, so s is no larger than the root of
-lambda . d(s) = B.  Each root is a proven bound and the next trial point, and they close in as
-Newton's method does.
+lambda . d(s) = B.  Each root is a proven bound and the next trial point, and they converge like
+Newton's method.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 TOLERANCE = 1e-9
-"""Relative: how close bound and value must come, and what a demand may be missed by."""
+"""Relative tolerance: gap between bound and value, and by how much a demand may be missed."""
 
 BINDING = 1e-9
 """Part of the largest multiplier (per full speed) from which on a job's counts as positive."""
@@ -33,7 +33,7 @@ class DemandPath(Protocol):
 
     @property
     def end(self) -> float:
-        """Where to stop: no demand grows beyond it, or some job could not meet it alone. Finite."""
+        """The end of the path: beyond it no demand grows, or a job cannot meet its own alone. Finite."""
         ...
 
     def demand(self, s: float) -> np.ndarray:
@@ -80,7 +80,7 @@ def furthest(
         cuts.append((root, weight > BINDING * weight.max()))
         s = reached(path, instance.throughput(raised.x), start, bound)
         close = bound - s <= 10 * TOLERANCE * max(abs(bound), abs(bound - start))
-        # A root that does not move any more is all that floating point can give.
+        # A root that no longer moves is exact to floating-point precision.
         if close or root >= trial * (1 - 1e-13):
             tight = [jobs for end, jobs in cuts if end <= bound + 10 * TOLERANCE * max(abs(bound), 1e-300)]
             return Furthest(s=s, bound=bound, raised=raised, binding=np.logical_or.reduce(tight))

@@ -1,12 +1,12 @@
-"""Leave no GPU idle that a job could use: the rule for ties of the fairness policies.
+"""The tie-breaking rule of the fairness policies: no GPU stays idle that a job could use.
 
-A max-min objective says nothing about what happens above the minimum, and solvers differ in what they
-then return. The rule here: among the shares that keep every job's demand,
+A max-min objective does not determine the levels above the minimum, and solvers return different
+optima. The rule here: among the shares that meet every job's demand,
 
     maximise   sum_m  gpus_m throughput(m, X) / throughput(m, X_equal),
 
 the sum of the levels without their weights. Its optimum is Pareto efficient: every job's throughput has a
-positive worth. A job's worth on a type is what the type does for it relative to its average type, so
+positive worth. A job's worth on a type is its speed there relative to its average type, so
 that few jobs tie, which keeps large programs easy (docs/decisions/0402). Where no GPU is idle that a job
 could use, nothing changes and nothing is solved.
 """
@@ -17,7 +17,7 @@ from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.solvers import linear
 
 IDLE = 1e-6
-"""GPUs or fraction of time below which nothing worth handing out is left."""
+"""GPUs or fraction of time below which the rest is not distributed."""
 
 
 def fill_idle_capacity(instance: Instance, x: np.ndarray, demand: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The jobs of a stage of water filling, and their program where some GPU types have prices.
 
 At the end of a stage some types are full, and limit; the others have GPUs left and cost nothing. With only
-the limiting types priced, a job that can meet its demand on the others is out of the way, and of each
+the limiting types priced, a job that can meet its demand on the others leaves the program, and of each
 remaining job only the speed beyond its fastest free type counts:
 
     rates_mj - free_m,   base_m - free_m,   free_m = the fastest of its types without a price.
@@ -17,7 +17,7 @@ from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
 
 CLOSE = 1e-9
-"""GPUs that are taken too many by this part do not count."""
+"""An excess of GPUs in use up to this part of a type is ignored."""
 NOTHING = 1e-12
 """Part of full speed below which nothing is demanded."""
 DIFFERENCE = 1e-6
@@ -102,7 +102,7 @@ class StageJobs:
         return program.root(at.level, float(at.time.sum() + prices[types] @ free_gpus), precision=1e-15)
 
     def per_gpu(self, prices: np.ndarray, s: float) -> np.ndarray:
-        """(k,) ``prices`` in units of s: a GPU more lets the demands rise by what it costs."""
+        """(k,) ``prices`` in units of s: one more GPU lets the demands rise by its price."""
         program = self.program(prices > 0, s)
         if not len(program.rows):
             return prices
@@ -112,7 +112,7 @@ class StageJobs:
         return prices * ((s - before) / rise) if rise > 0 else prices
 
     def over(self, X: np.ndarray) -> np.ndarray:
-        """(k,) types of which the jobs with X and the others take too many GPUs."""
+        """(k,) types whose GPUs are exceeded by the jobs with X and the others together."""
         over: np.ndarray = self.gpus @ X + self.held > self.size * (1 + 10 * CLOSE)
         return over
 
@@ -133,7 +133,7 @@ class PricedJobs:
     """Jobs with a demand beyond their free types, and the demands of these as ``price_adjustment`` asks.
 
     Attributes:
-        stage: where they are from.
+        stage: the stage that they belong to.
         rows: their program.
         jobs: (rows,) their places in the stage.
         free: (rows,) their fastest rate without a price.

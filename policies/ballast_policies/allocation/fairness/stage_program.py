@@ -26,7 +26,7 @@ CLOSE = 1e-9
 JITTERED = 1e-6
 """u may differ from 1 by this where s is its own bound: ``box_search`` breaks ties by changes of 1e-7."""
 LIMITING = 3e-4
-"""Part of what all GPUs are worth from which on a type may limit."""
+"""Part of the worth of all GPUs from which on a type may limit."""
 UNPRICED = 1e-9
 """Part of the highest price below which a type does not limit."""
 ROUGH = 0.03
@@ -37,7 +37,7 @@ WIDE, NARROW = 0.3, 1e-7
 
 
 class MoreTypesError(Exception):
-    """The jobs do not fit even where they are; ``types`` (k,) limit, and are still taken for free."""
+    """The jobs do not fit at their present levels; ``types`` (k,) limit but have the price 0."""
 
     def __init__(self, types: np.ndarray) -> None:
         super().__init__(types)
@@ -86,7 +86,7 @@ class StageSearch:
             program = self.stage.program(types, s)
             if not len(program.rows):
                 if proof is not None and s >= bound * (1 - CLOSE) and (types == (proof > 0)).all():
-                    # Full of jobs that do not rise, and in nobody's way here.
+                    # Full of jobs that do not rise: it limits no job of this stage.
                     X = self.stage.filled_up(types, s, nothing)
                     return self._end(s, bound, proof, X, program)
                 types, prices, part = every, prices + _usual(prices, self.stage.size), WIDE
@@ -192,7 +192,7 @@ class StageSearch:
 def _next_trial(
     low: tuple[float, float] | None, high: tuple[float, float] | None, s: float, u: float, root: float
 ) -> float:
-    """Where u = 1 may be: between what is known, or towards ``root``, which is a bound."""
+    """The next s to try for u = 1: between the known points, or towards ``root``, which is a bound."""
     if low is not None and high is not None:
         (a, ua), (b, ub) = low, high
         between = a + (b - a) * (1 - ua) / (ub - ua)

@@ -1,4 +1,4 @@
-"""Who can get no more when a stage of water filling ends, and whether their shares are the only ones."""
+"""The jobs that can get no more when a stage of water filling ends, and whether their shares are unique."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from ballast_policies.allocation.solvers.job_classes import equal_rows
 SAME = 1e-9
 """Speeds, and reduced costs as a part of prices, that differ by less count as equal."""
 MOST_TIED = 300
-"""Kinds of jobs with a choice that are looked at together; more count as not having unique shares."""
+"""Kinds of jobs with a choice that are checked together; with more, shares count as not unique."""
 
 
 class TiedError(Exception):
@@ -19,10 +19,10 @@ class TiedError(Exception):
 def stopped_jobs(
     stage: StageJobs, program: PricedJobs, prices: np.ndarray, s: float, X: np.ndarray
 ) -> np.ndarray:
-    """(n,) jobs that cannot rise without types that have a price, where their shares are the only ones.
+    """(n,) jobs that cannot rise without types that have a price, where their shares are unique.
 
     Raises:
-        TiedError: some have others.
+        TiedError: the shares of some are not unique.
     """
     closed = prices > 0
     if closed.all():

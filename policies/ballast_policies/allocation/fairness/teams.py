@@ -1,4 +1,4 @@
-"""Who gets which part of what is poured into a cluster: jobs, their teams, and teams of teams.
+"""Teams and their rules for dividing volume: jobs, entities, and entities in entities.
 
 Volume is counted in levels (gpus x throughput / throughput of the equal share, without weights). Each
 member of the root, an entity or a job on its own, receives volume at the rate of its weight until it

@@ -1,14 +1,14 @@
-"""Water filling: raise all levels together, freeze who is bottlenecked, go on with the others.
+"""Water filling: all levels rise together, bottlenecked jobs are frozen, the others continue.
 
 Section 5.4.3 of the dissertation. A stage raises the levels from where they are along the path that
-the teams' policies give (``entities``), as far as the cluster allows (``demand_path``), with every
+the teams' policies give (``teams``), as far as the cluster allows (``demand_path``), with every
 level reached before as a lower bound. Jobs that reach full speed on the way simply take no more, so
 they cost no stage of their own.
 
-Who is bottlenecked after a stage is read off the multipliers of its last LP: a job with lambda_m > 0
+The jobs bottlenecked after a stage are read off the multipliers of its last LP: a job with lambda_m > 0
 cannot get more unless another gets less, for lambda . throughput(x) <= B holds for every feasible x
 and is tight. At least one job that was still rising has lambda_m > 0, so every stage freezes one and
-the procedure ends. (No integer program, no big M, no epsilon on levels: those fail quietly.)
+the procedure ends. (No integer program, no big M, no epsilon on levels: those fail without an error.)
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Filled:
     Attributes:
         answer: the shares; the gap is the largest of any stage.
         levels: (n,) levels without weights, as demanded in the end.
-        stages: how many LP paths it took.
+        stages: number of demand paths that were solved.
     """
 
     answer: Answer
@@ -76,12 +76,12 @@ def fill(instance: Instance, root: Team) -> Filled:
         try:
             return _by_prices(instance, root)
         except (TiedError, SolverError):
-            # Equal speeds leave a choice. Linear programs of all jobs weigh it.
+            # Equal speeds leave several optima; linear programs over all jobs choose one.
             return fill_by_programs(instance, root)
     filled = fill_by_programs(instance, root)
     if instance.pairs or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
         return filled
-    # Hundreds of stages add up what each misses.
+    # The errors of hundreds of stages add up.
     try:
         return _by_prices(instance, root)
     except (TiedError, SolverError):
@@ -89,7 +89,7 @@ def fill(instance: Instance, root: Team) -> Filled:
 
 
 def _by_prices(instance: Instance, root: Team) -> Filled:
-    """As ``fill``, with the gap between the levels and what is proven to be their most."""
+    """As ``fill``, with the gap between the levels and their proven upper bounds."""
     filled = fill_by_prices(instance, root)
     columns = instance.columns
     x = instance.feasible(filled.X[columns.first, columns.kind])

@@ -7,7 +7,7 @@ for each level would be thousands.
 
 A job that stops keeps its shares on the full types and, for the rest of its time, its fastest other type:
 complementary slackness leaves it no other choice. That is checked for the few jobs that are indifferent
-between three types or more; where ties leave a choice, ``TiedError`` says so.
+between three types or more; where ties leave a choice, ``TiedError`` is raised.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from ballast_policies.allocation.solvers.simplex import SolverError
 FULL = 1e-9
 """Relative room below which a job counts as full."""
 OVER = 1e-8
-"""Part of a type's GPUs that may be taken too much, which is scaled away in the end."""
+"""Part of a type's GPUs that may be exceeded; the excess is scaled away at the end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +34,8 @@ class PricedFilling:
 
     Attributes:
         X: (n, k) shares.
-        levels, bound: (n,) levels reached, and what a proof of each job's stage allows at most.
-        prices: (k,) of the first stage: how much further it would go with one GPU more.
+        levels, bound: (n,) levels reached, and their proven upper bounds.
+        prices: (k,) of the first stage: how much further it would reach with one more GPU.
         stages: how many there were.
     """
 
@@ -51,7 +51,7 @@ class _State:
     """Between two stages.
 
     Attributes:
-        levels, bound: (n,) as they are.
+        levels, bound: (n,) so far.
         settled: (n,) jobs whose shares X are final.
         open_types: (k,) types that do not limit.
         held: (k,) GPUs of settled jobs.
@@ -68,7 +68,7 @@ class _State:
 
 
 class _Filling:
-    """What does not change from stage to stage."""
+    """The instance and its arrays, which are the same in all stages."""
 
     def __init__(self, instance: Instance, root: Team) -> None:
         self.instance, self.root = instance, root
@@ -94,7 +94,7 @@ class _Filling:
         """(state after the next stage, (k,) types that limited it); ``more`` (k,) are known to limit.
 
         Raises:
-            MoreTypesError: types that were taken for free before limit, too.
+            MoreTypesError: types that had the price 0 limit, too.
             SolverError: no end was found.
         """
         reach = self._reach(state.open_types)

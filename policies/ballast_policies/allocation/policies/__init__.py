@@ -1,1 +1,1 @@
-"""The policies, one a file: objective, and how its optimum is found."""
+"""The policies, one file each: the objective and its solution method."""

@@ -7,11 +7,11 @@ A job that is the i-th from last in a GPU's queue delays i jobs (itself and thos
 is the sum of the times in the queues: an assignment problem, with capacity_j places (j, i) for each i. All
 jobs that can run take part, at all places (``solvers.queues``; the gap is proven there). The jobs at the
 heads of the queues get their GPUs for all of the time; the others wait. AlloX's alpha, which matches only
-those that have waited longest so that long jobs do not starve, is not applied: it gives up the least average.
+those that have waited longest so that long jobs do not starve, is not applied: it would increase the average.
 
 A gang of g GPUs, which AlloX does not have, counts as g p_mj of GPU time in the matching, and starts when
 g GPUs of its type are free in the order of the queues: a heuristic, without a bound. Decisions
-depend on nothing but the problem: that running jobs keep their GPUs is left to the rounds.
+depend on the problem alone; the rounds see to it that running jobs keep their GPUs.
 Objective: mean completion time (``elapsed`` included), as planned, in seconds.
 """
 
@@ -68,7 +68,7 @@ def _mean_completion_time(instance: Instance, queues: list[np.ndarray]) -> float
 
 
 def objective(instance: Instance, x: np.ndarray) -> float:
-    """Not a function of the shares alone: the answer brings its own value."""
+    """Not a function of the shares alone: the answer carries its own value."""
     del instance, x
     return float("nan")
 

@@ -4,7 +4,7 @@
                                         / (t_m_isolated + num_steps_m / throughput(m, X_isolated))
 
 t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated as in ``isolated``.  Not an LP: rho <= r
-asks for throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the denominator, which grows as r
+requires throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the denominator, which grows as r
 falls.  So it is the furthest point of a path of demands with s = 1/r, found exactly by cuts, each an
 LP (``demand_path``).  Weights do not enter.  Jobs that can run nowhere do not count.  Ties as in
 ``idle_capacity``.  Unit: 1.

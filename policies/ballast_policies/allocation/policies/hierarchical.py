@@ -2,8 +2,8 @@
 
     maximise_X  min_{m: w_m^job > 0}  (1 / w_m^job) (gpus_m throughput(m, X) / throughput(m, X_equal) - t_m)
 
-stage by stage as in ``filling``, with t_m the value of the stage before, throughputs never falling, and
-w^job made from the teams' weights and policies among the jobs that can still rise (``entities``): a
+stage by stage as in ``water_levels``, with t_m the value of the stage before, throughputs never falling, and
+w^job made from the teams' weights and policies among the jobs that can still rise (``teams``): a
 team's weight is shared by its rising jobs in proportion to their own (fairness), or all goes to the
 first (fifo). Jobs without an entity stand beside the entities. Objective: the least volume per weight
 that a member of the root has, volume being the sum of its jobs' levels (without their weights).

@@ -3,7 +3,7 @@
     minimise_X  min_m  num_steps_m / throughput(m, X)
 
 The minimum is reached by giving the job with the least num_steps_m / throughput(m, X_fastest) all of its
-time on its fastest type, and says nothing about the others.  Ties: among those shares, the others
+time on its fastest type, and does not determine the others' shares.  Ties: among those shares, the others
 are served as by FIFO with the jobs in order of that length (equal ones in order of arrival).
 Unit: seconds.
 """
@@ -37,9 +37,9 @@ def solve(instance: Instance) -> Answer:
 
 
 def _precedence(instance: Instance, value: np.ndarray, job: int) -> np.ndarray:
-    """(columns,) worth to add so that ``job`` runs at its full speed, whatever else that displaces."""
+    """(columns,) worth to add so that ``job`` runs at its full speed, before all others."""
     columns = instance.columns
-    # No GPU's price exceeds the most that any column pays per GPU, nor a job's time what it is worth at best.
+    # A GPU's price is at most the largest value per GPU of any column, a job's time at most its best column.
     enough = 2.0 * (instance.gpus[job] * float((value / columns.gpus).max()) + float(value.max()))
     rate = np.where(columns.first == job, columns.rate_first, 0.0)
     rate = np.where(columns.second == job, columns.rate_second, rate)

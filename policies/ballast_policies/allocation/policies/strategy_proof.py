@@ -1,4 +1,4 @@
-"""Strategy-proof shares: proportional fairness, of which every job gives up a part.
+"""Strategy-proof shares: proportional fairness, reduced by a part for every job.
 
 The partial allocation mechanism (Cole, Gkatzelis, Goel: Mechanism design for fair division, EC 2013), the
 form of the variant that the dissertation leaves to future work (section 5.4.4). First
@@ -9,10 +9,10 @@ then job m keeps the part f_m of its row of X*:
 
     f_m = prod_{i != m} ( throughput(i, X*) / throughput(i, X*_{-m}) )^(w_i / w_m),
 
-X*_{-m} being the optimum when m is not there: m pays for the speed it takes from the others. What m ends
-up with is then prod_i throughput(i, X)^(w_i/w_m) over a constant that its own report does not enter, and X*
-is what maximises that if it reports its throughputs truly. (The proof needs that throughput scales
-with a row, and that the limits do not depend on what is reported; so pairs are left out, and
+X*_{-m} being the optimum without m: m pays for the speed it takes from the others. The result of m
+is then prod_i throughput(i, X)^(w_i/w_m) over a constant that its own report does not enter, and X*
+maximises that if it reports its throughputs truly. (The proof needs that throughput scales
+with a row, and that the limits do not depend on the reports; so pairs are left out, and
 gpus_m and w_m are taken as known.) Without weights every job keeps at least 1/e of X*.
 
 Up to ``EXACT`` jobs that is n + 1 convex programs, by Clarabel, and the gap is that of X*, proven by the
@@ -41,7 +41,7 @@ EXACT = 200
 
 
 def solve(instance: Instance) -> Answer:
-    """Proportionally fair shares, each row scaled by what its job leaves to the others.
+    """Proportionally fair shares, each row scaled by the part that its job keeps.
 
     Raises:
         SolverError: a convex program was not solved.

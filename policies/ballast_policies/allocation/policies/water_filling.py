@@ -2,7 +2,7 @@
 
 The lexicographic maximum of the levels l_m = gpus_m throughput(m, X) / (w_m throughput(m, X_equal)): the
 least is as large as can be (as in ``max_min_fairness``), then the next least, and so on. Stage by
-stage (see ``filling``):
+stage (see ``water_levels``):
 
     maximise_X  min_{m not frozen}  (l_m(X) - l_m(previous))  subject to  l_m(X) >= l_m(previous) for all m.
 

@@ -1,1 +1,1 @@
-"""Back ends: linear programs, prices, and programs that are not linear, each with a certified bound."""
+"""Solvers: linear programs, prices of GPU types, and convex programs, each with a certified bound."""

@@ -1,9 +1,9 @@
-"""What each job does at given prices of the GPU types: the dual function of ``rows``, job by job.
+"""Best responses of the jobs to given prices of the GPU types: the dual function, job by job.
 
 At prices p, full time of job m on type j costs K_mj = gpus_m p_j - value_mj. The cheapest way to reach the
 rate d_m within its time lies on the lower convex hull of the points (rate_mj, K_mj) and (0, 0) for
 idling: a mix of at most two of them. The hull is walked from its cheapest point to the right until d_m is
-between two points, all jobs at once; its slope there is lambda_m, what a faster job would cost.
+between two points, all jobs at once; its slope there is lambda_m, the cost of one more unit of rate.
 
 Weak duality makes any prices a bound:
 
@@ -70,14 +70,14 @@ class Response:
         return dataclasses.replace(self, costs=costs, **taken)
 
     def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
-        """(n, k + 1) what full time in each column would cost more than the mix does for the same."""
+        """(n, k + 1) reduced costs: extra cost of full time in each column over the mix."""
         reduced: np.ndarray = np.multiply(self.level[:, None], rates)
         np.subtract(self.costs, reduced, out=reduced)
         reduced += self.time[:, None]
         return reduced
 
     def total(self, rows: Rows) -> float:
-        """What a unit of t costs: lambda . slope + p . lift."""
+        """The cost of a unit of t: lambda . slope + p . lift."""
         return float(self.level @ rows.slope + self.prices @ rows.lift)
 
     def bound(self, rows: Rows) -> float:
@@ -152,7 +152,7 @@ def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, 
     gains -= np.multiply(rows.gpus[:, None], np.append(prices, 0.0), order="F")
     if rows.value is not None:
         gains += rows.value
-    # A column that is not there has neither rate nor value, so it gains nothing.
+    # A missing column has neither rate nor value, so it gains nothing.
     time = np.maximum(largest(gains), 0.0)
     available = float(time.sum() + prices @ rows.capacity - level @ rows.base)
     if not rows.gain:
@@ -162,7 +162,7 @@ def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, 
 
 
 def in_units_of_t(rows: Rows, at: Response) -> Response:
-    """The same response in prices that make a unit of t cost 1; as it is where there is no t."""
+    """The same response, with prices scaled so that a unit of t costs 1; unchanged where there is no t."""
     total = at.total(rows)
     if not rows.gain or total <= 0:
         return at

@@ -11,7 +11,7 @@ from ballast_policies.allocation.solvers.smoothed_prices import LOWEST_TEMPERATU
 
 
 def solve(rows: Rows) -> Restricted | None:
-    """Optimal shares and multipliers of a program without gain and demands; None: not found so."""
+    """Optimal shares and multipliers of a program without gain and demands; None: this method found none."""
     assert rows.value is not None
     open_types = np.flatnonzero(rows.capacity > 0)
     if not len(open_types):
@@ -34,7 +34,7 @@ def solve(rows: Rows) -> Restricted | None:
         return found
     X, every = np.zeros((len(rows), len(rows.capacity))), np.zeros(len(rows.capacity))
     X[:, open_types], every[open_types] = found.X, found.prices
-    # A type without a GPU costs what its keenest job would pay.
+    # A type without a GPU costs the price that its highest-paying job would accept.
     worth = rows.value[:, :-1] / rows.gpus[:, None]
     closed = rows.capacity <= 0
     every[closed] = worth[:, closed].max(axis=0)

@@ -1,11 +1,11 @@
-"""Programs with very many pairs: columns come in as they are wanted.
+"""Column generation for programs with very many pairs of jobs.
 
 Of n jobs there are n^2 / 2 pairs, and an optimum uses a few for each job. So the program is solved with all
-jobs alone and some pairs; its multipliers say what every other pair would be worth,
+jobs alone and some pairs; its multipliers give the reduced value of every other pair,
 
     value + lambda_1 rate_1 + lambda_2 rate_2 - mu_1 - mu_2 - gpus p,
 
-and the best for each job come in, until none is worth anything: then the multipliers are optimal for all.
+and the best for each job are added, until none has a positive one: then the multipliers are optimal for all.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ import numpy as np
 from ballast_policies.allocation.solvers.simplex import InfeasibleError, Program, Solved, by_simplex
 
 FIRST, THEN = 4, 3
-"""Pairs of each job in the first program, and added to it in each turn."""
+"""Pairs of each job in the first program, and added to it in each round."""
 WORTH = 1e-9
-"""Relative to the multipliers' own size; less counts as nothing."""
+"""Reduced values below this part of the multipliers' size count as 0."""
 
 
 def solve(program: Program) -> Solved:
-    """Solve by turns.
+    """Solve in rounds.
 
     Raises:
         InfeasibleError: the demands cannot be met, with all columns.
@@ -86,7 +86,7 @@ def _enlarged(basis: highspy.HighsBasis | None, before: np.ndarray, here: np.nda
 
 
 def _worth(program: Program, found: Solved) -> np.ndarray:
-    """(columns,) what a unit of each would add."""
+    """(columns,) reduced value of a unit of each."""
     columns, level = program.columns, found.level * program.scale
     first, second, shared = columns.first, columns.second, columns.second >= 0
     worth: np.ndarray = (

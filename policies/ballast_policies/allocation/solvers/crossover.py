@@ -1,4 +1,4 @@
-"""From nearly exact prices to an exact optimum: a small LP of the jobs that prices leave undecided.
+"""Crossover from nearly exact prices to an exact optimum: a small LP of the undecided jobs.
 
 At prices p most jobs' mix of types is the same for all prices within a part h of p. Their use of GPUs is
 then linear in t, and only the others, with the columns that come into question, enter an LP. In its
@@ -83,7 +83,7 @@ class CrossoverSolution:
         t: level reached; 0 without gain.
         prices: (k,).
         level: (free,) multipliers of the demands of the jobs in the LP.
-        exceeded: GPUs (part of a type's) that x takes too many or leaves unused at a wall of the prices.
+        exceeded: GPUs (part of a type's) that x exceeds or leaves unused at a wall of the prices.
     """
 
     job: np.ndarray
@@ -240,7 +240,7 @@ def crossover(
 
 
 def _exceeded(x: np.ndarray, least_prices: np.ndarray) -> float:
-    """The largest part of a type that is taken too much, or that is unused although its price is held up."""
+    """The largest part of a type that is exceeded, or unused although its price is held up."""
     k = len(least_prices)
     return max(float(x[:k].max(initial=0.0)), float(x[k:][least_prices > 0].max(initial=0.0)))
 

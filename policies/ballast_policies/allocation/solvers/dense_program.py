@@ -1,4 +1,4 @@
-"""A linear program of jobs that run alone: a dense row a job, and few rows that couple them.
+"""Linear programs of jobs that run alone: a dense row for each job, and a few rows that couple them.
 
     maximise    value . x + gain t
     subject to  rates_m . x_m >= base_m + slope_m t   for every job m      (level, dual lambda_m)
@@ -7,7 +7,7 @@
                 x >= 0
 
 With k GPU types only the k capacities couple the jobs; so given their prices p (and t) each job's best
-answer is known in closed form (``responses``), and what has to be found is k numbers (``price_steps``).
+answer is known in closed form (``best_response``), and the unknowns are k prices (``boxstep``).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import numpy as np
 class Rows:
     """The program above. Column k of ``rates`` and ``usable`` is idling: free, and worth nothing.
 
-    Tables are stored by columns: what is done to them is done column by column.
+    Tables are stored by columns, since all operations on them go column by column.
 
     Attributes:
         rates: (n, k + 1) speed of full time on each type, of order 1; 0: no such column.

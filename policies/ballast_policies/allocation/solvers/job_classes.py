@@ -1,15 +1,15 @@
 """Jobs of one kind as one row of a linear program with pairs, exactly.
 
 A cluster runs thousands of jobs of a few dozen models.  Jobs with the same speeds, gang, demands and worth
-are interchangeable: averaging a solution over them leaves every limit, demand and objective as it is, so
-there is an optimum in which they fare alike, and it is found with one row for a *class* of them:
+are interchangeable: averaging a solution over them changes no limit, demand or objective, so
+there is an optimum in which their shares are equal, and it is found with one row for a *class* of them:
 
     single column of a class of n jobs:  y = share of each member;           takes n gpus y of the capacity
     pair column of classes a, b:         y = time of all their pairs together, in units of min(n_a, n_b)
 
 Level and time rows are those of one member.  Multipliers of a class row are divided by n to become those of
 its members.  Pairs merge only where every member of a can share with every member of b at the same
-speeds; shares are then handed to a sparse set of pairs (each member in as few as it takes).
+speeds; shares are then divided over a sparse set of pairs (each member in few of them).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import numpy as np
 from ballast_policies.allocation.instance import Columns, Instance
 
 WORTH_IT = 0.7
-"""Classes per job above which merging is not worth the bookkeeping."""
+"""Classes per job above which merging does not pay."""
 
 _HASH_SEED = 20210705
 
@@ -94,7 +94,7 @@ def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merge
 
     Args:
         instance: the instance.
-        *per_job: what else must be equal, e.g. demands.
+        *per_job: further values that must be equal, e.g. demands.
         value: (columns,) worth of full time on each column; must be equal as well.
 
     Returns:

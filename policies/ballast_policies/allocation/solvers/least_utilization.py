@@ -1,4 +1,4 @@
-"""The least part of the GPUs that given demands take, and the prices that prove it.
+"""The least utilization that meets given demands, and the prices that prove it.
 
     minimise    u
     subject to  rates_m . x_m >= base_m,   sum_j x_mj <= 1             for every job m

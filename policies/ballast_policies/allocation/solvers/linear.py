@@ -8,7 +8,7 @@
 
 ``gain`` is 1 with ``value`` = 0 (how far can all demands be raised together), or 0 (then t = 0).
 The bound on the optimum is computed here from the duals by weak duality, so that it rests on
-arithmetic and not on the solver's word: any multipliers of the right sign give a valid one.
+arithmetic and not on the solver's report: any multipliers of the right sign give a valid one.
 
 Where several x are optimal, HiGHS's simplex with one thread returns the same vertex for the same
 input, and that is the rule for ties unless a policy states a finer one.
@@ -40,7 +40,7 @@ SMALLEST_SLOPE = 2e-9
 """Slopes below this part of the largest are raised to it: HiGHS takes smaller entries for 0, and a job with a
 second left would get no time at all beside one with months. The bound is that of the slopes as given."""
 MANY = 3000
-"""Pairs from which on it is faster to let them in as they are wanted."""
+"""Pairs from which on column generation is faster."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,10 +51,10 @@ class LinearSolution:
         x: (columns,) shares; every limit on time and GPUs holds exactly.
         t: how far the demands are raised; 0 where the program has no ``gain``.
         bound: proven upper bound on the optimum.
-        level_duals: (n,) lambda: what one step/s less demanded of job m would add to the objective.
-        shadow_prices: (k,) p: what one GPU more of type j would add to the objective.
-        solver: what solved it.
-        start: prices and level to start the next program from that is like this one; None: it was small.
+        level_duals: (n,) lambda: increase of the objective per step/s less demanded of job m.
+        shadow_prices: (k,) p: increase of the objective per additional GPU of type j.
+        solver: name of the method or solver.
+        start: warm start (prices and level) for the next similar program; None: it was small.
         cut: ``level_duals @ throughput(x) <= cut`` for every feasible x; only with ``gain``.
     """
 
@@ -161,7 +161,7 @@ def maximise(
 
 
 def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:
-    """By the method that is faster; with what a similar program may start from."""
+    """The solution by the faster method, and the warm start for a similar program."""
     if (program.columns.second >= 0).sum() >= MANY:
         return column_generation.solve(program), None
     rows = program.rows() if len(program) >= LARGE else None
@@ -172,7 +172,7 @@ def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None
             return Solved(x=x, level=worth.level, time=worth.time, prices=worth.prices), None
     priced = None if rows is None else boxstep.solve(rows, start=start)
     if priced is None:
-        # Also where the demands cannot be met, for HiGHS to say so.
+        # Also where the demands cannot be met: HiGHS then reports it.
         return by_simplex(program), None
     columns = program.columns
     solved = Solved(
@@ -213,7 +213,7 @@ def certified(
     if shared.any():
         worth[shared] += level[second[shared]] * columns.rate_second[shared] - time[second[shared]]
     else:
-        # Without pairs the best mu for these lambda and p is known, whatever the solver said.
+        # Without pairs the best mu for these lambda and p is known in closed form.
         time = np.zeros_like(time)
     missing = np.zeros_like(time)
     excess = worth - time[first]

@@ -34,7 +34,7 @@ class NashShares:
 
     Attributes:
         x: (columns,) shares; every limit holds exactly.
-        prices: (k,) multipliers of the capacities: what a GPU more would add to the sum of w log v.
+        prices: (k,) multipliers of the capacities: increase of the sum of w log v per additional GPU.
     """
 
     x: np.ndarray

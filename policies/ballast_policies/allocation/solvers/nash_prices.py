@@ -1,6 +1,6 @@
 """Proportionally fair shares for thousands of jobs: prices by Newton's steps on a smoothed dual.
 
-Given prices p of the GPU types, a job with weight w spends what gets it the most of w log(speed). At
+Given prices p of the GPU types, a job with weight w maximises w log(speed) less the cost of its GPUs. At
 temperature tau_m = T w_m it spreads its time as
 
     s_mj  proportional to  exp((lambda_m rate_mj - gpus_m p_j) / tau_m),  idling: exp(0),

@@ -1,7 +1,7 @@
-"""Prices of the GPU types to about a thousandth: they rise where GPUs are short and fall where some are idle.
+"""Price adjustment: prices of the GPU types to about a thousandth, raised where GPUs are short, else lowered.
 
 Each job answers prices with its cheapest way to meet its demand (``best_response``). Prices then change by
-the logarithm of how much of a type is asked for against the mean of all types, each type with a step length
+the logarithm of the demand for a type relative to the mean of all types, each type with a step length
 of its own: longer while it keeps its direction, half where it turns (as the step lengths of Rprop, Riedmiller
 and Braun 1993). A sample of some thousand jobs stands for all. At every step the demands go to the s that
 the prices allow at most, so prices never answer demands far from those that can be met. Any prices prove a
@@ -21,7 +21,7 @@ FIRST_STEP = 0.3
 LONGER, SHORTER = 1.4, 0.5
 SHORTEST, LONGEST = 0.05, 2.0
 LEAST_PART, GREATEST_PART = 0.01, 4.0
-"""What is asked for of a type, against the mean, counts as at least and at most this."""
+"""The demand for a type, relative to the mean, counts as at least and at most this."""
 
 
 class Demands(Protocol):

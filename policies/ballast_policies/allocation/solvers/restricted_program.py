@@ -1,9 +1,9 @@
-"""From nearly right prices to an exact optimum: a small linear program that grows as long as jobs change.
+"""Exact optima from nearly optimal prices: a small linear program that grows as long as jobs change.
 
 At prices p most jobs' best use of their time is clear. They keep it, and the few that are close to a tie
-share what is left in a linear program, by HiGHS, with prices of its own. A job outside that would do
-otherwise at the new prices comes into the program, with all of its columns, and it is solved again. When
-there is none, the prices are optimal for all jobs. GPUs that the jobs outside take too many cost more than
+share the remaining GPUs in a linear program, by HiGHS, with its own prices. A job outside whose best
+response differs at the new prices enters the program, with all of its columns, and it is solved again. When
+there is none, the prices are optimal for all jobs. GPUs that the jobs outside take in excess cost more than
 any GPU is worth, so the small program always has a solution.
 """
 
@@ -22,7 +22,7 @@ WINDOW = 20.0
 MAX_ROUNDS = 40
 TOLERANCE = 1e-10
 SAME = 1e-11
-"""A job outside changes its mind if it would gain more than this part of what its GPUs cost."""
+"""A job outside enters the program if it would gain more than this part of the cost of its GPUs."""
 SMALL = 300
 """Rows up to which HiGHS is faster without presolving."""
 
@@ -52,7 +52,7 @@ def solve(rows: Rows, prices: np.ndarray, *, precision: float) -> Restricted | N
         precision: how nearly, as a part of the mean price.
 
     Returns:
-        None where GPUs remain taken too many: the demands do not fit.
+        None where some GPUs remain exceeded: the demands do not fit.
     """
     n = len(rows)
     usual = float(prices @ rows.capacity / rows.capacity.sum())

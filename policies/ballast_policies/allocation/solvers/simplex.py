@@ -1,4 +1,4 @@
-"""A linear program over columns as the simplex method gets it, and what any method gives back."""
+"""Linear programs over columns for the simplex method of HiGHS, and their optimum."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ PRIMAL = 4
 
 
 class SolverError(RuntimeError):
-    """The solver ended without an optimal solution; the text says how."""
+    """The solver ended without an optimal solution; the text gives the reason."""
 
 
 class InfeasibleError(SolverError):
@@ -100,7 +100,7 @@ def by_simplex(program: Program, *, start: highspy.HighsBasis | None = None) -> 
 
     Args:
         program: the program.
-        start: a basis that is feasible for it, for the primal simplex method to go on from.
+        start: a feasible basis, from which the primal simplex method continues.
 
     Raises:
         InfeasibleError: the demands cannot be met.

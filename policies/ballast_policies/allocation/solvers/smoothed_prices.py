@@ -1,4 +1,4 @@
-"""Prices of the GPU types for thousands of jobs, to a few parts in a hundred thousand: a smoothed dual.
+"""Prices of the GPU types from a smoothed dual, for thousands of jobs, to a few parts in 100,000.
 
 Given prices p of the types, each job's best use of its time is known on its own, so the dual of the program
 of ``dense_program`` (without gain) is a convex function of k prices. It has a kink wherever a job is
@@ -6,13 +6,13 @@ indifferent between two types. Entropy smooths them: at temperature tau_m a job 
 
     s_mj  proportional to  exp((value_mj + lambda_m rate_mj - gpus_m p_j) / tau_m),      idling: exp(0),
 
-lambda_m >= 0 being what it takes to meet its demand. The smoothed dual
+with the least lambda_m >= 0 that meets its demand. The smoothed dual
 
     F(p) = p . capacity + sum_m [ tau_m log sum_j exp(...) - lambda_m base_m ] - kappa sum_j log p_j
 
 has gradient and k x k Hessian in closed form, one pass over the jobs for each Newton step. The temperature
 falls from 30 % of a price to ``last``, each time from the prices before. Nothing here needs to be exact:
-``restricted_program`` makes it so, and any prices give a valid bound.
+``restricted_program`` computes the exact optimum, and any prices give a valid bound.
 """
 
 import dataclasses
@@ -135,7 +135,7 @@ def _dual(rows: Rows) -> _Dual:
 
 
 def marginal_price(rows: Rows) -> float:
-    """Worth per GPU of the job at which all GPUs would be taken, were all types alike."""
+    """Worth per GPU of the job at which all GPUs would be taken, if all types were equally fast."""
     k = len(rows.capacity)
     worth = np.zeros(len(rows)) if rows.value is None else rows.value[:, :k].max(axis=1)
     each = worth / rows.gpus

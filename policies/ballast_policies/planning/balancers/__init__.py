@@ -1,4 +1,4 @@
-"""Balancers beside the exact one: fewest moves, slow links, mixed GPUs, fewer ranks, DeepSpeed's rule."""
+"""Balancers: exact, fewest moves, slow links, mixed GPUs, fewer ranks, DeepSpeed's rule."""
 
 from ballast_policies.planning.balancers.by_simulation import refine
 from ballast_policies.planning.balancers.deepspeed import deepspeed_partition

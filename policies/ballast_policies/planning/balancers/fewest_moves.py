@@ -1,4 +1,4 @@
-"""Among partitions that are good enough, the one for which the fewest bytes travel.
+"""The balancer that moves the fewest bytes, among partitions close to the optimum.
 
 Notation as in ``exact``: m[r, i] is the cost of moving layer i to rank r (its bytes, or 1; 0 where
 it is there already), and limit the largest load allowed:

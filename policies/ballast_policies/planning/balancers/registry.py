@@ -14,11 +14,11 @@ from ballast_policies.registry import Registry
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerInput:
-    """What a balancer chooses a partition from.
+    """The input of a balancer.
 
     Attributes:
         partition: the one in force.
-        weights: what is balanced, by layer, shape (L,): seconds per step, or e.g. parameters.
+        weights: balanced quantity by layer, shape (L,): seconds per step, or e.g. parameters.
         microbatches: per step.
         capacity: speed and memory of the ranks.
         link_seconds: transfer of one microbatch over each link, shape (p - 1,); None: not measured.
@@ -33,13 +33,13 @@ class BalancerInput:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Balancer:
-    """Everything that is known about a balancer; operator, trainer and documentation read it here.
+    """The properties of a balancer; operator, trainer and documentation read it here.
 
     Attributes:
-        summary: what it does, for the documentation.
+        summary: one sentence for the documentation.
         choose: gives the partition to compare with the one in force; raises PlanningError where the input
             does not suit it, or nothing fits the memory.
-        measures_links: it needs ``link_seconds``, and a step's prediction counts the transfers.
+        measures_links: it needs ``link_seconds``, and a step's prediction includes the transfers.
         balances_parameters: it can balance parameters in place of seconds (``rebalance.by``).
         limits_memory: it looks for partitions within ``rebalance.memoryBytes``.
         schedules: those that its prediction holds for; None: all.

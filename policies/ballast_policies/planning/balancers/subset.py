@@ -20,10 +20,10 @@ from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRanks:
-    """Ranks that stay, and what they hold.
+    """Ranks that stay, and the layers that each holds.
 
     Attributes:
-        ranks: today's numbers, ascending; the first is 0.
+        ranks: their present numbers, ascending; the first is 0.
         partition: over them, in their order.
     """
 
@@ -38,7 +38,7 @@ class RankSubsets:
         partition: the one in force.
         seconds: load of each layer, shape (L,).
         capacity: speed and memory of the ranks in force, and bytes of each layer.
-        bytes_on: for n kept ranks, what each layer takes on the first to the n-th of them, shape (n, L),
+        bytes_on: for n kept ranks, bytes of each layer on the first to the n-th of them, shape (n, L),
             if not ``capacity.layer_bytes``.
     """
 
@@ -58,7 +58,7 @@ class RankSubsets:
         self.weight = capacity.weights(partition.layers)
         self.speeds = capacity.speed_array(partition.ranks)
         self.memory, self.bytes_on = memory, bytes_on
-        # Whether what a layer takes depends on the position of a kept rank in the pipeline.
+        # Whether the bytes of a layer depend on the position of a kept rank in the pipeline.
         self.varies = memory is not None and bytes_on is not None
         self._tables: dict[int, _Table] = {}
 

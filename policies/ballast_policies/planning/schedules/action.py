@@ -13,11 +13,11 @@ _FORM = re.compile(r"(\d+)([FBIWU])(\d+)")
 
 
 class ScheduleError(ValueError):
-    """A schedule cannot be built, or would not run as it is; the text names the action and the reason."""
+    """A schedule cannot be built, or would not run; the text names the action and the reason."""
 
 
 class Kind(enum.StrEnum):
-    """What is computed."""
+    """The kind of computation."""
 
     FORWARD = "F"
     BACKWARD = "B"

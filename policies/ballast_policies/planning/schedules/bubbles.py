@@ -1,4 +1,4 @@
-"""Idle fraction of a pipeline: by formula, and split into the part of the schedule and of imbalance."""
+"""Idle fraction of a pipeline: by formula, and split into the parts of the schedule and of imbalance."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ def split_measured_bubble(
 ) -> BubbleSplit:
     """The same split of a measured step.
 
-    ``inherent`` is what the schedule would leave idle with the measured work on even stages, without
+    ``inherent`` is the idle time of the schedule with the measured work on even stages, without
     transfers; so ``dynamic`` holds imbalance and all that the schedule does not explain (transfers,
     the runtime, noise).
 
     Args:
-        schedule: what ran.
+        schedule: the one that ran.
         busy_seconds: seconds of computing of each rank in the step, shape (p,).
         step_seconds: the whole step.
         forward_share: forward seconds over forward and backward seconds.

@@ -76,7 +76,7 @@ class StageCosts:
 def even_costs(
     stages: int, *, forward: float = 1.0, backward: float = 2.0, backward_input: float | None = None
 ) -> StageCosts:
-    """Every stage alike, no transfer time: what the bubble formulas assume."""
+    """Equal stages and no transfer time, as the bubble formulas assume."""
     return StageCosts(
         forward=(forward,) * stages,
         backward=(backward,) * stages,

@@ -1,4 +1,4 @@
-"""A row of the table of schedules: how a schedule is built, and what it needs of a job."""
+"""A row of the table of schedules: builder, stages and requirements of one schedule."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,17 +12,17 @@ DEFAULT_STAGES_PER_RANK = 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleKind:
-    """Everything that is known about a schedule; operator, trainer, command lines and docs read it here.
+    """The properties of a schedule; operator, trainer, command lines and docs read it here.
 
     Attributes:
-        summary: what it does, for the documentation.
+        summary: one sentence for the documentation.
         build: (ranks, microbatches, stages a rank) -> the order of one step; of a run of one step where
             it is asynchronous. The stages a rank count only where they are open.
         stages_per_rank: stages of the model on each rank; None: set by ``pipeline.stagesPerRank``.
         placement: (ranks, stages a rank) -> by stage, the ranks that hold it.
         asynchronous: it has no flush: steps flow into one another, each stage updates its weights on its
             own, and no stage knows the gradient's norm over all of them.
-        equal_rounds: microbatches go in rounds of at least as many as there are ranks, all alike.
+        equal_rounds: microbatches go in equal rounds, each of at least the number of ranks.
         splits_backward: the gradients of weights are computed apart from those of inputs.
         build_replicated: (replicas of each stage, microbatches) -> order; None: a stage has one rank.
         build_run: asynchronous only: (ranks, microbatches of a step, steps) -> the order of a run; None:

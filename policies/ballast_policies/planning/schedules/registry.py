@@ -131,7 +131,7 @@ def build_schedule(
 
     Args:
         name: one of :data:`SCHEDULES`.
-        ranks: all of them; each stage of a replicated pipeline takes as many as it has replicas.
+        ranks: total; each stage of a replicated pipeline takes one for each of its replicas.
         microbatches: in one step, or in the whole run of a schedule without a flush.
         chunks: stages a rank, where that is open.
         replicas: by stage, how many ranks hold it; none given: one each.

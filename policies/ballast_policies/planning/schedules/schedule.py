@@ -10,7 +10,7 @@ from ballast_policies.planning.schedules.action import Action, Kind, ScheduleErr
 
 
 class WeightRule(enum.StrEnum):
-    """Which version of a stage's weights a microbatch meets; see ``weights``."""
+    """The version of a stage's weights that a microbatch uses; see ``weights``."""
 
     FLUSH = "flush"
     """One version: the update comes after all microbatches, as in the single process."""
@@ -27,12 +27,12 @@ class Schedule:
     """The order of actions on each rank.
 
     Attributes:
-        name: for people.
+        name: for messages and pictures.
         microbatches: how many, over all replicas.
         stage_ranks: by stage, the ranks that hold it. With several, microbatch k goes to
             ``stage_ranks[stage][k % replicas]``, forward and backward (round-robin, 1F1B-RR).
         actions: by rank, in order.
-        weights: which version of the weights a microbatch meets.
+        weights: the version of the weights that a microbatch uses.
         update_every: microbatches per weight update; ``microbatches`` where there is a flush.
     """
 

@@ -1,7 +1,7 @@
 """Simulator of a schedule: when each action of each rank begins and ends.
 
-Each rank does its actions in order, one at a time.  An action starts when its rank is free and what
-it needs has arrived: a forward, the forward of the stage before; a backward, its own forward and the
+Each rank does its actions in order, one at a time.  An action starts when its rank is free and its
+inputs have arrived: a forward, the forward of the stage before; a backward, its own forward and the
 backward of the stage after; an update, the gradients of all the microbatches it covers, on every
 replica.  A sender keeps computing while it sends; the receiver waits (AMP, supplement 6.1).
 With the order of every rank fixed, times are a longest path, so one pass in any feasible order
@@ -30,7 +30,7 @@ class Trace:
     """A schedule in time.
 
     Attributes:
-        schedule: what was played.
+        schedule: the one that was simulated.
         spans: by rank, then time.
         makespan: seconds until the last rank is done.
         busy: by rank, seconds of computing.
@@ -58,7 +58,7 @@ def simulate(schedule: Schedule, costs: StageCosts) -> Trace:
 
     Raises:
         ScheduleError: ``costs`` are of another number of stages or ranks, or the schedule deadlocks
-            (the text names what each rank waits for).
+            (the text names the action that each rank waits for).
     """
     if costs.stages != schedule.stages:
         raise ScheduleError(f"costs of {costs.stages} stages do not fit a schedule of {schedule.stages}")
@@ -77,7 +77,7 @@ def simulate(schedule: Schedule, costs: StageCosts) -> Trace:
 
 
 class _Player:
-    """The state of one play: how far each rank is, and when what was finished or arrives."""
+    """The state of one simulation: progress of each rank, and times at which results are done or arrive."""
 
     def __init__(self, schedule: Schedule, costs: StageCosts) -> None:
         self.schedule, self.costs = schedule, costs

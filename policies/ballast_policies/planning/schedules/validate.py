@@ -12,7 +12,7 @@ from ballast_policies.planning.schedules.weights import versions_held, weight_ve
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleFacts:
-    """What a valid schedule needs.
+    """The memory and messages of a valid schedule.
 
     Attributes:
         in_flight: by rank, the most (stage, microbatch) whose activations are held at once:
@@ -29,11 +29,11 @@ class ScheduleFacts:
 
 
 def validate(schedule: Schedule) -> ScheduleFacts:
-    """Check the schedule and return what it needs.
+    """Check the schedule and return its needs of memory and messages.
 
     Raises:
-        ScheduleError: an action is missing, doubled, on a wrong rank or before what it needs; the
-            ranks deadlock; or a weight version is asked for before it exists.
+        ScheduleError: an action is missing, doubled, on a wrong rank or before its inputs; the
+            ranks deadlock; or a weight version is used before it exists.
     """
     _check_placement(schedule)
     _check_complete(schedule)

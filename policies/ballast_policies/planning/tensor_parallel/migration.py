@@ -1,7 +1,7 @@
 """Lightweight migration: which columns of a straggler each helper computes (IV-A and IV-B).
 
-The straggler broadcasts its migrated columns to the group; every helper works out its own share
-without another message, and adds its results before the all-reduce that happens anyway.
+The straggler broadcasts its migrated columns to the group; every helper determines its own share
+without another message, and adds its results before the all-reduce, which is needed in any case.
 """
 
 from collections.abc import Collection

@@ -33,7 +33,7 @@ def resize_ratios(
     Args:
         seconds: T, by rank.
         product_seconds: M, by rank.
-        reference_seconds: what ranks are to reach; default: the mean. SEMI uses the least.
+        reference_seconds: target of the late ranks; default: the mean. SEMI uses the least.
 
     Raises:
         ValueError: as many M as T are needed, each above 0.

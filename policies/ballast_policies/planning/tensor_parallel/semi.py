@@ -51,7 +51,7 @@ def fit_cost(columns: Sequence[float], seconds: Sequence[float]) -> LinearCost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCosts:
-    """Seconds a step of changing who computes what, as measured before training (Algorithm 2, line 1).
+    """Seconds per step of resizing and migrating, measured before training (Algorithm 2, line 1).
 
     Attributes:
         resize_fixed: Omega_1.
@@ -66,7 +66,7 @@ class MoveCosts:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SemiDecision:
-    """Columns each rank hands to helpers or leaves out.
+    """Columns that each rank migrates to helpers or prunes.
 
     Attributes:
         stragglers: ranks that are late, slowest first.
@@ -83,7 +83,7 @@ class SemiDecision:
     def computed(self, columns: Sequence[int]) -> tuple[float, ...]:
         """By rank, columns that it computes, of its own ``columns`` and of others'.
 
-        Ranks that hand nothing over share what the others do.
+        Ranks that migrate nothing share the columns that the others migrate.
         """
         helpers = sum(count == 0 for count in self.migrated)
         helped = sum(self.migrated) / helpers if helpers else 0.0
@@ -105,7 +105,7 @@ def migrated_share(
     """Beta of equation 2, in [0, 1]; at an end where one way is cheaper throughout.
 
     Args:
-        columns: L gamma, what the straggler has too much.
+        columns: L gamma, the excess columns of the straggler.
         ranks: e.
         resize_fixed: Omega_1, seconds to set up smaller matrices.
         resize: Omega_2, seconds to take out columns.
@@ -157,7 +157,7 @@ def migrating_stragglers(
 def migration_gain(
     seconds: Sequence[float], columns: Sequence[float], x: int, *, communicate: CostCurve
 ) -> float:
-    """f(x) of equation 3: seconds won if the x slowest ranks migrate."""
+    """f(x) of equation 3: seconds saved if the x slowest ranks migrate."""
     T, L = np.asarray(seconds, dtype=float), np.asarray(columns, dtype=float)
     order = np.argsort(-T, kind="stable")
     T, L = T[order], L[order]
@@ -177,9 +177,9 @@ def decide_semi(
 ) -> SemiDecision:
     """Algorithm 2 for the whole group.
 
-    Its line 8 computes the split where T_i = Tmin, which is everybody but the straggler; it means the
-    straggler.  Every straggler is to reach the fastest rank.  Where that costs more than it wins, which
-    the paper does not ask, nothing is done.
+    Its line 8 computes the split where T_i = Tmin, that is, on every rank but the straggler; the straggler is
+    meant.  Every straggler is to reach the fastest rank.  Where that costs more than it saves, which
+    the paper does not check, nothing is done.
 
     Args:
         seconds: T, by rank.
@@ -232,9 +232,9 @@ def semi_seconds(
     *,
     costs: MoveCosts,
 ) -> float:
-    """Seconds of a step under a decision: of the slowest rank, and what sending columns takes all of them.
+    """Seconds of a step under a decision: of the slowest rank, and of sending columns, which all wait for.
 
-    Late ranks do less and pay Omega_1 + Omega_2 of what they leave out; helpers share what migrates.
+    Late ranks compute less and pay Omega_1 + Omega_2 of the pruned columns; helpers share those that migrate.
 
     Args:
         decision: what would be in force.

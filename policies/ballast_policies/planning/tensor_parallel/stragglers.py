@@ -1,4 +1,4 @@
-"""Stragglers of a tensor-parallel group, with a tolerance so that noise alone makes none."""
+"""Detection of the stragglers of a tensor-parallel group, with a tolerance against noise."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Policies of a tensor group with stragglers: none, resize, migrate, or both.
+"""Policies for the stragglers of a tensor-parallel group: none, resize, migrate, or both.
 
-Seconds are measured while earlier decisions are in force; they are first carried back to what they
-would be with every rank's own work and no more, so that a decision that works does not undo itself.
+Seconds are measured while earlier decisions are in force; they are first converted to the
+seconds of every rank's own work alone, so that a successful decision does not undo itself.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ballast_policies.planning.tensor_parallel.semi import (
 from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stragglers
 
 POLICIES = ("none", "resize", "migrate", "semi")
-"""Nothing; ZERO-resizing of all that is too much; migration of all of it; SEMI's split."""
+"""No change; ZERO-resizing of all excess columns; migration of all of them; SEMI's split."""
 
 
 def own_work_seconds(
@@ -55,7 +55,7 @@ def decide_workload(
     costs: MoveCosts,
     tolerance: float = TOLERANCE,
 ) -> SemiDecision:
-    """How much each rank of the group leaves out and hands over.
+    """Columns that each rank of the group prunes and migrates.
 
     ``resize`` brings late ranks to the mean of the group (equation 1), ``migrate`` to the fastest rank,
     ``semi`` is Algorithm 2.
@@ -65,7 +65,7 @@ def decide_workload(
         seconds: T, by rank, as of :func:`own_work_seconds`.
         product_seconds: M, by rank, likewise.
         columns: L, by rank.
-        costs: of changing who computes what; ``semi`` weighs them.
+        costs: of resizing and migrating columns; read by ``semi``.
         tolerance: see :func:`stragglers`.
 
     Raises:

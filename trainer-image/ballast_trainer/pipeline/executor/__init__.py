@@ -1,6 +1,6 @@
-"""Carries out schedules action by action: replicas of a stage, and schedules without a flush.
+"""Executor of schedules, action by action, for replicas of a stage and schedules without a flush.
 
-``executor`` does one rank's actions, with the stage's work in ``stage_work``, its weight versions in
-``versions``, its messages in ``links`` and their shapes in ``boundaries``; ``order`` is a rank's part of a
-schedule.  ``replicated`` and ``flowing`` make pipelines of it, ``flow`` trains with one that never flushes.
+``executor`` runs one rank's actions, with backwards split in ``split_backward``, weight versions in
+``versions``, messages in ``links`` and their shapes in ``boundaries``; ``order`` is a rank's part of a
+schedule.  ``pipelines`` builds pipelines of it; ``loop.asynchronous_step`` trains without a flush.
 """

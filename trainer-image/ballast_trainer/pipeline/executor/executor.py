@@ -33,7 +33,7 @@ class ApplyGradients(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeakUsage:
-    """What was counted in a run, by stage of this rank.
+    """Peak usage counted in a run, by stage of this rank.
 
     Attributes:
         in_flight: the most microbatches between forward and backward at once.
@@ -109,7 +109,7 @@ class Executor:
         ]
 
     def _admit(self) -> None:
-        """A run can be told to end ``lead`` steps after this one at the earliest: till there all is sure."""
+        """Allow receives of steps that will certainly run: a run ends ``lead`` steps later at the earliest."""
         sure = min(self._step + self._order.lead, self._last_step)
         self._links.admit((sure + 1) * self._order.microbatches)
 
@@ -131,7 +131,7 @@ class Executor:
         return self._step > self._last_step
 
     def advance(self) -> float | None:
-        """Go on to the end of this rank's next step, and some way into those after it.
+        """Advance to the end of this rank's next step, and partly into the steps after it.
 
         Returns:
             That step's mean loss on the rank of the last stage (its replica's part of it); else None.
@@ -151,7 +151,7 @@ class Executor:
         return float(torch.stack(losses).sum()) / self._order.microbatches
 
     def finish(self) -> PeakUsage:
-        """End the run: all that was sent is taken, and the pipeline is empty."""
+        """End the run: wait for all messages, and check that the pipeline is empty."""
         self._links.finish()
         if self._kept:
             raise ScheduleError(f"the run ended with {sorted(self._kept)} (stage, microbatch) in flight")

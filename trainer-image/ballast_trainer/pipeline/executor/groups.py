@@ -1,6 +1,6 @@
-"""Process groups of a pipeline's own: a stage's replicas, and each direction of each link.
+"""Process groups of a pipeline: a stage's replicas, and each direction of each link.
 
-Every rank makes all groups in one order, as torch wants it, once for the process group that stands.
+Every rank makes all groups in one order, as torch requires, once for each default process group.
 """
 
 import datetime
@@ -63,7 +63,7 @@ def links_of(schedule: Schedule) -> tuple[Link, ...]:
 def link_groups(schedule: Schedule) -> Mapping[Link, Any]:
     """A group of two ranks for each link; collective over all ranks.
 
-    NCCL knows no tags and carries out what two ranks exchange in the order they ask for it: with a group
+    NCCL has no tags and carries out the transfers of two ranks in the order of their calls: with a group
     for each direction of each boundary that order is the same at both ends.
     """
     return {link: _group(("link", *link), sorted(link[2:])) for link in links_of(schedule)}

@@ -1,6 +1,6 @@
 """Messages between ranks: sent without waiting, received ahead of need.
 
-A rank only ever waits for what its next action needs; it never waits for a send to be taken.  So a
+A rank waits only for the inputs of its next action; it never waits for the receiver of a message.  So a
 schedule that is free of deadlock in simulation is free of it here.
 """
 
@@ -21,7 +21,7 @@ AHEAD = 2
 
 
 class Transport(Protocol):
-    """Starts a transfer; what it returns has ``wait()``."""
+    """Starts transfers; each returned object has ``wait()``."""
 
     def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:
         """Begin to send; the tensor must live until the transfer is waited for."""
@@ -72,7 +72,7 @@ class Links:
         self._end: int | None = None
 
     def admit(self, microbatches: int) -> None:
-        """Microbatches below this number will run for sure: their messages may be awaited."""
+        """Microbatches below this number will certainly run: their messages may be awaited."""
         self._admitted = microbatches
         self._post()
 
@@ -81,7 +81,7 @@ class Links:
         self._end = microbatch
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Send what an action has produced."""
+        """Send the result of an action."""
         if self._travels(message):
             tensor = tensor.detach().contiguous()
             work = self._transport.send(tensor, message, self._tag(message))
@@ -89,7 +89,7 @@ class Links:
             pending.append(_Sending(message, tensor, work))
 
     def receive(self, message: Message) -> torch.Tensor | None:
-        """What an action needs, once it is here; None for a gradient that is not computed."""
+        """The input of an action, once received; None for a gradient that is not computed."""
         if not self._travels(message):
             return None
         tensor, work = self._posted.pop(message)
@@ -101,7 +101,7 @@ class Links:
         return tensor
 
     def finish(self) -> None:
-        """Wait until the others have taken all that was sent."""
+        """Wait until all messages sent have been received."""
         for pending in self._sending.values():
             while pending:
                 pending.popleft().work.wait()

@@ -14,7 +14,7 @@ LAST_OF_MICROBATCH = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """What ``producer`` hands to ``consumer``, from rank ``source`` to rank ``target``.
+    """A message from ``producer`` to ``consumer``, from rank ``source`` to rank ``target``.
 
     An activation if the producer is a forward, else a gradient.  ``boundary`` b lies between the
     stages b and b + 1.
@@ -37,7 +37,7 @@ class Message:
 
 
 class RankOrder:
-    """What one rank does in a schedule over ``steps`` steps of ``microbatches`` each."""
+    """The actions of one rank in a schedule over ``steps`` steps of ``microbatches`` each."""
 
     def __init__(self, schedule: Schedule, rank: int, steps: int) -> None:
         self.schedule, self.rank, self.steps = schedule, rank, steps
@@ -130,9 +130,9 @@ class RankOrder:
                 yield message
 
     def delivered_with(self, received: Message, sent: Message) -> bool:
-        """Whether ``sent`` has arrived for sure, now that ``received`` has come from the same rank.
+        """Whether ``sent`` has certainly arrived, now that ``received`` has come from the same rank.
 
-        It has if that rank needed it before it could do what ``received`` comes from.
+        It has if that rank needed it before it could compute ``received``.
         """
         return self.positions[sent.consumer][1] <= self.positions[received.producer][1]
 

@@ -94,7 +94,7 @@ class ExecutedPipeline:
 class AsynchronousPipeline(ExecutedPipeline):
     """A schedule without a flush: the steps of a run overlap.
 
-    :meth:`run` computes one step as with a flush, which is what a profile measures.
+    :meth:`run` computes one step with a flush, for profiles.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class AsynchronousPipeline(ExecutedPipeline):
         return executor
 
     def check(self, peak_usage: PeakUsage, steps: int) -> None:
-        """Compare what was counted in a run of ``steps`` with what its schedule plans.
+        """Compare the peak usage of a run of ``steps`` with that of its schedule.
 
         Raises:
             ScheduleError: more versions or microbatches were held than planned for.

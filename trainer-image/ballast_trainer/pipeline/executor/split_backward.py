@@ -2,8 +2,8 @@
 
 The graph of a microbatch has nodes that lead to the stage's input and others that lead to weights
 alone.  Where a node of the first sort has a child of the second (a matrix product, whose weight is a
-leaf), the input's half notes what flows into that node, and the weights' half starts there: nothing
-is computed twice but the node itself.  It is whole at once, and its second half empty, where that
+leaf), the input's half notes the gradient that flows into that node, and the weights' half starts there:
+nothing is computed twice but the node itself.  It is whole at once, and its second half empty, where that
 does not work: no gradient of the input is needed, or a weight is used in several places.
 """
 
@@ -22,7 +22,7 @@ class SplitBackward:
     def __init__(
         self, result: torch.Tensor, source: torch.Tensor, parameters: Iterable[nn.Parameter]
     ) -> None:
-        """Look at the graph.
+        """Analyse the graph.
 
         Args:
             result: the stage's output, or the loss.

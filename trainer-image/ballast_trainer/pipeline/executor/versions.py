@@ -1,9 +1,9 @@
 """Versions of a stage's weights: the newest in its parameters, older ones beside them while needed.
 
-A microbatch computes with parameters of its own version, put in the place of the module's, so that
+A microbatch computes with the parameters of its version, put in the place of the module's, so that
 its backward finds the weights of its forward however often the stage was updated in between.  The
 newest version shares its memory with the parameters; before an update these move to a copy if the
-version is still needed.  So as many copies exist as versions are held, and no more.
+version is still needed.  So there is exactly one copy of each version held.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class WeightVersions:
     """
 
     def __init__(self, modules: Iterable[nn.Module], uses: Iterable[int]) -> None:
-        """Begin with version 0, what the modules hold.
+        """Begin with version 0, the present weights of the modules.
 
         Args:
             modules: the layers of the stage.
@@ -57,7 +57,7 @@ class WeightVersions:
                 _put(owner, name, live)
 
     def done(self, version: int) -> None:
-        """A microbatch of ``version`` is done with."""
+        """Count a microbatch of ``version`` as done."""
         self._gather(version)
         self._uses[version] -= 1
         self._let_go()

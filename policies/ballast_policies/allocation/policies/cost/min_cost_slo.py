@@ -9,9 +9,9 @@ For the jobs S that have a deadline, an LP:
 that is, the USD to finish them just in time (slower is never dearer per step, so no job is faster than
 it must be). Then the other jobs share, as in ``min_cost``, the GPUs that are left.
 
-Deadlines that cannot be met are named, and only they are given up: those that are past, or out of
+Deadlines that cannot be met are listed, and only those are dropped: those that are past, or out of
 reach on the fastest type, at once; of those that the cluster cannot keep together, taken in order of
-deadline, each that does not fit with the ones kept before. Their jobs are served as if they had none.
+deadline, each that does not fit with the ones kept before. Their jobs are treated as jobs without a deadline.
 Objective: USD to finish all remaining steps, as in ``min_cost``.
 """
 

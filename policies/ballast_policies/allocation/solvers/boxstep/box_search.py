@@ -1,14 +1,14 @@
 """Rounds of small LPs in a box of prices that shrinks: the core of ``boxstep``.
 
 A round: count the jobs that are undecided inside the box; solve the LP of them, or of a stratified sample
-where they are many; move to its prices. What the undecided jobs use at the current prices is known exactly,
-and the sample only tells how that changes, so the error of a step is a part of the step, and the box
-shrinks by a constant factor in each round. As soon as all undecided jobs fit into the LP, its solution is
-exact, which the bound at its prices proves; where it is not, the box moves on or the LP gets more jobs, in
-the end all. Jobs that are far from a change leave the rows, and come back if prices go far.
+where they are many; move to its prices. The GPUs that the undecided jobs use at the current prices are
+known exactly, and the sample only estimates how they change, so the error of a step is a part of the step,
+and the box shrinks by a constant factor in each round. As soon as all undecided jobs fit into the LP, its
+solution is exact, which the bound at its prices proves; where it is not, the box moves or the LP gets more
+jobs, at last all of them. Jobs that are far from a change leave the rows, and return if prices move far.
 
-Where thousands of jobs tie exactly (equal speeds, different demands), what their columns are worth is changed
-at random by 1e-7 of the prices: then any box small enough holds few of them.
+Where thousands of jobs tie exactly (equal speeds, different demands), the values of their columns are
+perturbed at random by 1e-7 of the prices: then any box small enough holds few of them.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from ballast_policies.allocation.start import Start
 
 MAX_ROUNDS = 150
 COARSE_ROUNDS = 20
-"""Where prices to about a hundredth will do, the search ends after these, wherever it is."""
+"""Where prices to about a hundredth will do, the search ends after this number of rounds."""
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
 SAFETY = 2.0
@@ -52,7 +52,7 @@ TIED = 1e-10
 TIES_SEEN = 1e-3
 """Ties count from this box on, as a part of the prices, or where a step did not improve the bound."""
 JITTER = 1e-7
-"""Ties are broken by changing what each column is worth at random, by this part of the prices."""
+"""Ties are broken by a random perturbation of each column's value, of this part of the prices."""
 SEED = 20211024
 LOW_PRICE = 0.3
 """Part of the mean price that a cheaper type's first box is made for."""
@@ -60,7 +60,7 @@ NARROWEST = 1e-13
 GAP_TOLERANCE = 1e-10
 """Relative gap at which the search ends; three times the jitter where ties were broken."""
 MARGIN = 1e-9
-"""A share of time may be this much below 0 or above 1, and a type's GPUs taken too much by this part."""
+"""A share of time may be this much below 0 or above 1, and a type's GPUs exceeded by this part."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Priced:
         X: (n, k) shares.
         level, time: (n,) multipliers of demand and time.
         prices: (k,) multipliers of the capacities.
-        start: for the next program that is like this one.
+        start: warm start for the next similar program.
     """
 
     X: np.ndarray
@@ -266,7 +266,7 @@ class BoxSearch:
 
 
 def _usual(rows: Rows, prices: np.ndarray) -> float:
-    """What a GPU costs, about."""
+    """The approximate price of a GPU."""
     usual = float(prices.mean())
     if rows.value is not None and not rows.gain:
         usual = max(usual, 0.1 * float((largest(rows.value) / rows.gpus).mean()))

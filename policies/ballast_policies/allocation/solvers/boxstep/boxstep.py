@@ -7,7 +7,7 @@ prices to where they are best in the box (Marsten, Hogan and Blankenship, "The b
 large-scale optimization", Operations Research 23(3), 1975). Rounds of such LPs are in ``box_search``.
 
 First prices come from a sample of 300 jobs, with very many jobs then from one of 5,000. A solution's prices
-start the next one: after an arrival or departure the last LP alone is mostly enough.
+start the next one: after an arrival or departure the last LP alone is usually enough.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from ballast_policies.allocation.solvers.dense_program import Rows, largest
 from ballast_policies.allocation.start import Start
 
 FIRST_SAMPLE = 300
-"""Jobs in the first LP, which knows nothing."""
+"""Jobs in the first LP, which has no prices to start from."""
 LP_JOBS = 400
 """Jobs in an LP of the rounds after it."""
 WARM_START_LP_JOBS = 60
@@ -74,7 +74,7 @@ def _sampled(rows: Rows) -> Response:
     found = _of_sample(rows)
     prices, t = (np.zeros(k), rows.highest) if found is None else (found.prices, found.t)
     if rows.gain and not prices.any():
-        # One job alone limits t. The prices that tell whether all others fit, then.
+        # One job alone limits t: find the prices that show whether all others fit.
         found = _of_sample(_at_highest(rows))
         prices, t = (np.ones(k) if found is None else found.prices), rows.highest
     return _at(rows, prices, t)

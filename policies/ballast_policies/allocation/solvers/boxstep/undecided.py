@@ -42,7 +42,7 @@ def undecided_in(
         near: (n, k + 1) of ``closeness``.
         corner: (n,) likewise.
         lp_jobs: jobs in an LP.
-        widest: what the box may be widened by where the LP has room for more jobs.
+        widest: factor by which the box may grow where the LP has room for more jobs.
     """
     nearest = np.minimum(least(near), corner)
     inside = nearest <= 1.0
@@ -84,7 +84,7 @@ def lp_of(rows: Rows, at: Response, undecided: Undecided) -> CrossoverSolution |
     others = decided(rows, at, np.flatnonzero(~undecided.inside))
     used, growth = others.used, others.growth
     if undecided.weight is not None:
-        # What the undecided use at these prices is known; the sample tells only how it changes.
+        # The GPUs in use at these prices are known exactly; the sample only estimates how they change.
         every = decided(rows, at, np.flatnonzero(undecided.inside))
         sampled = decided(rows, at, chosen, undecided.weight)
         used, growth = used + every.used - sampled.used, growth + every.growth - sampled.growth

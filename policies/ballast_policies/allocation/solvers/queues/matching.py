@@ -1,4 +1,4 @@
-"""Jobs to places in queues at the least total time: AlloX's matching for thousands of jobs, with its bound.
+"""AlloX's matching of jobs to places in queues at the least total time, with a bound on the optimum.
 
 A place (j, i) is the i-th from last in the queue of one of type j's GPUs; there are capacity_j of each.
 
@@ -17,8 +17,8 @@ Up to ``SMALL`` jobs: the Hungarian method. Beyond:
    whole numbers. Jobs with the same work count as one row with their number.
 
 Where a place has fewer than ``JOBS_PER_PLACE`` jobs to choose from (queues of dozens of jobs at each of a few
-GPUs), prices are too coarse for that: the better of two matchings stands, and the bound says how far from
-the optimum it may be.
+GPUs), prices are too coarse for that: the better of two matchings is returned, with the bound on its distance
+from the optimum.
 """
 
 import dataclasses
@@ -124,7 +124,7 @@ def _by_assignment(work: np.ndarray, places: Places) -> tuple[np.ndarray, np.nda
     slot = np.repeat(np.arange(len(places.kind)), places.count.astype(np.int64))
     _, chosen = linear_sum_assignment(costs[:, slot])
     held = slot[chosen]
-    # A job pays for its place what the cheapest chain of moves to a place left free would add.
+    # The price of a place: the cost of the cheapest chain of moves that ends at a free place.
     order = np.argsort(held, kind="stable")
     used, begin = np.unique(held[order], return_index=True)
     extra = costs[order] - np.take_along_axis(costs, held[:, None], axis=1)[order]
@@ -169,7 +169,7 @@ def _exact(
         amounts, prices, beyond = solved
         reduced = costs + prices
         least = reduced.min(axis=1)
-        # What every row has, against the best it could have; a free row may lack the best column.
+        # Cost of each row against its best; a free row may lack the best column.
         paid = np.where(free, np.where(near, reduced, np.inf).min(axis=1), reduced[everyone, held])
         wrong = paid - least > 1e-9 * shortest
         if not wrong.any() and beyond < 1e-6:

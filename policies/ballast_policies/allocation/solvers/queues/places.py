@@ -1,4 +1,4 @@
-"""Places in the queues of GPUs, and what prices of places prove of a matching (``matching``)."""
+"""Places in the queues of GPUs, and the dual bound of their prices on a matching (``matching``)."""
 
 import dataclasses
 
@@ -112,7 +112,7 @@ def matching_bound(work: np.ndarray, places: Places, prices: np.ndarray) -> floa
 
 
 def prices_of_matching(work: np.ndarray, kind: np.ndarray, place: np.ndarray, places: Places) -> np.ndarray:
-    """Prices that suit a matching: moving up one place saves a job what its neighbour's work is."""
+    """Prices that suit a matching: moving up one place saves a job the work of its neighbour."""
     prices = np.zeros(len(places.kind))
     for j in np.unique(places.kind):
         here = np.flatnonzero(places.kind == j)

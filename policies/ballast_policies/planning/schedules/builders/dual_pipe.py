@@ -33,7 +33,7 @@ def dual_pipe_v(ranks: int, microbatches: int) -> Schedule:
 
 
 class _Row:
-    """Actions of one rank so far, and the weight gradients it still owes."""
+    """Actions of one rank so far, and the weight gradients still to compute."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
