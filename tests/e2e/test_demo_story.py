@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def played():
     settings = DemoSettings(manifests=demo_manifests(), time_limit_seconds=280.0)
-    recorder = run_demo(settings, say=lambda text: None, on_change=lambda recorder: None)
+    recorder = run_demo(settings, announce=lambda text: None, on_change=lambda recorder: None)
     aware, agnostic = compare_with_agnostic(read_manifests(settings.manifests), recorder.story.pool_gpus())
     return recorder.story, summarise(recorder.story, aware=aware, agnostic=agnostic)
 

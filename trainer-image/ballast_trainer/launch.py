@@ -179,7 +179,7 @@ def train(
         channel: to the operator; used by rank 0.
         reporter: prints steps and events; used by rank 0.
         stop: whether SIGTERM came.
-        lost: called on a thread of its own when a rank hangs; must end the process.
+        lost: called on a separate thread when a rank hangs; must end the process.
         trace: the steps to trace; None: no trace.
 
     Raises:

@@ -28,7 +28,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     Args:
         config: the job.
         steps: how many to measure; the median counts.
-        at_step: measure with the changes as they are at this step, from the initial weights.
+        at_step: measure with the dynamic changes of this step, from the initial weights.
 
     Raises:
         ConfigurationError: a field cannot work.

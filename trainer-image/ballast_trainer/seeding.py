@@ -57,7 +57,7 @@ def seed_host(seed: int) -> None:
 
 @contextlib.contextmanager
 def host_seeded(seed: int | None = None) -> Iterator[None]:
-    """The host's generators seeded with ``seed`` (None: as they are), and as they were afterwards."""
+    """The host's generators seeded with ``seed`` (None: unchanged), and restored afterwards."""
     of_torch, of_python = torch.default_generator.get_state(), random.getstate()
     of_numpy = numpy.random.get_state()
     if seed is not None:

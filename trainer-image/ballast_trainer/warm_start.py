@@ -1,4 +1,4 @@
-"""Warm start: pods of one machine are forked from a process that has torch imported.
+"""Warm start: forks of a process with torch imported, for the pods of one machine.
 
 Importing torch costs seconds of CPU and half a gigabyte per process.  On a real node a pod pays
 that once; a laptop that runs a whole cluster of pods pays it for each.  ``python -m
@@ -94,7 +94,7 @@ class WarmStartServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._children: dict[int, socket.socket] = {}
-        # Taken before the imports, which set variables of their own.
+        # Taken before the imports, which set further variables.
         self._import_environment = _import_environment(os.environ)
 
     def serve(self) -> None:

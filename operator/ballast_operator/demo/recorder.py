@@ -25,7 +25,7 @@ class Recorder:
     """Follows one namespace from now on; use as a context manager.
 
     Attributes:
-        story: what was seen; read it under :attr:`lock`.
+        story: the events so far; read it under :attr:`lock`.
         lock: held while an event is taken in.
     """
 

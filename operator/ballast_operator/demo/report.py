@@ -54,7 +54,7 @@ def _moves(summary: dict[str, Any]) -> Table:
 
 def _allocations(summary: dict[str, Any]) -> Table:
     table = _table(
-        "Allocation: share of time on each GPU type, and what it is worth in steps/s",
+        "Allocation: share of time on each GPU type, and the resulting steps/s",
         "job",
         "Ballast",
         "steps/s",

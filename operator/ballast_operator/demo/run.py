@@ -55,13 +55,13 @@ class DemoSettings:
 
 
 def run_demo(
-    settings: DemoSettings, *, say: Callable[[str], None], on_change: Callable[[Recorder], None]
+    settings: DemoSettings, *, announce: Callable[[str], None], on_change: Callable[[Recorder], None]
 ) -> Recorder:
     """Run the demo and return its recorder.
 
     Args:
         settings: what to run and where.
-        say: called with a line of text for each step of the setup.
+        announce: called with a line of text for each step of the setup.
         on_change: called a few times a second while jobs run, to draw.
 
     Raises:
@@ -76,7 +76,7 @@ def run_demo(
             from ballast_localcluster import LocalCluster
             from ballast_localcluster.default_nodes import default_nodes
 
-            say("starting a Kubernetes control plane and process nodes on this machine")
+            announce("starting a Kubernetes control plane and process nodes on this machine")
             crds = write_definitions(logs)
             cluster = stack.enter_context(LocalCluster(nodes=default_nodes(), crds=[crds]))
             kubeconfig = cluster.kubeconfig
@@ -87,9 +87,9 @@ def run_demo(
             apply_objects(kube, [_namespace(settings.namespace)])
         else:
             _require_namespace(kube, settings.namespace)
-        say("installing Ballast: custom resource definitions, roles, the operator's own account")
+        announce("installing Ballast: custom resource definitions, roles, the operator's own account")
         apply_objects(kube, install_objects(OPERATOR_NAMESPACE))
-        say("starting the operator")
+        announce("starting the operator")
         operator_kubeconfig = write_operator_kubeconfig(api, kubeconfig, logs / "operator.kubeconfig")
         operator = stack.enter_context(running_operator(operator_kubeconfig, logs / "operator.log"))
         recorder = stack.enter_context(Recorder(api, settings.namespace))
@@ -97,12 +97,12 @@ def run_demo(
         for path in sorted(settings.manifests.glob("*.yaml")):
             for manifest in yaml.safe_load_all(path.read_text()):
                 keep_checkpoints_in(manifest, checkpoints)
-                say(f"kubectl apply -f {path.name}: {manifest['kind']} {manifest['metadata']['name']}")
+                announce(f"kubectl apply -f {path.name}: {manifest['kind']} {manifest['metadata']['name']}")
                 apply_objects(kube, [manifest], namespace=settings.namespace)
                 watching.until_applied(manifest)
         watching.until(_all_finished)
         if settings.kubeconfig is not None:
-            say("removing the demo's jobs and policy; definitions and roles stay")
+            announce("removing the demo's jobs and policy; definitions and roles stay")
             delete_objects(kube, read_manifests(settings.manifests), settings.namespace)
         shutil.rmtree(logs, ignore_errors=True)
         return recorder
@@ -132,7 +132,7 @@ def keep_checkpoints_in(manifest: dict[str, Any], folder: Path) -> None:
 
 @contextlib.contextmanager
 def running_operator(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The operator as a process of its own, as the image runs it; ended with SIGTERM."""
+    """The operator as a separate process, with the command of its image; ended with SIGTERM."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             operator_command(kubeconfig),

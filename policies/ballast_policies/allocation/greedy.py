@@ -1,4 +1,4 @@
-"""The fallback when a solver fails or runs out of time: no LP, always an answer, in milliseconds.
+"""Greedy allocation, the fallback when a solver fails or runs out of time; it takes milliseconds.
 
 Jobs in order of weight per GPU (then name) each take as much of one unit of time as is left, on
 the type where they are fastest relative to their equal share.  Feasible, not optimal: its status

@@ -197,7 +197,7 @@ def allocate(
             thousands of jobs the solve is many times faster, and as exact; otherwise it is not used.
 
     Raises:
-        ProblemError: the policy is unknown, or the problem lacks what it needs.
+        ProblemError: the policy is unknown, or the problem lacks an input that it needs.
         SolverError: the solver failed.
     """
     started = time.perf_counter()
@@ -224,7 +224,7 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start |
     ``start``: of the answer to a similar instance with as many types.
 
     Raises:
-        ProblemError: the policy is unknown, or the problem lacks what it needs.
+        ProblemError: the policy is unknown, or the problem lacks an input that it needs.
         SolverError: the solver failed.
     """
     chosen = find_policy(policy)

@@ -1,1 +1,1 @@
-"""Checkpoints: written whole, verified when read, kept apart from those of other runs."""
+"""Checkpoints: atomic writes, verified reads, and a lock against other runs."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a job: written whole or not at all, verified by all ranks, never lost by a reader.
+"""The checkpoints of a job: atomic writes, reads verified by all ranks.
 
 A checkpoint is a directory ``step-00000040`` of DCP files and a ``manifest.json`` with the
 checksum of each file.  It is written under a temporary name and renamed when complete.  A tensor's

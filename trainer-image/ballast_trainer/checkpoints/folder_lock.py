@@ -35,7 +35,7 @@ an owner known to be gone, where there was no waiting."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who holds a lock.
+    """The owner of a lock.
 
     Attributes:
         token: of this holding alone.
@@ -116,7 +116,7 @@ class FolderLock:
 
         Args:
             folder: exists.
-            owner: who is to hold it.
+            owner: its owner once acquired.
             stale_seconds: without a touch, after which a lock is taken over.
             check: called while waiting; may raise.
             sleep: pauses.

@@ -78,7 +78,7 @@ def _place(key: str, target: Any, part: str) -> Any:
 
 
 def _spelled(key: str) -> list[str]:
-    """The parts of a dotted key in camelCase; below ``args`` as they are, since those are Python's names."""
+    """The parts of a dotted key in camelCase; below ``args`` unchanged, since those are Python's names."""
     parts = key.split(".")
     fixed = parts.index("args") + 1 if "args" in parts else len(parts)
     return [camel(part) for part in parts[:fixed]] + parts[fixed:]

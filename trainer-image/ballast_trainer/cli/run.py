@@ -130,7 +130,8 @@ def _run(
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="Write what each rank did in two steps here when the run ends, for chrome://tracing or Perfetto.",
+    help="Write the actions of each rank in two steps here when the run ends, for chrome://tracing or "
+    "Perfetto.",
 )
 @click.option(
     "--trace-step", type=click.IntRange(1), default=10, show_default=True, help="The first of them."

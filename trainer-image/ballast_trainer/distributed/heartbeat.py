@@ -1,4 +1,4 @@
-"""Heartbeats between ranks: a hung rank is noticed in seconds, not at gloo's time-out.
+"""Heartbeats between ranks: detection of hung ranks in seconds, before gloo's time-out.
 
 Every rank's heartbeat thread increments its own key in the store and watches those of the
 others.  A dead rank closes its connections and is seen at once by its neighbours; a rank that is
@@ -35,7 +35,7 @@ class RankHeartbeat:
         """Start beating.
 
         Args:
-            store: where ranks meet; a connection of its own is opened.
+            store: where ranks meet; a separate connection is opened.
             pod: this process.
             hang_seconds: a rank whose counter has not grown for this long is hung.
             lost: called once, on the heartbeat's thread, with the reason as text.

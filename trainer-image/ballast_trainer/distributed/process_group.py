@@ -61,7 +61,7 @@ def peer_failures() -> Iterator[None]:
 def _is_peer_failure(error: BaseException) -> bool:
     notes = notes_of(error)
     if DATA_NOTE in notes:
-        # A data set may have connections of its own.
+        # A data set may have its own connections.
         return False
     words = _FAILURES_IN_LAYERS if notes else _PEER_FAILURES
     of_torch = isinstance(error, dist.DistError) or (isinstance(error, ConnectionError) and not notes)

@@ -1,8 +1,8 @@
-"""Stopping on SIGTERM: finish the step, save, exit; with a clear message where there is too little time.
+"""Stopping on SIGTERM: finish the step, save, exit; with a message where the grace period is too short.
 
 A spot notice or an eviction gives a pod ``terminationGracePeriodSeconds``, then kills it.  Python
 handles a signal between two bytecodes of the main thread, which may wait for another rank inside
-torch; so a thread of its own is woken by the C handler at once and watches the time.
+torch; so a separate thread is woken by the C handler at once and watches the time.
 """
 
 import os
@@ -40,7 +40,7 @@ class StopSignal:
         Args:
             interactive: listen to the first Ctrl-C too.
             seconds: how long after SIGTERM the process is killed; None: it is not.
-            overdue: called on a thread of its own, with the reason as text, a little before that; must end
+            overdue: called on a separate thread, with the reason as text, a little before that; must end
                 the process.
         """
         signal.signal(signal.SIGTERM, self._receive)

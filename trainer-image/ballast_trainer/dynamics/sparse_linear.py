@@ -1,7 +1,7 @@
 """A linear layer whose weights can be pruned, and that computes sparsely once enough of them are.
 
 Up to :data:`SPARSE_FROM` the weight is dense with zeros in it, which costs as much as a dense
-weight.  Above, only the kept values remain, as a parameter of their own with gradient and optimizer
+weight.  Above, only the kept values remain, as a separate parameter with gradient and optimizer
 state of that size, and forward and both backward products run on them in CSR:
 ``y = W x``, ``dx = W^T dy``, and ``dW`` sampled at the kept positions.
 """
@@ -94,7 +94,7 @@ class PrunableLinear(nn.Module):
         self.register_buffer("mask", torch.ones(linear.weight.shape, dtype=torch.bool))
         self._structure: _Structure | None = None
         self._matrices: tuple[torch.Tensor, torch.Tensor] | None = None
-        # In a list, or the module would take it for a parameter of its own.
+        # In a list, or the module would register it as its parameter.
         self._matrices_of: list[nn.Parameter] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
         reason = (
             f"{config.optimizer} does not take a layer's parameters of shapes "
             f"{[tuple(p.shape) for p in parameters]} and a learning rate: {error}. "
-            "To fix: a function of your own that gives each parameter the optimizer that suits it"
+            "To fix: name a function that gives each parameter the optimizer that suits it"
         )
         raise ConfigurationError("training.optimizer", reason) from error
     needs = inspect.signature(optimizer.step).parameters.get("closure")
@@ -115,7 +115,7 @@ class Layer:
 
         Args:
             old: a parameter of the layer.
-            new: what has taken its place in the module.
+            new: the parameter that has taken its place in the module.
             state: entries of the optimizer's state that have changed with it.
         """
         if self.optimizer is None:

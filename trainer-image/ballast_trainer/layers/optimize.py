@@ -82,7 +82,7 @@ def optimizer_step(
             if scale != 1.0:
                 torch._foreach_mul_(gradients, scale)
             for group in layer.optimizer.param_groups:
-                # An optimizer of the user's may give its groups rates of their own.
+                # A user's optimizer may give its groups different rates.
                 group["lr"] = group.setdefault(BASE_RATE, group["lr"]) * factor
             layer.optimizer.step()
             layer.optimizer.zero_grad(set_to_none=True)

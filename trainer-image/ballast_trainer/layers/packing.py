@@ -1,4 +1,4 @@
-"""A layer's tensors as one message of bytes, exact, with zeros left out where most are zero.
+"""Lossless packing of a layer's tensors into one message, without zeros where most are zero.
 
 Layout: length of the description (8 bytes), description (JSON rows of name, type, shape, kept
 count), then the bytes of each tensor.  A tensor of which fewer than :data:`SPARSE_BELOW` elements

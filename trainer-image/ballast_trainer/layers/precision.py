@@ -1,7 +1,7 @@
 """Precision: the type that layers compute in, and the loss scale that keeps fp16 gradients above zero.
 
 Weights, gradients and optimizer state stay fp32 (master weights); with ``bf16`` or ``fp16`` the
-layers run under autocast, so activations between stages have whatever type the layers return.
+layers run under autocast, so activations between stages have the type that the layers return.
 fp16 gradients below 6e-8 vanish: the loss is multiplied by a scale before the backward, gradients
 are divided by it before clipping (Micikevicius et al. 2018, section 3.2).
 """

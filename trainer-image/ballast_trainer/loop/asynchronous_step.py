@@ -80,7 +80,7 @@ class AsynchronousRuns(Generic[Agreed]):
         self._must_drain, self._event = must_drain, event
 
     def until_drained(self) -> list[Agreed]:
-        """Train from the step in force to the next drain; what was agreed on after each step.
+        """Train from the step in force to the next drain; returns the agreed values of each step.
 
         Raises:
             TrainerError: a stage's gradients are not finite.

@@ -168,7 +168,7 @@ def grow(
         migration, boundaries = _move_and_try(training, plan_moves(old_stages, stages), stages)
     except MigrationFailed:
         training.world.leave()
-        # Under a prefix of their own: the old plan's holds addresses of the group that has ended.
+        # Under a new prefix: the old plan's holds addresses of the group that has ended.
         apart = dist.PrefixStore(f"after-epoch-{plan.epoch}", store)
         _enter(training, old_plan, unchanged, apart, old_rank, timeout_seconds)
         training.world = dataclasses.replace(training.world, store=store)

@@ -1,4 +1,4 @@
-"""The training loop of one rank: train a step, agree with the other ranks, reshape where it pays.
+"""The training loop of one rank: train a step, agree with the other ranks, reshape where useful.
 
 After each step all ranks sum one vector: the ranks told to stop, the newest plan that rank 0 has
 seen, the loss, the gradient norm, the seconds and the activation bytes of each layer.  So all ranks

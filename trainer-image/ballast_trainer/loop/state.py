@@ -159,7 +159,7 @@ class TrainingState:
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
-        """By stage, the pipeline positions that hold it: several where it has replicas of its own."""
+        """By stage, the pipeline positions that hold it: several where the stage has replicas."""
         return self._holders_of(self.stages)
 
     def _holders_of(self, stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:

@@ -1,1 +1,1 @@
-"""Models as lists of layers, and the two functions a model of your own needs."""
+"""Models as lists of layers, and the interface of user-defined models."""

@@ -66,7 +66,7 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         with host_seeded(seed):
             model = builder(**arguments)
     except ImportError as error:
-        reason = f"{config.name!r} needs what is not installed: {error}"
+        reason = f"{config.name!r} needs a module that is not installed: {error}"
         raise ConfigurationError("model.name", reason) from error
     except (TypeError, ValueError) as error:
         raise ConfigurationError(

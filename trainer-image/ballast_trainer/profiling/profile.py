@@ -94,7 +94,7 @@ class Meter:
         self._counted: set[int] = set()
 
     def start_count(self, first_layer: int, source: torch.Tensor) -> SavedTensors | None:
-        """A stage's forward begins; what is to note all that it keeps, once in a step measured by layer."""
+        """A stage's forward begins; returns its record of kept tensors, once in a step measured by layer."""
         self.kept = None
         if self.by_layer and self.microbatch is not None and first_layer not in self._counted:
             self._counted.add(first_layer)
@@ -102,7 +102,7 @@ class Meter:
         return self.kept
 
     def add_kept(self, modules: Sequence[nn.Module] = ()) -> None:
-        """Count what was noted; ``modules`` hold the weights.  Its seconds count for no layer."""
+        """Count the noted tensors; ``modules`` hold the weights.  Its seconds count for no layer."""
         if self.kept is None:
             return
         with self._aside():

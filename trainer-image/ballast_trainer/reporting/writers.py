@@ -101,7 +101,7 @@ class TensorBoardWriter:
             self._writer.add_scalar(f"pause_ms/{name}", fields["pause_ms"], step)
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered points."""
         self._writer.close()
 
 

@@ -26,7 +26,7 @@ class ColumnImportance:
         Args:
             linear: the layer whose contraction columns are chosen from.
             config: the rule of the choice.
-            seed: of what is chosen at random; differs from product to product.
+            seed: of random choices; differs from product to product.
         """
         self._linear = linear
         self._config = config

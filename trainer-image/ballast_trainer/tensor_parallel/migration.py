@@ -57,7 +57,7 @@ def pack(pair: ParallelPair, units: Units) -> torch.Tensor:
 
 
 def unpack(pair: ParallelPair, rows: torch.Tensor, first: int) -> Units:
-    """The reverse of :func:`pack`: tensors of their own, laid out for the products."""
+    """The reverse of :func:`pack`: separate tensors, laid out for the products."""
     count, features = rows.shape[0], pair.outer.weight.shape[0]
     blocks, width = pair.blocks, pair.outer.weight.shape[1] // pair.units
     biases = 0 if pair.inner.bias is None else blocks * width

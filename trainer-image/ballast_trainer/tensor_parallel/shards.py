@@ -27,7 +27,7 @@ def _slicing_of(name: str, value: torch.Tensor, cut: dict[str, Slicing]) -> Slic
 
 
 def stored_tensors(layer: Layer, axis: Axis) -> dict[str, torch.Tensor]:
-    """What this rank stores of a layer: its parts, and on the first rank also what all hold whole."""
+    """The tensors of a layer that this rank stores: its parts, and on the first rank also the whole ones."""
     cut, stored = slicings(layer.module), {}
     for name, value in layer.state().items():
         slicing = _slicing_of(name, value, cut)

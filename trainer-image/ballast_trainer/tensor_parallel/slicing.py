@@ -21,7 +21,7 @@ class Slicing:
     blocks: int = 1
 
     def part(self, whole: torch.Tensor, index: int, size: int) -> torch.Tensor:
-        """The part of rank ``index`` of ``size``, as a tensor of its own.
+        """The part of rank ``index`` of ``size``, as a separate tensor.
 
         Raises:
             ValueError: the dimension does not divide.

@@ -97,10 +97,12 @@ def _play(settings: DemoSettings, console: Console, album: _Album) -> Recorder:
                 album.look(recorder)
                 live.update(render(recorder.story, now=recorder.now))
 
-            return run_demo(settings, say=lambda text: live.console.print(f"demo: {text}"), on_change=draw)
+            return run_demo(
+                settings, announce=lambda text: live.console.print(f"demo: {text}"), on_change=draw
+            )
     return run_demo(
         settings,
-        say=lambda text: print(f"demo: {text}", file=sys.stderr, flush=True),
+        announce=lambda text: print(f"demo: {text}", file=sys.stderr, flush=True),
         on_change=_narrator(album),
     )
 

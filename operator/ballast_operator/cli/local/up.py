@@ -89,7 +89,7 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, output: str) -> 
         )
         return
     if cluster.was_running:
-        click.echo(f"Cluster {name} is running already, and left as it is.")
+        click.echo(f"Cluster {name} is already running; nothing was changed.")
     else:
         click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} process nodes (emulated GPUs).")
     kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)

@@ -52,7 +52,7 @@ class StageEnd:
         s: the end of the stage.
         bound: proven: no s beyond it.
         prices: (k,) of the types that limit: how much further the stage would go with one GPU more.
-        X: (n, k) shares; what a job demands beyond its shares on types with a price is on its fastest other.
+        X: (n, k) shares; the rest of a job's demand is met on its fastest type without a price.
         stopped: (n,) jobs that cannot rise beyond ``s``, whose X is final.
     """
 

@@ -25,7 +25,7 @@ class Team:
     team_weights: np.ndarray
 
     def room(self, left: np.ndarray) -> float:
-        """Volume that all its jobs together can still take, given what each can (n,)."""
+        """Volume that all its jobs together can still take, given the room of each (n,)."""
         return float(left[self.jobs].sum()) + sum(team.room(left) for team in self.teams)
 
 

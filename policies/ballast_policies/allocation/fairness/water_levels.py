@@ -1,9 +1,9 @@
-"""Water filling: all levels rise together, bottlenecked jobs are frozen, the others continue.
+"""Water filling in stages: all levels rise together until jobs are bottlenecked; the others continue.
 
 Section 5.4.3 of the dissertation. A stage raises the levels from where they are along the path that
 the teams' policies give (``teams``), as far as the cluster allows (``demand_path``), with every
 level reached before as a lower bound. Jobs that reach full speed on the way simply take no more, so
-they cost no stage of their own.
+they need no additional stage.
 
 The jobs bottlenecked after a stage are read off the multipliers of its last LP: a job with lambda_m > 0
 cannot get more unless another gets less, for lambda . throughput(x) <= B holds for every feasible x
@@ -120,7 +120,7 @@ def fill_by_programs(instance: Instance, root: Team) -> Filled:
         stage = _Stage(pouring=pouring, scale=scale)
         found = furthest(instance, stage)
         stages += 1
-        # Measured on the whole way up: a last step of 1e-12 has no meaningful gap of its own.
+        # Measured on the whole way up: a last step of 1e-12 has no meaningful gap.
         demand = stage.demand(found.s)
         missed = stage.demand(found.bound) - demand
         gap = max(gap, float((missed / np.where(demand > 0, demand, 1.0)).max()))

@@ -6,7 +6,7 @@
                 x >= 0
 
 as ``dense_program`` with t = -u: ``lift`` is the size and ``capacity`` is -held. Demands are met as given, so
-that no job's full speed limits t, whatever the demands of the others are. Jobs that are alike are one row
+that no job's full speed limits t, for any demands of the others. Jobs that are alike are one row
 (gpus counted together); jobs that need all of their time on their fastest type have no choice and leave.
 """
 

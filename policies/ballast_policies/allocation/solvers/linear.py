@@ -1,4 +1,4 @@
-"""Linear programs over the columns of an instance, by HiGHS, with a bound of our own.
+"""Linear programs over the columns of an instance, by HiGHS, with an independent bound.
 
     maximise    value . x + gain t
     subject to  throughput_m(x) >= base_m + slope_m t   for the jobs in ``demanded``  (level, dual lambda_m)

@@ -1,11 +1,11 @@
 """Price adjustment: prices of the GPU types to about a thousandth, raised where GPUs are short, else lowered.
 
 Each job answers prices with its cheapest way to meet its demand (``best_response``). Prices then change by
-the logarithm of the demand for a type relative to the mean of all types, each type with a step length
-of its own: longer while it keeps its direction, half where it turns (as the step lengths of Rprop, Riedmiller
-and Braun 1993). A sample of some thousand jobs stands for all. At every step the demands go to the s that
-the prices allow at most, so prices never answer demands far from those that can be met. Any prices prove a
-bound; here they need not be exact.
+the logarithm of the demand for a type relative to the mean of all types, with a separate step
+length for each type: longer while it keeps its direction, half where it turns (as the step lengths of
+Rprop, Riedmiller and Braun 1993). A sample of some thousand jobs stands for all. At every step the demands
+go to the s that the prices allow at most, so prices never answer demands far from those that can be met. Any
+prices prove a bound; here they need not be exact.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Demands(Protocol):
 
 
 def adjusted_prices(rows: Rows, demands: Demands) -> tuple[float, np.ndarray]:
-    """(s, prices): about how far the demands can go, and (k,) prices that say so, worth 1 with all GPUs.
+    """(s, prices): about how far the demands can go, and (k,) prices that prove it, worth 1 with all GPUs.
 
     Args:
         rows: jobs, or a sample with ``gpus`` counted for all that they stand for; ``lift`` is the number of

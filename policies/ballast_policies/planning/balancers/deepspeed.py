@@ -2,7 +2,7 @@
 
 ``partition_balanced`` of DeepSpeed (deepspeed/runtime/utils.py) minimises the largest less the smallest
 load with a table that keeps one answer for each (layers, stages).  The spread of a whole partition is
-not determined by the best spread of its first part, so the answer can miss the optimum of its own
+not determined by the best spread of its first part, so the answer can miss the optimum of this
 objective, and of the largest load, which determines the time of a step.
 """
 

@@ -1,4 +1,4 @@
-"""Simulator of a schedule: when each action of each rank begins and ends.
+"""Simulator of a schedule: begin and end of each action of each rank.
 
 Each rank does its actions in order, one at a time.  An action starts when its rank is free and its
 inputs have arrived: a forward, the forward of the stage before; a backward, its own forward and the

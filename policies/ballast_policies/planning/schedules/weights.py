@@ -1,4 +1,4 @@
-"""Weight versions under a schedule: which one each microbatch uses, and how many each stage holds.
+"""Weight versions under a schedule: the version that each microbatch uses, and the number held by a stage.
 
 Version v of a stage is its weights after v updates.
 """

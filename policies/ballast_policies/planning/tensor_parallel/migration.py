@@ -1,4 +1,4 @@
-"""Lightweight migration: which columns of a straggler each helper computes (IV-A and IV-B).
+"""Lightweight migration: the columns of a straggler that each helper computes (IV-A and IV-B).
 
 The straggler broadcasts its migrated columns to the group; every helper determines its own share
 without another message, and adds its results before the all-reduce, which is needed in any case.

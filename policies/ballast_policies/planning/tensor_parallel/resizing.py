@@ -1,4 +1,4 @@
-"""ZERO-resizing: how many and which contraction columns a straggler leaves out (section III).
+"""ZERO-resizing: number and choice of the contraction columns that a straggler prunes (section III).
 
     gamma_i = (T_i - mean_k T_k) / M_i        equation 1; 0 for a rank that is not late
 

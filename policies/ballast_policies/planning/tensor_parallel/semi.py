@@ -1,4 +1,4 @@
-"""SEMI: how much of the stragglers' work is pruned, and how much is migrated (IV-B, Algorithm 2).
+"""SEMI: the parts of the stragglers' work that are pruned and migrated (IV-B, Algorithm 2).
 
 One straggler: the share beta of its L gamma excess columns that migrates makes both ways cost the same,
 

@@ -24,7 +24,7 @@ def own_work_seconds(
     columns: Sequence[int],
     in_force: SemiDecision | None,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """T and M as they would be if each rank did all of its own work and no other's.
+    """T and M as they would be if each rank did exactly its own work.
 
     A rank whose products do the fraction w of its own columns (those it keeps plus those it helps
     with) would need M / w for all of them; the rest of T stays.

@@ -76,7 +76,7 @@ class Executor:
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch; on the rank of the last stage.
             batch: inputs and targets of a step.
-            apply_gradients: for schedules with updates of their own.
+            apply_gradients: for schedules with update actions.
             device: where this rank computes.
         """
         self._stacks, self._boundaries = dict(stacks), boundaries
@@ -109,7 +109,7 @@ class Executor:
         ]
 
     def _admit(self) -> None:
-        """Allow receives of steps that will certainly run: a run ends ``lead`` steps later at the earliest."""
+        """Allow receives of steps sure to run: a run ends ``lead`` steps later at the earliest."""
         sure = min(self._step + self._order.lead, self._last_step)
         self._links.admit((sure + 1) * self._order.microbatches)
 

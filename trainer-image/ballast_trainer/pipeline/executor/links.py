@@ -31,7 +31,7 @@ class Transport(Protocol):
 
 
 class ProcessTransport:
-    """Point to point, each direction of each link in a process group of its own."""
+    """Point to point, each direction of each link in a separate process group."""
 
     def __init__(self, groups: Mapping[Link, Any]) -> None:
         self._groups = groups

@@ -1,6 +1,6 @@
 """Schedules without a flush: PipeDream (1F1B-RR with weight stashing or vertical sync) and 2BW.
 
-Updates are actions of their own, right after the backward that completes them.  A schedule covers
+Updates are separate actions, right after the backward that completes them.  A schedule covers
 a run of microbatches; at its end the pipeline drains, in between it never does.
 """
 
