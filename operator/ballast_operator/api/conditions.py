@@ -162,7 +162,7 @@ class JobReason(enum.StrEnum):
     COMPLETE = "Complete"
     """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
-    """Not informed: the message names each field that the policy needs, and what counts in its place."""
+    """InputsComplete is False: the message names each field that the policy needs, and what counts in its place."""
 
     # OnTime
     DEADLINE_WITHIN_REACH = "DeadlineWithinReach"
@@ -247,7 +247,7 @@ class PolicyReason(enum.StrEnum):
     COMPLETE = "Complete"
     """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
-    """Not informed: the message names pools and jobs, the fields, and what counts in their place."""
+    """InputsComplete is False: the message names pools and jobs, the fields, and what counts in their place."""
 
     # Ready
     IN_FORCE = "InForce"

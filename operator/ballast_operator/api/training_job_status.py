@@ -184,8 +184,8 @@ class TrainingJobStatus(StatusModel):
     state: JobState | None = None
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
-    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime; at the end
-    Succeeded or Failed."""
+    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime, MessagesReadable,
+    Reconciled; at the end Succeeded or Failed."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None
