@@ -22,8 +22,8 @@ _HEAD = """<!-- Generated from the models in ballast_operator.api by `make gener
 
 `kubectl get ballast` lists both. `kubectl explain tj.spec` shows the same texts as this page.
 
-What is wrong with an object is said when it is applied, with the field, the reason and what to change.
-What only the cluster can know (a GPU type that no pool has, overlapping pools, too many stages) is said in
+An object that is wrong is refused when it is applied, with the field, the reason and what to change.
+What only the cluster can know (a GPU type that no pool has, overlapping pools, too many stages) is in
 its conditions.
 """
 
