@@ -162,7 +162,7 @@ class JobReason(enum.StrEnum):
     COMPLETE = "Complete"
     """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
-    """InputsComplete is False: the message names each field that the policy needs, and what counts in its place."""
+    """InputsComplete is False: the message names the fields that are missing, and what counts instead."""
 
     # OnTime
     DEADLINE_WITHIN_REACH = "DeadlineWithinReach"
@@ -247,7 +247,7 @@ class PolicyReason(enum.StrEnum):
     COMPLETE = "Complete"
     """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
-    """InputsComplete is False: the message names pools and jobs, the fields, and what counts in their place."""
+    """InputsComplete is False: the message names pools and jobs, the fields, and what counts instead."""
 
     # Ready
     IN_FORCE = "InForce"
