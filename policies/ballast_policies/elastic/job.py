@@ -4,6 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.contract.limits import MOST_SECONDS
+
+LEAST_SECONDS = 1e-6
+"""Shortest job: beside less than this no restart could be weighed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -30,7 +34,6 @@ class ElasticJob:
         arrival: s.
         work: units, of the user's choice.
         restart_seconds: from a change of configuration, or a start, to the next step.
-        requested_gpus: what a user without a choice would ask for.
         configurations: at least one.
     """
 
@@ -38,7 +41,6 @@ class ElasticJob:
     arrival: float
     work: float
     restart_seconds: float
-    requested_gpus: int
     configurations: tuple[Configuration, ...]
 
     def __post_init__(self) -> None:
@@ -47,8 +49,11 @@ class ElasticJob:
             problems.append(Problem("configurations", "there is none. To fix: give at least one"))
         if not self.work > 0:
             problems.append(Problem("work", f"{self.work:g} is not above 0"))
-        if self.restart_seconds < 0:
-            problems.append(Problem("restartSeconds", f"{self.restart_seconds:g} is below 0"))
+        problems += [
+            Problem(path, f"{seconds:g} s is not between 0 and {MOST_SECONDS:g} s")
+            for path, seconds in (("arrival", self.arrival), ("restartSeconds", self.restart_seconds))
+            if not 0 <= seconds <= MOST_SECONDS
+        ]
         problems += [
             Problem("configurations", f"{each.gpus} GPUs at {each.speed:g} are not above 0")
             for each in self.configurations
@@ -56,6 +61,12 @@ class ElasticJob:
         ]
         if problems:
             raise ContractError(problems)
+        seconds = self.work / max(each.speed for each in self.configurations)
+        if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+            reason = f"{self.work:g} takes {seconds:g} s at the best speed"
+            raise ContractError(
+                Problem("work", f"{reason}. To fix: between {LEAST_SECONDS:g} and {MOST_SECONDS:g} s")
+            )
 
     def fastest_seconds(self) -> float:
         """Completion time alone on the cluster, the first start included."""

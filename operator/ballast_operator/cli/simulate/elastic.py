@@ -86,6 +86,7 @@ def simulate_elastic(
 
 
 def _print(result: "ElasticResult", *, per_job: bool) -> None:
+    from ballast_policies.simulator.result import HOUR
     from rich.console import Console
     from rich.table import Table
 
@@ -117,6 +118,6 @@ def _print(result: "ElasticResult", *, per_job: bool) -> None:
                 f"{job.completion_time:,.0f}",
                 f"{job.alone:,.0f}",
                 f"{job.restarts}",
-                f"{job.gpu_seconds / 3600:.2f}",
+                f"{job.gpu_seconds / HOUR:.2f}",
             )
         console.print(rows)

@@ -11,8 +11,7 @@ from ballast_policies.elastic.job import Configuration, ElasticCluster, JobState
 from ballast_policies.elastic.registry import find_elastic_policy
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
-
-PERCENTILES = (50, 75, 90, 95, 99)
+from ballast_policies.simulator.result import HOUR, PERCENTILES
 
 
 class SimulationError(RuntimeError):
@@ -90,11 +89,11 @@ class ElasticResult:
             "policy": self.policy,
             "round_seconds": self.round_seconds,
             "jobs_measured": len(self.jobs),
-            "average_jct_hours": self.average_completion_time / 3600,
+            "average_jct_hours": self.average_completion_time / HOUR,
             "average_jct_seconds": self.average_completion_time,
             "average_alone_seconds": self.average_alone,
-            "jct_percentiles_hours": {p: self.percentile(p) / 3600 for p in PERCENTILES},
-            "makespan_hours": self.makespan / 3600,
+            "jct_percentiles_hours": {p: self.percentile(p) / HOUR for p in PERCENTILES},
+            "makespan_hours": self.makespan / HOUR,
             "restarts_per_job": self.restarts_per_job,
             "utilisation": self.utilisation,
             "decisions": self.decisions,

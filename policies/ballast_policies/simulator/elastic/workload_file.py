@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ballast_policies.contract.decode import decode, parse_json
-from ballast_policies.contract.errors import ContractError, Problem
+from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.elastic.job import Configuration, ElasticCluster, ElasticJob
 
@@ -98,19 +98,18 @@ def read_workload(text: str, *, workload: str | None = None, sizes: Sizes = "sta
 
 
 def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[Configuration, ...]:
-    try:
-        gpus_at, speed_at = (file.option_columns.index(each) for each in ("gpus", "samples_per_s"))
-    except ValueError as error:
-        raise ContractError(Problem("option_columns", "must have 'gpus' and 'samples_per_s'")) from error
+    if not {"gpus", "samples_per_s"} <= set(file.option_columns):
+        raise ContractError(Problem("option_columns", "must have 'gpus' and 'samples_per_s'"))
     found = []
     for gpu_type, speeds in file.models[model].types.items():
         if gpu_type not in file.cluster:
             continue
         kind = file.cluster[gpu_type]
         stated = kind.gpu_counts if kind.gpu_counts is not None else kind.sia_gpu_counts
-        for i, row in enumerate(speeds.options):
+        for i, values in enumerate(speeds.options):
             path = f"models.{model}.types.{gpu_type}.options[{i}]"
-            gpus, speed = _number(row, gpus_at, path), _number(row, speed_at, path)
+            row = dict(zip(file.option_columns, values, strict=False))
+            gpus, speed = (_number(row.get(column), column, path) for column in ("gpus", "samples_per_s"))
             if gpus != int(gpus) or gpus < 1 or speed <= 0:
                 raise ContractError(Problem(path, f"{gpus:g} GPUs at {speed:g} is no configuration"))
             if gpus > kind.nodes * kind.gpus_per_node:
@@ -128,41 +127,35 @@ def _job(
     path: str,
     sizes: Sizes,
 ) -> ElasticJob:
-    missing = [
-        key for key in ("name", "arrival_s", "application", "batch_size", "work_samples") if key not in row
-    ]
+    needed = ["name", "arrival_s", "application", "batch_size", "work_samples"]
+    if sizes == "requested":
+        needed.append("requested_gpus")
+    missing = [key for key in needed if key not in row]
     if missing:
-        raise ContractError(Problem(path, f"has no {', '.join(missing)}"))
+        raise ContractError(
+            Problem(path, f"has no {', '.join(missing)}. To fix: add it to the row and job_columns")
+        )
     model = f"{row['application']}@{row['batch_size']}"
     if model not in configurations:
         raise ContractError(
             Problem(path, f"there is no model {model!r}. To fix: one of {_some(configurations)}")
         )
-    requested = (
-        int(_number(tuple(row.values()), list(row).index("requested_gpus"), path))
-        if "requested_gpus" in row
-        else 1
-    )
     chosen = configurations[model]
     if sizes == "requested":
-        chosen = _nearest(chosen, requested)
-    arrival, work = (
-        _number(tuple(row.values()), list(row).index(key), path) for key in ("arrival_s", "work_samples")
-    )
+        chosen = _nearest(chosen, _number(row["requested_gpus"], "requested_gpus", path))
     try:
         return ElasticJob(
             name=str(row["name"]),
-            arrival=arrival,
-            work=work,
+            arrival=_number(row["arrival_s"], "arrival_s", path),
+            work=_number(row["work_samples"], "work_samples", path),
             restart_seconds=file.models[model].restart_s,
-            requested_gpus=requested,
             configurations=chosen,
         )
     except ContractError as error:
         raise ContractError(problem.below(path) for problem in error.problems) from error
 
 
-def _nearest(configurations: Iterable[Configuration], requested: int) -> tuple[Configuration, ...]:
+def _nearest(configurations: Iterable[Configuration], requested: float) -> tuple[Configuration, ...]:
     """On each GPU type the size nearest to the requested one; the smaller of two."""
     best: dict[str, Configuration] = {}
     for each in sorted(configurations):
@@ -172,10 +165,9 @@ def _nearest(configurations: Iterable[Configuration], requested: int) -> tuple[C
     return tuple(best.values())
 
 
-def _number(row: tuple[Any, ...], at: int, path: str) -> float:
-    value = row[at] if at < len(row) else None
+def _number(value: Any, column: str, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ContractError(Problem(path, f"column {at} is {value!r}, not a number"))
+        raise ContractError(Problem(path, f"{column} is {shown(value)}, not a number"))
     return float(value)
 
 

@@ -88,7 +88,10 @@ def test_an_option_without_a_meaning_is_refused(options, expected, tmp_path):
     [
         (lambda value: value.pop("cluster"), "cluster"),
         (lambda value: value["workloads"]["random"][0].__setitem__(5, -1), "workloads.random[0].work"),
+        (lambda value: value["workloads"]["random"][0].__setitem__(5, 1e-320), "workloads.random[0].work"),
+        (lambda value: value["workloads"]["random"][0].__setitem__(5, 1e300), "workloads.random[0].work"),
         (lambda value: value["workloads"]["random"][0].__setitem__(1, "soon"), "not a number"),
+        (lambda value: value["workloads"]["random"][0].__setitem__(1, 1e300), "workloads.random[0].arrival"),
         (lambda value: value["workloads"]["random"][0].__setitem__(2, "audio"), "there is no model 'audio@"),
         (lambda value: value["workloads"]["random"].clear(), "there are no jobs"),
         (lambda value: value["workloads"]["random"].append(value["workloads"]["random"][0]), "named twice"),
@@ -107,3 +110,12 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_field(change, expected):
     with pytest.raises(ContractError, match=None) as refused:
         read_workload(json.dumps(value))
     assert expected in str(refused.value)
+
+
+def test_requested_sizes_need_a_requested_number():
+    """A job without one is not taken for a job of one GPU."""
+    value = json.loads(file(3, seed=2))
+    value["job_columns"][4] = "note"
+    read_workload(json.dumps(value))
+    with pytest.raises(ContractError, match=r"random\[0\]: has no requested_gpus"):
+        read_workload(json.dumps(value), sizes="requested")
