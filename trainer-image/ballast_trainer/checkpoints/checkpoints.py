@@ -7,6 +7,7 @@ never removed.
 """
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import time
@@ -159,7 +160,8 @@ class Checkpoints:
         found = world.gather((read, failure), patient=True)
         failure = next((failed for _, failed in found if failed is not None), None)
         if world.rank == 0 and failure is None:
-            manifest.files.update({name: crc for files, _ in found for name, crc in files.items()})
+            checksums = {name: crc for files, _ in found for name, crc in files.items()}
+            manifest = dataclasses.replace(manifest, files=checksums)
             failure = self._put_in_place(temporary, final, manifest)
         taken = self._lock is not None and not self._lock.held()
         reason: str | None

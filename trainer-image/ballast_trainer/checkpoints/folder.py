@@ -1,6 +1,7 @@
 """The directory of a job's checkpoints: their names, renaming of unusable ones, removal of old ones."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
@@ -105,7 +106,8 @@ class CheckpointFolder:
             OSError: that failed.
         """
         rest = [path for path in temporary.iterdir() if path.name not in manifest.files]
-        manifest.files.update({path.name: checksum(path) for path in rest})
+        files = {**manifest.files, **{path.name: checksum(path) for path in rest}}
+        manifest = dataclasses.replace(manifest, files=files)
         write_durably(temporary / MANIFEST, manifest.to_json())
         temporary.rename(final)
         _sync_folder(self.path)

@@ -9,9 +9,11 @@ import dataclasses
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
+
+from ballast_policies.contract.decode import decode, parse_json
 
 from ballast_trainer.errors import CheckpointError
 
@@ -37,7 +39,7 @@ class Manifest:
     step: int
     layer_count: int
     seed: int
-    files: dict[str, int]
+    files: Mapping[str, int]
     loss_scale: tuple[float, int] = (1.0, 0)
     optimizer: str | None = None
 
@@ -52,14 +54,7 @@ class Manifest:
         Raises:
             ValueError: it is no manifest.
         """
-        value = json.loads(text)
-        if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
-            raise ValueError("it is no manifest")
-        known = {field.name for field in dataclasses.fields(cls)}
-        try:
-            return cls(**{key: entry for key, entry in value.items() if key in known})
-        except TypeError as error:
-            raise ValueError(f"it is no manifest: {error}") from error
+        return decode(cls, parse_json(text), unknown="ignore", spelling=str)
 
     def refuse_unless(self, *, folder: Path, layer_count: int, seed: int, optimizer: str | None) -> None:
         """Refuse the checkpoint of another job.
