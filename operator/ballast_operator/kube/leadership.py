@@ -27,6 +27,9 @@ from ballast_operator.waits import WaitReason, Waits
 LEASE_NAME = meta.LEADER_LEASE
 """Name of the Lease that the leader holds."""
 
+RELEASE_ATTEMPTS = 3
+"""How often giving the Lease back is tried; after that its duration has to pass."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -118,14 +121,21 @@ class Leadership:
         """Give the lease back, so that another replica need not wait; harmless where it is lost already."""
         async with self._turn:
             held, self._renewed, self._held = self._held, None, None
-            if held is None:
+            if not self._led:
                 return
-            try:
-                await self._cluster.replace(
-                    LEASE, {**held, "spec": {**held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
-                )
-            except (Conflict, NotFound, Unavailable, Rejected) as error:
-                logger.info("leader lease not released: %s", error)
+            for _ in range(RELEASE_ATTEMPTS):
+                try:
+                    if held is None:  # e.g. the answer to the last renewal was lost
+                        held = await self._read()
+                    if held is None or held["spec"].get("holderIdentity") != self._identity:
+                        return
+                    spec = {**held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._cluster.replace(LEASE, {**held, "spec": spec})
+                    return
+                except (Conflict, NotFound):
+                    held = None
+                except (Unavailable, Rejected) as error:
+                    logger.info("leader lease not released: %s", error)
 
     async def _renew(self) -> None:
         """One request where nothing has changed: the Lease as it was written last, with a new time."""

@@ -63,6 +63,28 @@ async def test_a_released_lease_is_taken_at_once():
     assert await second._attempt()
 
 
+async def test_a_lease_is_given_back_though_the_answer_to_its_last_renewal_was_lost():
+    """The end may come while a renewal is under way: the API server has then a newer version than this replica."""
+    world, clock = World(), Clock()
+    first, second = replica(world, clock, "first"), replica(world, clock, "second")
+    await first._attempt()
+    await first._take(await first._read())  # lands, its answer is not kept
+    await first.release()
+    assert await second._attempt()
+
+
+async def test_a_lease_that_another_replica_holds_is_not_given_back():
+    """Only the holder may empty it."""
+    world, clock = World(), Clock()
+    first, second = replica(world, clock, "first"), replica(world, clock, "second")
+    await first._attempt()
+    await second._attempt()
+    clock.now = 20.0
+    await second._attempt()
+    await first.release()
+    assert (await second._read())["spec"]["holderIdentity"] == "second"
+
+
 async def test_an_unreachable_api_server_does_not_end_leadership_before_its_time():
     """One failed renewal is tolerated as long as the last good one is fresh."""
     world, clock = World(), Clock()
