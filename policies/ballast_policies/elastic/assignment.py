@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_policies.elastic.job import Configuration, ElasticCluster
+from ballast_policies.configuration import Configuration
+from ballast_policies.elastic.job import ElasticCluster
 
 MOST_CELLS = 200_000
 """Numbers of GPUs of all types, multiplied, up to which the choice is exact."""
@@ -44,27 +45,20 @@ def sizes_of(chosen: Sequence[Configuration | None]) -> dict[str, list[int]]:
     """GPU type -> sizes of the jobs on it."""
     sizes: dict[str, list[int]] = {}
     for each in chosen:
-        if each is not None:
-            sizes.setdefault(each.gpu_type, []).append(each.gpus)
+        for gpu_type, gpus in {} if each is None else each.gpus.items():
+            sizes.setdefault(gpu_type, []).append(gpus)
     return sizes
 
 
 def _always_fits(cluster: ElasticCluster, configuration: Configuration) -> bool:
-    return cluster.always_fits(configuration.gpu_type, configuration.gpus)
+    return all(cluster.always_fits(gpu_type, gpus) for gpu_type, gpus in configuration.gpus.items())
 
 
 def _exact(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> list[Configuration | None]:
     gpus = cluster.gpus
     axis = {gpu_type: i for i, gpu_type in enumerate(gpus)}
     shape = tuple(each + 1 for each in gpus.values())
-    fitting = [
-        [
-            option
-            for option in options
-            if option.configuration.gpus < shape[axis[option.configuration.gpu_type]]
-        ]
-        for options in jobs
-    ]
+    fitting = [[option for option in options if option.configuration.fits(gpus)] for options in jobs]
     # best[i][left]: the largest sum of the first i jobs' worths with that many GPUs of each type.
     best = [np.zeros(shape)]
     for options in fitting:
@@ -80,11 +74,11 @@ def _exact(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> list[Co
         if here == best[i][tuple(left)]:
             continue
         for option in fitting[i]:
-            at = axis[option.configuration.gpu_type]
-            if option.configuration.gpus > left[at]:
-                continue
             rest = list(left)
-            rest[at] -= option.configuration.gpus
+            for gpu_type, count in option.configuration.gpus.items():
+                rest[axis[gpu_type]] -= count
+            if min(rest) < 0:
+                continue
             if best[i][tuple(rest)] + option.worth == here:
                 chosen[i], left = option.configuration, rest
                 break
@@ -96,9 +90,10 @@ def _shifted(
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """The cells without, and with, the GPUs of a configuration."""
     before, after = [slice(None)] * len(shape), [slice(None)] * len(shape)
-    at = axis[configuration.gpu_type]
-    before[at] = slice(0, shape[at] - configuration.gpus)
-    after[at] = slice(configuration.gpus, shape[at])
+    for gpu_type, count in configuration.gpus.items():
+        at = axis[gpu_type]
+        before[at] = slice(0, shape[at] - count)
+        after[at] = slice(count, shape[at])
     return tuple(before), tuple(after)
 
 
@@ -107,7 +102,7 @@ def _one_by_one(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> li
     size = {gpu_type: max(1, gpus) for gpu_type, gpus in left.items()}
     ranked = sorted(
         (
-            (option.worth * size[option.configuration.gpu_type] / option.configuration.gpus, i, option)
+            (option.worth / sum(n / size[t] for t, n in option.configuration.gpus.items()), i, option)
             for i, options in enumerate(jobs)
             for option in options
         ),
@@ -116,11 +111,11 @@ def _one_by_one(jobs: Sequence[Sequence[Option]], cluster: ElasticCluster) -> li
     chosen: list[Option | None] = [None] * len(jobs)
     for _, i, option in ranked:
         now = chosen[i]
-        had = now.configuration.gpus if now is not None else 0
-        kind = option.configuration.gpu_type
-        if now is not None and (now.configuration.gpu_type != kind or option.worth <= now.worth):
+        had, wanted = {} if now is None else now.configuration.gpus, option.configuration.gpus
+        if now is not None and (had.keys() != wanted.keys() or option.worth <= now.worth):
             continue
-        if option.configuration.gpus - had <= left[kind]:
-            left[kind] -= option.configuration.gpus - had
+        if all(count - had.get(gpu_type, 0) <= left[gpu_type] for gpu_type, count in wanted.items()):
+            for gpu_type, count in wanted.items():
+                left[gpu_type] -= count - had.get(gpu_type, 0)
             chosen[i] = option
     return [None if option is None else option.configuration for option in chosen]

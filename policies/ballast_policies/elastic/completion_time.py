@@ -15,8 +15,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.assignment import Option, best_assignment
-from ballast_policies.elastic.job import Configuration, ElasticCluster, JobState
+from ballast_policies.elastic.job import ElasticCluster, JobState
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def _options(state: JobState, preference: Preference) -> list[Option]:
     job = state.job
     options = []
     for configuration in job.configurations:
-        seconds = state.remaining / configuration.speed
+        seconds = state.remaining / configuration.throughput
         if configuration == state.current:
             worth = (seconds + state.restart_left) ** -preference.sharpness * (1 + preference.keep)
         else:
@@ -128,7 +129,7 @@ def seconds_left(state: JobState) -> float:
     """Until the job ends in its configuration; infinite where it waits."""
     if state.current is None:
         return math.inf
-    return state.restart_left + state.remaining / state.current.speed
+    return state.restart_left + state.remaining / state.current.throughput
 
 
 def advanced(state: JobState, seconds: float) -> JobState:
@@ -139,5 +140,5 @@ def advanced(state: JobState, seconds: float) -> JobState:
     return dataclasses.replace(
         state,
         restart_left=state.restart_left - waited,
-        remaining=state.remaining - (seconds - waited) * state.current.speed,
+        remaining=state.remaining - (seconds - waited) * state.current.throughput,
     )

@@ -3,26 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 
+from ballast_policies.configuration import Configuration
 from ballast_policies.contract.errors import ContractError, Problem
 from ballast_policies.contract.limits import MOST_SECONDS
 
 LEAST_SECONDS = 1e-6
 """Shortest job: beside less than this no restart could be weighed."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Configuration:
-    """GPUs that a job may run on.
-
-    Attributes:
-        gpu_type: all of one type.
-        gpus: number of GPUs.
-        speed: units of the job's work a second, consolidated on as few nodes as they fit.
-    """
-
-    gpu_type: str
-    gpus: int
-    speed: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +41,13 @@ class ElasticJob:
             if not 0 <= seconds <= MOST_SECONDS
         ]
         problems += [
-            Problem("configurations", f"{each.gpus} GPUs at {each.speed:g} are not above 0")
+            Problem("configurations", f"{each.name}: its speed {each.throughput:g} is not above 0")
             for each in self.configurations
-            if each.gpus < 1 or not each.speed > 0
+            if not each.throughput > 0
         ]
         if problems:
             raise ContractError(problems)
-        seconds = self.work / max(each.speed for each in self.configurations)
+        seconds = self.work / max(each.throughput for each in self.configurations)
         if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
             reason = f"{self.work:g} takes {seconds:g} s at the best speed"
             raise ContractError(
@@ -70,7 +56,7 @@ class ElasticJob:
 
     def fastest_seconds(self) -> float:
         """Completion time alone on the cluster, the first start included."""
-        return self.restart_seconds + self.work / max(each.speed for each in self.configurations)
+        return self.restart_seconds + self.work / max(each.throughput for each in self.configurations)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

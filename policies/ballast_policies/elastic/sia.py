@@ -8,8 +8,9 @@ chosen configurations, where r = (age - restarts x restart time) / (age + restar
 import dataclasses
 from collections.abc import Sequence
 
+from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.assignment import Option, best_assignment
-from ballast_policies.elastic.job import Configuration, ElasticCluster, JobState
+from ballast_policies.elastic.job import ElasticCluster, JobState
 
 POWER = -0.5
 WAITING = 1.1
@@ -31,7 +32,7 @@ class Sia:
 
     def _options(self, state: JobState, now: float) -> list[Option]:
         job = state.job
-        slowest = min(each.speed for each in job.configurations)
+        slowest = min(each.throughput for each in job.configurations)
         age = now - job.arrival
         lost = job.restart_seconds * (state.restarts + 1)
         discount = max(LEAST_DISCOUNT, (age - lost) / (age + job.restart_seconds)) if age > 0 else 1.0
@@ -40,7 +41,7 @@ class Sia:
             kept = each == state.current
             if state.current is not None and state.restart_left > 0 and not kept:
                 continue
-            gain = each.speed / slowest * (1.0 if kept or state.current is None else discount)
+            gain = each.throughput / slowest * (1.0 if kept or state.current is None else discount)
             worth = WAITING - gain**POWER
             if kept and state.restart_left > 0:
                 worth += 1e6

@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
+from ballast_policies.configuration import Configuration
 from ballast_policies.elastic import assignment
 from ballast_policies.elastic.assignment import Option, best_assignment, sizes_of
-from ballast_policies.elastic.job import Configuration, ElasticCluster
+from ballast_policies.elastic.job import ElasticCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,11 +14,10 @@ CLUSTER = ElasticCluster(nodes={"v100": 2, "k80": 1}, gpus_per_node={"v100": 4, 
 
 options = st.lists(
     st.builds(
-        lambda gpu_type, gpus, worth: Option(
-            configuration=Configuration(gpu_type=gpu_type, gpus=gpus, speed=1.0), worth=worth
+        lambda gpus, worth: Option(
+            configuration=Configuration(name=str(gpus), gpus=gpus, throughput=1.0), worth=worth
         ),
-        st.sampled_from(["v100", "k80"]),
-        st.sampled_from([1, 2, 4]),
+        st.dictionaries(st.sampled_from(["v100", "k80"]), st.sampled_from([1, 2, 4]), min_size=1),
         st.integers(1, 1000).map(float),
     ),
     max_size=4,
@@ -69,12 +69,12 @@ def test_sizes_that_do_not_fit_side_by_side_are_not_chosen():
     """Three jobs of 3 GPUs need three nodes of 4, though 9 GPUs would be there on two nodes and a half."""
     jobs = [
         [
-            Option(configuration=Configuration(gpu_type="v100", gpus=3, speed=1.0), worth=3.0),
-            Option(configuration=Configuration(gpu_type="v100", gpus=2, speed=1.0), worth=2.0),
+            Option(configuration=Configuration.of_one_type("v100", 3, 1.0), worth=3.0),
+            Option(configuration=Configuration.of_one_type("v100", 2, 1.0), worth=2.0),
         ]
     ] * 3
     narrow = ElasticCluster(nodes={"v100": 3}, gpus_per_node={"v100": 3})
-    assert [each.gpus for each in best_assignment(jobs, narrow)] == [3, 3, 3]
+    assert [each.total for each in best_assignment(jobs, narrow)] == [3, 3, 3]
     wide = ElasticCluster(nodes={"v100": 2}, gpus_per_node={"v100": 5})
     chosen = best_assignment(jobs, wide)
     assert wide.fits(sizes_of(chosen))

@@ -5,9 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.assignment import sizes_of
 from ballast_policies.elastic.completion_time import advanced, changed, seconds_left
-from ballast_policies.elastic.job import Configuration, ElasticCluster, JobState
+from ballast_policies.elastic.job import ElasticCluster, JobState
 from ballast_policies.elastic.registry import find_elastic_policy
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
@@ -153,7 +154,7 @@ def simulate(
         for state, need in zip(states, needs, strict=True):
             job = state.job
             if state.current is not None:
-                gpu_seconds[job.name] += min(need, length) * state.current.gpus
+                gpu_seconds[job.name] += min(need, length) * state.current.total
             if need > length:
                 left.append(advanced(state, length))
                 continue

@@ -5,10 +5,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from ballast_policies.configuration import Configuration
 from ballast_policies.contract.decode import decode, parse_json
 from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits
-from ballast_policies.elastic.job import Configuration, ElasticCluster, ElasticJob
+from ballast_policies.elastic.job import ElasticCluster, ElasticJob
 
 Sizes = Literal["stated", "all", "requested"]
 """Numbers of GPUs that a job may have: those that the file's cluster states for each type, all that have a
@@ -116,8 +117,8 @@ def _configurations(file: _File, model: str, sizes: Sizes) -> tuple[Configuratio
                 continue
             if sizes == "stated" and stated is not None and int(gpus) not in stated:
                 continue
-            found.append(Configuration(gpu_type=gpu_type, gpus=int(gpus), speed=speed))
-    return tuple(sorted(found))
+            found.append((gpu_type, int(gpus), speed))
+    return tuple(Configuration.of_one_type(*each) for each in sorted(found))
 
 
 def _job(
@@ -156,12 +157,13 @@ def _job(
 
 
 def _nearest(configurations: Iterable[Configuration], requested: float) -> tuple[Configuration, ...]:
-    """On each GPU type the size nearest to the requested one; the smaller of two."""
+    """On each GPU type the size nearest to the requested one; the first of two, and they come smallest first."""
     best: dict[str, Configuration] = {}
-    for each in sorted(configurations):
-        now = best.get(each.gpu_type)
-        if now is None or abs(each.gpus - requested) < abs(now.gpus - requested):
-            best[each.gpu_type] = each
+    for each in configurations:
+        (gpu_type,) = each.gpus
+        now = best.get(gpu_type)
+        if now is None or abs(each.total - requested) < abs(now.total - requested):
+            best[gpu_type] = each
     return tuple(best.values())
 
 
