@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ballast_policies.elastic.completion_time import CompletionTime
 from ballast_policies.configuration import Configuration
+from ballast_policies.elastic.completion_time import CompletionTime
 from ballast_policies.elastic.job import ElasticCluster, JobState
 from ballast_policies.elastic.sia import Sia
 
