@@ -18,7 +18,7 @@ class Configuration:
     Attributes:
         name: unique among the job's configurations.
         gpus: GPU type -> GPUs, whole numbers; at least one GPU in all. A type with 0 is as one left out.
-        throughput: steps (or other units of the job's work) per second of the whole gang; 0: it cannot run so.
+        throughput: steps (or other units of work) per second of the whole gang; 0: it cannot run so.
 
     Raises:
         ContractError: a value is impossible; paths are relative to the configuration.

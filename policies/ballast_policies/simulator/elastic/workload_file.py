@@ -157,7 +157,7 @@ def _job(
 
 
 def _nearest(configurations: Iterable[Configuration], requested: float) -> tuple[Configuration, ...]:
-    """On each GPU type the size nearest to the requested one; the first of two, and they come smallest first."""
+    """On each GPU type the size nearest to the requested one, the first of two; they come smallest first."""
     best: dict[str, Configuration] = {}
     for each in configurations:
         (gpu_type,) = each.gpus
