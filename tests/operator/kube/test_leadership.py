@@ -64,7 +64,7 @@ async def test_a_released_lease_is_taken_at_once():
 
 
 async def test_a_lease_is_given_back_though_the_answer_to_its_last_renewal_was_lost():
-    """The end may come while a renewal is under way: the API server has then a newer version than this replica."""
+    """The end may come while a renewal is under way: the API server has then a newer version."""
     world, clock = World(), Clock()
     first, second = replica(world, clock, "first"), replica(world, clock, "second")
     await first._attempt()
