@@ -46,6 +46,7 @@ EXAMPLES = {
         parallelism=ParallelismConfig(
             tensor=2,
             data=2,
+            gpus_per_pod=4,
             scatter_gather=False,
             stragglers=StragglersConfig(
                 policy="semi",
@@ -94,10 +95,12 @@ EXAMPLES = {
         directive=Directive.SHRINK,
         ranks=(
             Rank(rank=0, pod="translator-2-0", address="127.17.0.4", gpu_type="v100"),
-            Rank(rank=1, pod="translator-2-2", address="127.17.0.6", gpu_type="v100"),
+            Rank(rank=1, pod="translator-2-0", local_rank=1, address="127.17.0.4", gpu_type="v100"),
+            Rank(rank=2, pod="translator-2-2", address="127.17.0.6", gpu_type="v100"),
+            Rank(rank=3, pod="translator-2-2", local_rank=1, address="127.17.0.6", gpu_type="v100"),
         ),
         stages=STAGES,
-        reason="repack from 4 to 2 ranks",
+        reason="repack from 4 pods to 2",
     ),
     "report": Report(
         epoch=6,

@@ -103,6 +103,25 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"pipeline": {"replicas": [2, 1]}, "dynamics": [PRUNING]}, "dynamics", "leave pruning or replicas out"),
     (
+        {"pipeline": {"maxStages": 4}, "parallelism": {"tensor": 2, "gpusPerPod": 3}},
+        "parallelism.gpusPerPod",
+        "parallelism.gpusPerPod: 3, parallelism.tensor: 2",
+    ),
+    (
+        {"pipeline": {"maxStages": 4}, "parallelism": {"gpusPerPod": 8}},
+        "parallelism.gpusPerPod",
+        "more GPUs than the largest gang",
+    ),
+    (
+        {
+            "pipeline": {"maxStages": 4},
+            "parallelism": {"gpusPerPod": 2},
+            "repack": {"minStages": 1, "targetStages": 3},
+        },
+        "repack.targetStages",
+        "a part of a pod cannot be released",
+    ),
+    (
         {"training": {"decay": "linear", "warmupSteps": 10}},
         "training.warmupSteps",
         "training.warmupSteps: 10, totalSteps: 10",

@@ -64,6 +64,39 @@ def test_a_wrong_field_is_named(change, field, words):
     assert words in refusals(change)[field]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"pipeline": {"minStages": 3, "maxStages": 3}, "parallelism": {"gpusPerPod": 2}},
+            "no number of stages from minStages: 3 to maxStages: 3, with 1 ranks each, fills pods of "
+            "gpusPerPod: 2",
+        ),
+        (
+            {"pipeline": {"maxStages": 2, "replicas": [2, 1]}, "parallelism": {"gpusPerPod": 2}},
+            "the 3 ranks of pipeline.replicas do not fill pods of gpusPerPod: 2",
+        ),
+    ],
+)
+def test_ranks_that_fill_no_whole_pods_are_refused(change, words):
+    """A pod is one process a GPU, all of them ranks: no size of this job has only such pods."""
+    assert words in refusals(change)["parallelism.gpusPerPod"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pipeline": {"minStages": 1, "maxStages": 3}, "parallelism": {"gpusPerPod": 2}},
+        {"pipeline": {"maxStages": 2, "replicas": [3, 1]}, "parallelism": {"gpusPerPod": 4}},
+        {"pipeline": {"maxStages": 2}, "parallelism": {"tensor": 2, "data": 2, "gpusPerPod": 8}},
+        {"pipeline": {"maxStages": 2}, "parallelism": {"tensor": 4, "gpusPerPod": 1}},
+    ],
+)
+def test_a_size_with_whole_pods_is_enough(change):
+    """Other sizes between minStages and maxStages are only never used."""
+    assert JobConfig.from_mapping({**PLAIN, **change}).parallelism.gpus_per_pod is not None
+
+
 def test_every_rule_has_an_example_that_breaks_it():
     """A rule that nothing can break is none; the examples are those of the test above."""
     broken = {reason for change, _, _ in RULES for reason in refusals(change).values()}

@@ -52,6 +52,59 @@ def test_a_proposal_that_does_not_fit_the_plan_is_refused(changes, reason):
         PLAN.shrink(dataclasses.replace(PROPOSAL, **changes))
 
 
+WHOLE = Plan(
+    job="job",
+    epoch=1,
+    launch=1,
+    directive=Directive.RUN,
+    ranks=tuple(
+        Rank(rank=i, pod=PODS[i // 2], local_rank=i % 2, address=f"10.0.0.{i // 2}", gpu_type="v100")
+        for i in range(6)
+    ),
+)
+
+
+def test_a_shrink_of_pods_with_several_ranks_keeps_whole_pods():
+    """All ranks of a kept pod stay, numbered one after the other; those of the others leave."""
+    proposal = dataclasses.replace(
+        PROPOSAL, epoch=1, kept_pods=(PODS[0], PODS[2]), released_pods=(PODS[1],), stages=()
+    )
+    shrunk = WHOLE.shrink(proposal)
+    assert [(rank.rank, rank.process) for rank in shrunk.ranks] == [
+        (0, "job-1-0"),
+        (1, "job-1-0/1"),
+        (2, "job-1-2"),
+        (3, "job-1-2/1"),
+    ]
+    assert shrunk.pods == (PODS[0], PODS[2])
+    assert [shrunk.rank_of(name) for name in ("job-1-2", "job-1-2/1", "job-1-1", "job-1-1/1")] == [
+        2,
+        3,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [("a", 0), ("a", 0)],
+        [("a", 1), ("a", 0)],
+        [("a", 1)],
+        [("a", 0), ("b", 0), ("a", 1)],
+        [("a", 0), ("a", 2)],
+    ],
+)
+def test_ranks_of_a_pod_that_do_not_follow_each_other_are_refused(places):
+    """Neighbours in a tensor group are neighbours in a pod: nothing may rely on it where it is not so."""
+    ranks = tuple(
+        Rank(rank=i, pod=pod, local_rank=local, address="10.0.0.1", gpu_type="v100")
+        for i, (pod, local) in enumerate(places)
+    )
+    with pytest.raises(ValueError, match="follow each other"):
+        dataclasses.replace(WHOLE, ranks=ranks)
+
+
 def test_grow_adds_ranks_and_leaves_the_stages_to_the_trainer():
     """The trainer knows what its layers cost now."""
     new = Rank(rank=4, pod="job-1-4", address="10.0.0.4", gpu_type="v100")
@@ -72,7 +125,7 @@ def test_grow_adds_ranks_and_leaves_the_stages_to_the_trainer():
 )
 def test_ranks_that_do_not_follow_the_plan_cannot_join(new):
     """Ranks stay 0 to n - 1, each with a pod of its own."""
-    with pytest.raises(ValueError, match=r"at least one|0\.\.n-1|same pod"):
+    with pytest.raises(ValueError, match=r"at least one|0\.\.n-1|follow each other"):
         PLAN.grow(new, "")
 
 

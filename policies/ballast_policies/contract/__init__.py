@@ -20,6 +20,7 @@ from ballast_policies.contract.names import (
     JOB_LABEL,
     LAUNCH_LABEL,
     PLAN_KEY,
+    POD_RANKS_ENV,
     PROPOSAL_ANNOTATION,
     RANK_LABEL,
     RENDEZVOUS_PORT,
@@ -27,6 +28,7 @@ from ballast_policies.contract.names import (
     lease_name,
     plan_config_map_name,
     pod_name,
+    process_name,
 )
 from ballast_policies.contract.plan import Directive, Plan, Rank, Stage
 from ballast_policies.contract.wire import ContractError
@@ -40,6 +42,7 @@ __all__ = [
     "JOB_LABEL",
     "LAUNCH_LABEL",
     "PLAN_KEY",
+    "POD_RANKS_ENV",
     "PROPOSAL_ANNOTATION",
     "RANK_LABEL",
     "RENDEZVOUS_PORT",
@@ -58,4 +61,5 @@ __all__ = [
     "lease_name",
     "plan_config_map_name",
     "pod_name",
+    "process_name",
 ]

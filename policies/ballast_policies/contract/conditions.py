@@ -217,14 +217,15 @@ class AllOf(Condition):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items(Condition):
-    """Whether all items of a list are a constant."""
+    """Whether all items of a list are a constant; ``negated``: whether one is not."""
 
     path: str
     constant: Any
+    negated: bool = False
 
     def holds(self, of: Any) -> bool:
         """Compare each."""
-        return all(item == self.constant for item in Field(self.path).value(of))
+        return all(item == self.constant for item in Field(self.path).value(of)) is not self.negated
 
     def fields(self) -> Iterator[str]:
         """None: a list that is not set has no items."""
@@ -249,6 +250,11 @@ def absent(path: str) -> Condition:
 def each_is(path: str, constant: Any) -> Condition:
     """Whether every item of the list at ``path`` is ``constant``; an empty list's are."""
     return Items(path, constant)
+
+
+def one_is_not(path: str, constant: Any) -> Condition:
+    """Whether some item of the list at ``path`` is not ``constant``; none of an empty list is."""
+    return Items(path, constant, negated=True)
 
 
 def _term(value: Any) -> Term:

@@ -73,7 +73,7 @@ class Proposal(Wire):
     Attributes:
         epoch: the epoch the proposal was made in; stale if the plan has moved on.
         step: the step it was made at.
-        kept_pods: pods that stay, in the order of their new ranks; the first is today's rank 0.
+        kept_pods: pods that stay, in the order of their new ranks; the first is that of today's rank 0.
         released_pods: pods whose GPUs come free.
         stages: the partition over the kept ranks (``rank`` counts in the new numbering).
         step_seconds_before: predicted seconds per step on today's ranks before the layers got cheaper.

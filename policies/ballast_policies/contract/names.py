@@ -30,7 +30,12 @@ LAUNCH_LABEL = "ballast.dev/launch"
 """On pods: which launch of the job they belong to, a decimal from 1. Written and read by the operator."""
 
 RANK_LABEL = "ballast.dev/rank"
-"""On pods: the rank at launch, a decimal from 0. Written and read by the operator."""
+"""On pods: the number in the pod's name, a decimal from 0; with one GPU a pod, its rank at launch. Written and
+read by the operator."""
+
+POD_RANKS_ENV = "BALLAST_POD_RANKS"
+"""In a pod's environment: how many ranks it runs, one for each of its GPUs. Written by the operator, read by
+the trainer. Missing: one."""
 
 EMULATED_SLOWDOWN_ENV = "BALLAST_EMULATED_SLOWDOWN"
 """In a pod's environment: JSON {model family or "default": factor >= 1}. Written by the process node,
@@ -53,6 +58,11 @@ def lease_name(job: str) -> str:
     return job
 
 
-def pod_name(job: str, launch: int, rank: int) -> str:
-    """Name of the pod that starts as ``rank`` of the job's ``launch``; the same inputs give the same name."""
-    return f"{job}-{launch}-{rank}"
+def pod_name(job: str, launch: int, number: int) -> str:
+    """Name of pod ``number`` of the job's ``launch``, from 0; the same inputs give the same name."""
+    return f"{job}-{launch}-{number}"
+
+
+def process_name(pod: str, local_rank: int) -> str:
+    """Name of one of a pod's processes: that of the pod for the first, ``pod/1``, ``pod/2`` for the others."""
+    return f"{pod}/{local_rank}" if local_rank else pod

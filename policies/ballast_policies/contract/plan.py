@@ -20,6 +20,7 @@ from ballast_policies.contract.limits import (
     OBJECT,
     Limits,
 )
+from ballast_policies.contract.names import process_name
 from ballast_policies.contract.settings import setting
 from ballast_policies.contract.wire import Wire
 
@@ -46,15 +47,22 @@ class Rank:
 
     Attributes:
         rank: position in the process group, 0-based; rank 0 hosts the rendezvous and reports.
-        pod: name of the pod that runs it. A pod keeps its name over epochs, its rank may change.
+        pod: name of the pod that runs it. A pod keeps its name over epochs, its ranks may change.
+        local_rank: position among the processes of the pod, 0-based; the GPU of the pod that it uses.
         address: IP address of the pod.
         gpu_type: the pool's GPU type, e.g. ``v100``.
     """
 
     rank: int = setting(ge=0, le=MOST_RANKS)
     pod: str = setting(max_length=LONGEST_NAME)
+    local_rank: int = setting(0, ge=0, le=MOST_RANKS)
     address: str = setting(max_length=LONGEST_NAME)
     gpu_type: str = setting(max_length=LONGEST_NAME)
+
+    @property
+    def process(self) -> str:
+        """Name of the process, the same over epochs: see :func:`~ballast_policies.contract.process_name`."""
+        return process_name(self.pod, self.local_rank)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,7 @@ class Plan(Wire):
         epoch: version of the plan, from 1, growing for the life of the job (restarts included).
         launch: which launch of the job these pods belong to, from 1.
         directive: what to do on reaching the epoch.
-        ranks: by rank, without gaps.
+        ranks: by rank, without gaps; those of a pod follow each other, in the order of its local ranks.
         stages: by layer, without gaps; empty leaves the partition to the trainer.
         reason: why the plan is as it is, for logs.
 
@@ -105,8 +113,7 @@ class Plan(Wire):
             raise ValueError(f"epoch {self.epoch} and launch {self.launch} count from 1")
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))) or not self.ranks:
             raise ValueError(f"ranks must be 0..n-1 in order, got {[r.rank for r in self.ranks]}")
-        if len({r.pod for r in self.ranks}) != len(self.ranks):
-            raise ValueError(f"two ranks name the same pod: {[r.pod for r in self.ranks]}")
+        self._check_pods()
         next_layer = 0
         for stage in self.stages:
             if stage.first_layer != next_layer:
@@ -118,9 +125,33 @@ class Plan(Wire):
                 raise ValueError(f"a stage is on rank {stage.rank}, but the plan has {len(self.ranks)} ranks")
             next_layer = stage.end_layer
 
-    def rank_of(self, pod: str) -> int | None:
-        """The rank that ``pod`` has in this plan, or None where it is not part of it."""
-        return next((r.rank for r in self.ranks if r.pod == pod), None)
+    def _check_pods(self) -> None:
+        """Raise where a pod's ranks do not follow each other as its local ranks 0, 1, ..."""
+        before: Rank | None = None
+        ended: set[str] = set()
+        for rank in self.ranks:
+            follows = before is not None and rank.pod == before.pod
+            expected = before.local_rank + 1 if before is not None and follows else 0
+            if rank.pod in ended or rank.local_rank != expected:
+                raise ValueError(
+                    f"rank {rank.rank} is local rank {rank.local_rank} of pod {rank.pod!r}: the ranks of a pod "
+                    "follow each other, as its local ranks 0, 1, ..., each once"
+                )
+            if before is not None and not follows:
+                ended.add(before.pod)
+            before = rank
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """The pods, in the order of their ranks."""
+        return tuple(dict.fromkeys(rank.pod for rank in self.ranks))
+
+    def rank_of(self, process: str) -> int | None:
+        """The rank of a process in this plan, or None where it is not part of it.
+
+        ``process``: its name. A pod's name is that of its first process, so it gives the pod's first rank.
+        """
+        return next((r.rank for r in self.ranks if r.process == process), None)
 
     def shrink(self, proposal: "Proposal") -> "Plan":
         """The next epoch, on the proposal's kept pods, in its order and with its stages.
@@ -131,17 +162,18 @@ class Plan(Wire):
         """
         if proposal.epoch != self.epoch:
             raise ValueError(f"the proposal is of epoch {proposal.epoch}, the plan of epoch {self.epoch}")
-        by_pod = {rank.pod: rank for rank in self.ranks}
+        by_pod: dict[str, list[Rank]] = {}
+        for rank in self.ranks:
+            by_pod.setdefault(rank.pod, []).append(rank)
         unknown = sorted({*proposal.kept_pods, *proposal.released_pods} - set(by_pod))
         if unknown:
             raise ValueError(f"the proposal names {unknown}, the plan's pods are {sorted(by_pod)}")
+        kept = [rank for pod in proposal.kept_pods for rank in by_pod[pod]]
         return dataclasses.replace(
             self,
             epoch=self.epoch + 1,
             directive=Directive.SHRINK,
-            ranks=tuple(
-                dataclasses.replace(by_pod[pod], rank=rank) for rank, pod in enumerate(proposal.kept_pods)
-            ),
+            ranks=tuple(dataclasses.replace(rank, rank=number) for number, rank in enumerate(kept)),
             stages=proposal.stages,
             reason=proposal.reason,
         )

@@ -59,6 +59,9 @@ def _condition(condition: Condition, optional: Callable[[str], bool], nested: bo
             return f"!(self.{json_path(path)} in {cel_list(condition.failing())})"
         case Presence(path=path, expected=expected):
             return _has(path, optional) if expected else f"!{_has(path, optional)}"
+        case Items(path=path, constant=constant, negated=True):
+            text = f"{_has(path, optional)} && !self.{json_path(path)}.all(x, x == {_constant(constant)})"
+            return f"({text})" if nested else text
         case Items(path=path, constant=constant):
             text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, x == {_constant(constant)})"
             return f"({text})" if nested else text

@@ -12,6 +12,7 @@ from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.output import CheckpointConfig, MetricsConfig
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
 from ballast_policies.contract.job.pipeline import PipelineConfig
+from ballast_policies.contract.job.pods import POD_RULES
 from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 from ballast_policies.contract.limits import OBJECT
@@ -189,6 +190,7 @@ _RULES = (
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
     *_exclusions(),
+    *POD_RULES,
     Rule(
         condition=(at("parallelism.tensor") == 1)
         | at("parallelism.stragglers.policy").is_in([StragglerPolicy.NONE, StragglerPolicy.RESIZE])

@@ -66,6 +66,9 @@ class ParallelismConfig(Settings):
     """Ranks that share the matrices of each layer."""
     data: int = setting(1, ge=1, le=1024)
     """Replicas of the pipeline; each takes its share of the microbatches."""
+    gpus_per_pod: int | None = setting(None, ge=1, le=1024)
+    """GPUs of each pod, one process for each: a node's worth, so that ranks of a node reach each other over
+    NVLink and shared memory. Pods are whole: the job has, takes and releases a multiple of this. Absent: 1."""
     scatter_gather: bool = True
     """Whether each tensor-parallel rank sends its part of the activations between stages, which the
     receivers put together."""
@@ -76,3 +79,8 @@ class ParallelismConfig(Settings):
     def ranks_per_position(self) -> int:
         """Ranks at one position of the pipeline."""
         return self.tensor * self.data
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Ranks of each pod, and its GPUs."""
+        return self.gpus_per_pod or 1
