@@ -49,8 +49,7 @@ POD_RULES = (
         fix="choose a multiple of tensor, or 1",
     ),
     Rule(
-        condition=one_is_not("pipeline.replicas", 1)
-        | (at(_FIELD) <= at("pipeline.max_stages") * _COLUMN),
+        condition=one_is_not("pipeline.replicas", 1) | (at(_FIELD) <= at("pipeline.max_stages") * _COLUMN),
         field=_FIELD,
         reason="a pod has more GPUs than the largest gang has ranks",
         fix="lower gpusPerPod, or raise pipeline.maxStages",
