@@ -30,8 +30,8 @@ LAUNCH_LABEL = "ballast.dev/launch"
 """On pods: which launch of the job they belong to, a decimal from 1. Written and read by the operator."""
 
 RANK_LABEL = "ballast.dev/rank"
-"""On pods: the number in the pod's name, a decimal from 0; with one GPU a pod, its rank at launch. Written and
-read by the operator."""
+"""On pods: the number in the pod's name, a decimal from 0; with one GPU a pod, its rank at launch. Written
+and read by the operator."""
 
 POD_RANKS_ENV = "BALLAST_POD_RANKS"
 """In a pod's environment: how many ranks it runs, one for each of its GPUs. Written by the operator, read by
@@ -64,5 +64,5 @@ def pod_name(job: str, launch: int, number: int) -> str:
 
 
 def process_name(pod: str, local_rank: int) -> str:
-    """Name of one of a pod's processes: that of the pod for the first, ``pod/1``, ``pod/2`` for the others."""
+    """Name of one of a pod's processes: that of the pod for the first, ``pod/1``, ``pod/2`` and so on."""
     return f"{pod}/{local_rank}" if local_rank else pod

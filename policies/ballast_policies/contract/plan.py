@@ -134,7 +134,7 @@ class Plan(Wire):
             expected = before.local_rank + 1 if before is not None and follows else 0
             if rank.pod in ended or rank.local_rank != expected:
                 raise ValueError(
-                    f"rank {rank.rank} is local rank {rank.local_rank} of pod {rank.pod!r}: the ranks of a pod "
+                    f"rank {rank.rank} is local rank {rank.local_rank} of pod {rank.pod!r}: ranks of a pod "
                     "follow each other, as its local ranks 0, 1, ..., each once"
                 )
             if before is not None and not follows:

@@ -36,8 +36,8 @@ def _explain_partial_pods(config: "JobConfig") -> str:
     if pipeline.used_replicas:
         return f"the {sum(pipeline.used_replicas)} ranks of pipeline.replicas do not fill {pods}"
     return (
-        f"no number of stages from minStages: {pipeline.min_stages} to maxStages: {pipeline.max_stages}, with "
-        f"{parallelism.ranks_per_position} ranks each, fills {pods}"
+        f"no number of stages from minStages: {pipeline.min_stages} to maxStages: {pipeline.max_stages}, "
+        f"with {parallelism.ranks_per_position} ranks each, fills {pods}"
     )
 
 
