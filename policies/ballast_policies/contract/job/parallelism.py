@@ -68,7 +68,7 @@ class ParallelismConfig(Settings):
     """Replicas of the pipeline; each takes its share of the microbatches."""
     gpus_per_pod: int | None = setting(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
-    NVLink and shared memory. Pods are whole: the job has, takes and releases a multiple of this. Absent: 1."""
+    NVLink and shared memory. The job has, takes and releases whole pods. Absent: 1."""
     scatter_gather: bool = True
     """Whether each tensor-parallel rank sends its part of the activations between stages, which the
     receivers put together."""
