@@ -9,6 +9,7 @@ from pathlib import Path
 from ballast_operator.api.rbac import operator_rules, people_roles
 from ballast_operator.api.schema.crd import crd_files, to_yaml
 from ballast_operator.generated.api_reference import api_reference
+from ballast_operator.generated.chart_readme import chart_readme
 from ballast_operator.generated.dashboards import dashboard_files
 from ballast_operator.generated.tables import (
     balancers_table,
@@ -47,6 +48,7 @@ def generated_files() -> Mapping[str, str]:
     for name, text in dashboard_files().items():
         files[f"{_CHART}/dashboards/{name}"] = text
     files["docs/api.md"] = api_reference()
+    files["charts/ballast/README.md"] = chart_readme((ROOT / "charts/ballast/values.yaml").read_text())
     for name, sections in _SECTIONS.items():
         files[name] = with_sections((ROOT / name).read_text(), sections)
     return files
