@@ -7,9 +7,24 @@ from typing import Any
 
 PRUNING = {"kind": "pruning", "endStep": 3, "target": 0.5}
 
+SCRIPT: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": None, **change}, next(iter(change)), f"where {next(iter(change))} has no effect")
+    for change in (
+        {"pipeline": {"maxStages": 2, "microbatches": 4}},
+        {"parallelism": {"stragglers": {"policy": "resize"}}},
+        {"dynamics": [PRUNING]},
+        {"rebalance": {"enabled": False}},
+        {"repack": {"enabled": True}},
+        {"training": {"learningRate": 0.5}},
+        {"data": {"name": "my_model:Data"}},
+        {"metrics": {"port": 9000}},
+    )
+]
+"""A job without a model, with a field that only the trainer acts on."""
+
 RULES: list[tuple[dict[str, Any], str, str]] = [
     ({"pipeline": {"minStages": 3, "maxStages": 2}}, "pipeline.minStages", "minStages: 3, maxStages: 2"),
-    ({"pipeline": {"maxStages": 9}}, "pipeline.maxStages", "maxStages: 9, microbatches: 8"),
+    ({"pipeline": {"maxStages": 9}}, "pipeline.maxStages", "pipeline.maxStages: 9, pipeline.microbatches: 8"),
     (
         {"pipeline": {"microbatches": 3}},
         "pipeline.globalBatchSize",
@@ -136,4 +151,5 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "dynamics",
         "both route positions",
     ),
+    *SCRIPT,
 ]

@@ -159,6 +159,8 @@ def test_a_cluster_needs_more_than_the_trainer():
         f"{path}: missing. To fix: give it a value"
         for path in ("pipeline.maxStages", "pipeline.globalBatchSize", "checkpoint.path")
     }
+    script = {"totalSteps": 10, "pipeline": {}}
+    assert [problem.path for problem in cluster_problems(JobConfig, script)] == ["pipeline.maxStages"]
     (relative,) = cluster_problems(
         JobConfig,
         {

@@ -66,6 +66,9 @@ class ValidatedJob:
             ConfigurationError: a field cannot work.
         """
         config = read_job_config(value, unknown=unknown)
+        if config.model is None:
+            reason = "missing. To fix: name the model to train, e.g. model: {name: gpt}"
+            raise ConfigurationError("model", reason)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
         check_tensor_parallel(model, config)
@@ -81,7 +84,7 @@ class ValidatedJob:
         if stages > self.model.layer_count:
             count = self.model.layer_count
             reason = (
-                f"{stages} stages need as many layers; {self.config.model.name!r} has {count}. "
+                f"{stages} stages need as many layers; {self.config.model_name!r} has {count}. "
                 "To fix: fewer ranks, or model.layers"
             )
             raise ConfigurationError("pipeline.maxStages", reason)

@@ -43,7 +43,7 @@ class KnownThroughput(ApiModel):
     gpu_type: GpuType
     """The GPU type."""
     stages: Annotated[int, Field(ge=1, le=1024)]
-    """Number of stages."""
+    """Number of stages; of a job without ``model``, number of ranks."""
     steps_per_second: Annotated[float, Field(ge=0, le=1e9)]
     """Optimizer steps per second of the whole gang; 0: it cannot run there."""
 
@@ -73,6 +73,20 @@ def _read_config(value: Any) -> JobConfig:
 class TrainingJobSpec(ApiModel):
     """What to train, and on what it may run."""
 
+    RULES = (
+        Rule(
+            "has(self.model) == has(oldSelf.model)",
+            "model is immutable: a job trains a model or runs its template's own command, and its checkpoints "
+            "belong to that. To fix: make a new TrainingJob",
+        ),
+        Rule(
+            "has(self.model) || !self.grow",
+            "grow: a job without a model changes its size by a restart, not while it trains. "
+            "To fix: leave grow out",
+            ".grow",
+            holds=lambda spec: not (spec.grow and spec.config.is_script),
+        ),
+    )
     REFUSED = (
         Refused("budget", "number", "this version does not stop a job by its cost. To fix: leave it out"),
     )

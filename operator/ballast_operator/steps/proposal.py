@@ -61,6 +61,6 @@ def _stages_problem(context: ReconcileContext, proposal: Proposal) -> str:
 
 def _layers(context: ReconcileContext) -> int | None:
     """Layers of the model, by the spec or, where it says nothing, by the plan in force; None: not known."""
-    if context.spec.config.model.layers is not None:
-        return context.spec.config.model.layers
+    if context.spec.layers is not None:
+        return context.spec.layers
     return max((stage.end_layer for stage in context.plan.stages), default=None)

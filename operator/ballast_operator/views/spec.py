@@ -54,6 +54,11 @@ class JobSpec:
         return self.config.to_dict()
 
     @property
+    def is_script(self) -> bool:
+        """It runs its template's own command: the trainer's plans, proposals and shrinks do not reach it."""
+        return self.config.is_script
+
+    @property
     def max_stages(self) -> int:
         """Most positions of the pipeline, each of ``ranks_per_position`` GPUs."""
         most = self.config.pipeline.max_stages
@@ -61,11 +66,14 @@ class JobSpec:
         return most
 
     @property
-    def checkpoint_path(self) -> str:
-        """Where checkpoints go, as the pods see it."""
-        path = self.config.checkpoint.path
-        assert path is not None, "required in a TrainingJob"
-        return path
+    def checkpoint_path(self) -> str | None:
+        """Where checkpoints go, as the pods see it; None: a script that says nothing of it."""
+        return self.config.checkpoint.path
+
+    @property
+    def layers(self) -> int | None:
+        """Number of layers of the model; None: not known, or no model."""
+        return self.config.model.layers if self.config.model is not None else None
 
     @property
     def stages_per_rank(self) -> int:
@@ -89,10 +97,9 @@ class JobSpec:
         if self.replicas:
             return sum(self.replicas)
         positions = self.max_stages
-        layers = self.config.model.layers
-        if layers is not None:
+        if self.layers is not None:
             # A position alone has the whole model as one stage.
-            positions = min(positions, max(1, layers // self.stages_per_rank))
+            positions = min(positions, max(1, self.layers // self.stages_per_rank))
         return positions * self.ranks_per_position
 
     @property
@@ -126,16 +133,17 @@ class JobSpec:
             stages_per_rank=self.stages_per_rank,
             replicas=self.replicas,
         )
-        layers = self.config.model.layers
-        if layers is None or layers < len(placement):
+        if self.layers is None or self.layers < len(placement):
             return ()
-        return first_stages(layers, placement, self.replicas)
+        return first_stages(self.layers, placement, self.replicas)
 
     def suits(self, ranks: int) -> bool:
         """Whether a gang may have this many ranks.
 
         They fill whole positions of the pipeline, and some schedules take their microbatches in equal rounds.
         """
+        if self.is_script:
+            return True
         if self.replicas:
             return ranks == sum(self.replicas)
         positions, rest = divmod(ranks, self.ranks_per_position)

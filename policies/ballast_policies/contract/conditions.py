@@ -232,6 +232,22 @@ class Items(Condition):
         return iter(())
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class AtDefaults(Condition):
+    """Whether every field has its default, or is not set; ``leaves``: (dotted path, default)."""
+
+    leaves: tuple[tuple[str, Any], ...]
+
+    def holds(self, of: Any) -> bool:
+        """Compare each."""
+        found = ((Field(path).value(of), default) for path, default in self.leaves)
+        return all(value is None or value == default for value, default in found)
+
+    def fields(self) -> Iterator[str]:
+        """None: a field that is not set is at its default."""
+        return iter(())
+
+
 def at(path: str) -> Field:
     """The field at a dotted path below what the rule is on, e.g. ``pipeline.max_stages``."""
     return Field(path)

@@ -33,6 +33,7 @@ class Facts:
         key: the field of each item that no two items of the list share.
         immutable: why a TrainingJob's field cannot change; empty: it can.
         required_in_cluster: a TrainingJob has to set it; the trainer alone has a default.
+        required_with: a TrainingJob that has this field (of the whole configuration) has to set it, too.
         cluster_pattern, cluster_form: in place of ``pattern`` and ``form`` in a TrainingJob.
     """
 
@@ -48,6 +49,7 @@ class Facts:
     key: str = ""
     immutable: str = ""
     required_in_cluster: bool = False
+    required_with: str = ""
     cluster_pattern: str = ""
     cluster_form: str = ""
 
@@ -102,26 +104,31 @@ class Settings:
             raise ContractError(problems)
 
 
-def cluster_problems(kind: type[Settings], given: Mapping[str, Any]) -> list[Problem]:
+def cluster_problems(
+    kind: type[Settings], given: Mapping[str, Any], whole: Mapping[str, Any] | None = None
+) -> list[Problem]:
     """What a TrainingJob has to set beyond what the trainer needs: the operator plans gangs by it.
 
     Args:
         kind: of the configuration.
         given: its JSON, before defaults are filled in.
+        whole: that of the whole configuration; None: ``given`` is it.
     """
     problems = []
+    whole = given if whole is None else whole
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         facts, key = facts_of(field), camel(field.name)
         value = given.get(key)
-        if facts.required_in_cluster and value is None:
+        needed = facts.required_with and whole.get(camel(facts.required_with)) is not None
+        if (facts.required_in_cluster or needed) and value is None:
             problems.append(Problem(key, "missing. To fix: give it a value"))
         pattern = facts.cluster_pattern
         if pattern and isinstance(value, str) and re.fullmatch(pattern, value) is None:
             problems.append(Problem(key, f"{shown(value)} is not {facts.cluster_form}"))
         part, inside = hints[field.name], {} if value is None else value
         if isinstance(part, type) and issubclass(part, Settings) and isinstance(inside, Mapping):
-            problems += [problem.below(key) for problem in cluster_problems(part, inside)]
+            problems += [problem.below(key) for problem in cluster_problems(part, inside, whole)]
     return problems
 
 

@@ -15,7 +15,7 @@ JOBS: list[Case] = [
     ("no total steps", "spec.totalSteps", REMOVED, "spec.totalSteps", "required"),
     ("no steps at all", "spec.totalSteps", 0, "spec.totalSteps", "greater than or equal to 1"),
     ("steps as a word", "spec.totalSteps", "many", "spec.totalSteps", "integer"),
-    ("no model", "spec.model", REMOVED, "spec.model", "required"),
+    ("a script that prunes", "spec.model", REMOVED, "spec.dynamics", "a job without a model"),
     ("a model name with a space", "spec.model.name", "my model", "spec.model.name", "match"),
     ("a model of no layers", "spec.model.layers", 0, "spec.model.layers", "greater than or equal to 1"),
     ("more stages than layers", "spec.model.layers", 3, "spec.pipeline.maxStages", "above model.layers"),
@@ -45,6 +45,7 @@ JOBS: list[Case] = [
         "spec.pipeline.maxStages",
         "above microbatches",
     ),
+    ("no batch size", "spec.pipeline.globalBatchSize", REMOVED, "spec.pipeline.globalBatchSize", "missing"),
     ("an uneven batch", "spec.pipeline.globalBatchSize", 20, "spec.pipeline.globalBatchSize", "multiple"),
     (
         "a negative batch",
@@ -201,7 +202,7 @@ JOBS: list[Case] = [
     ),
     ("no weight", "spec.weight", 0, "spec.weight", "greater than 0"),
     ("a relative checkpoint path", "spec.checkpoint.path", "checkpoints", "spec.checkpoint.path", "match"),
-    ("no checkpoint", "spec.checkpoint", REMOVED, "spec.checkpoint", "required"),
+    ("no checkpoint", "spec.checkpoint", REMOVED, "spec.checkpoint", "missing"),
     ("a negative backoff limit", "spec.backoffLimit", -1, "spec.backoffLimit", "greater than or equal to 0"),
     (
         "a negative learning rate",

@@ -29,6 +29,21 @@ RESHAPED: dict[str, Any] = {
     },
 }
 
+SCRIPT: dict[str, Any] = {
+    "apiVersion": "ballast.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "script"},
+    "spec": {
+        "totalSteps": 1000,
+        "pipeline": {"minStages": 2, "maxStages": 32},
+        "throughput": [{"gpuType": "v100", "stages": 4, "stepsPerSecond": 2.5}],
+        "template": {
+            "spec": {"containers": [{"name": "train", "image": "mine:1", "command": ["python", "train.py"]}]}
+        },
+    },
+}
+"""A job without a model: its template's own command."""
+
 POLICY: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
     "kind": "ClusterPolicy",

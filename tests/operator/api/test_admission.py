@@ -12,7 +12,7 @@ from kubernetes import client
 
 from tests.contract.refusals import RULES
 from tests.operator.api.malformed import JOBS, POLICIES, Case
-from tests.operator.api.objects import JOB, POLICY, RESHAPED, changed
+from tests.operator.api.objects import JOB, POLICY, REMOVED, RESHAPED, SCRIPT, changed
 from tests.support.control_plane import ControlPlane
 
 pytestmark = pytest.mark.api
@@ -107,8 +107,8 @@ def test_the_api_server_refuses_a_malformed_cluster_policy(api: client.ApiClient
 
 @pytest.mark.parametrize(
     "item",
-    [JOB, RESHAPED, POLICY],
-    ids=["TrainingJob", "TrainingJob that says how it reshapes", "ClusterPolicy"],
+    [JOB, RESHAPED, SCRIPT, POLICY],
+    ids=["TrainingJob", "TrainingJob that says how it reshapes", "script", "ClusterPolicy"],
 )
 def test_the_api_server_accepts_a_wellformed_object(api: client.ApiClient, item: dict[str, Any]) -> None:
     """So that the refusals above have one reason only."""
@@ -129,6 +129,7 @@ def test_the_api_server_accepts_an_example(api: client.ApiClient, path: Path) ->
         ("spec.model.args.width", 128, "model is immutable"),
         ("spec.pipeline.globalBatchSize", 32, "globalBatchSize is immutable"),
         ("spec.checkpoint.path", "/elsewhere", "path is immutable"),
+        ("spec.model", REMOVED, "model is immutable"),
     ],
 )
 def test_a_change_that_makes_no_sense(
@@ -155,6 +156,7 @@ def test_a_rule_of_the_configuration(
     }
     for key, value in change.items():
         spec[key] = {**spec[key], **value} if key == "pipeline" else value
+    spec = {key: value for key, value in spec.items() if value is not None}
     job = changed(changed(JOB, "spec", spec), "metadata.namespace", namespace)
     assert f"spec.{field}: " in refusal(api, "POST", job)
 

@@ -30,6 +30,6 @@ def check_tensor_parallel(model: Model, config: JobConfig) -> None:
                 return
     raise ConfigurationError(
         "parallelism.tensor",
-        f"no layer of {config.model.name!r} can be cut. To fix: set it to 1, or register your layers "
+        f"no layer of {config.model_name!r} can be cut. To fix: set it to 1, or register your layers "
         "with ballast_trainer.tensor_parallel.layers.split_layer_type",
     )

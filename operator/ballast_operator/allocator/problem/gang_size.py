@@ -105,7 +105,7 @@ def admission_error(
         return Refusal(
             reason=JobReason.MISCONFIGURED,
             message=f"pipeline.minStages={pipeline.min_stages}{each} exceeds "
-            f"model.layers={spec.config.model.layers}. To fix: lower minStages",
+            f"model.layers={spec.layers}. To fix: lower minStages",
         )
     if not allowed:
         return Refusal(

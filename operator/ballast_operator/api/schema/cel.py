@@ -7,6 +7,7 @@ from ballast_policies.contract.conditions import (
     AllOf,
     AnyOf,
     Arithmetic,
+    AtDefaults,
     Comparison,
     Condition,
     Field,
@@ -69,6 +70,9 @@ def _condition(condition: Condition, optional: Callable[[str], bool], nested: bo
             each = f"!(x.{json_path(item)} in {cel_list(condition.failing())})"
             text = f"!{_has(path, optional)} || self.{json_path(path)}.all(x, {each})"
             return f"({text})" if nested else text
+        case AtDefaults(leaves=leaves):
+            text = " && ".join(_at_default(path, default, optional) for path, default in leaves)
+            return f"({text})"
         case AnyOf(parts=parts):
             text = " || ".join(_condition(part, optional, isinstance(part, AllOf)) for part in _flat(parts))
             return f"({text})" if nested else text
@@ -76,6 +80,15 @@ def _condition(condition: Condition, optional: Callable[[str], bool], nested: bo
             text = " && ".join(_condition(part, optional, True) for part in parts)
             return f"({text})" if nested else text
     raise TypeError(f"CEL cannot express {condition!r}")
+
+
+def _at_default(path: str, default: Any, optional: Callable[[str], bool]) -> str:
+    value = f"self.{json_path(path)}"
+    if default is None:
+        return f"!{_has(path, optional)}"
+    same = f"{value}.size() == 0" if default == () else f"{value} == {_constant(default)}"
+    has = _has(path, optional)
+    return f"(!{has} || {same})" if has else same
 
 
 def _flat(parts: tuple[Condition, ...]) -> Iterable[Condition]:
@@ -87,11 +100,11 @@ def _flat(parts: tuple[Condition, ...]) -> Iterable[Condition]:
 
 
 def _has(path: str, optional: Callable[[str], bool]) -> str:
-    """Whether the field is there; a part above it may be missing, too."""
+    """Whether the field is there; a part above it may be missing, too. Empty: it always is."""
     parts = path.split(".")
     prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     asked = [f"has(self.{json_path(prefix)})" for prefix in prefixes if optional(prefix)]
-    return asked[0] if len(asked) == 1 else f"({' && '.join(asked)})"
+    return f"({' && '.join(asked)})" if len(asked) > 1 else "".join(asked)
 
 
 def _term(term: Term) -> str:

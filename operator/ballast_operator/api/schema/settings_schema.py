@@ -38,6 +38,7 @@ def settings_schema(kind: type[Settings]) -> dict[str, Any]:
         if facts.registry is not None:
             name_rule = registered(camel(field.name), facts.registry, facts.own_names())
             validations.append(name_rule.to_schema())
+    validations += _needed_with(kind)
     schema: dict[str, Any] = {
         "type": "object",
         "description": one_line(kind.__doc__),
@@ -68,6 +69,30 @@ def _validation(kind: type[Settings], rule: Rule) -> dict[str, str] | None:
     return {"rule": expression, "message": rule.message, "fieldPath": f".{rule.path}"}
 
 
+def _needed_with(kind: type[Settings]) -> list[dict[str, str]]:
+    """Rules of the whole configuration for the fields that have to be set where another one is."""
+    found = []
+    for name, inner in typing.get_type_hints(kind).items():
+        if not _is_settings(inner):
+            continue
+        for field in dataclasses.fields(inner):
+            other = facts_of(field).required_with
+            if not other or other not in typing.get_type_hints(kind):
+                continue
+            path = f"{camel(name)}.{camel(field.name)}"
+            there = path if name in required_fields(kind) else camel(name)
+            has = f"has(self.{path})" if there == path else f"(has(self.{there}) && has(self.{path}))"
+            found.append(
+                {
+                    "rule": f"!has(self.{camel(other)}) || {has}",
+                    "message": f"{path} is missing, which a job with {camel(other)} needs. "
+                    "To fix: give it a value",
+                    "fieldPath": f".{there}",
+                }
+            )
+    return found
+
+
 def _optional(kind: Any, path: str) -> bool:
     """Whether the field at ``path`` may be missing, where the parts above it are there."""
     first, _, rest = path.partition(".")
@@ -82,7 +107,7 @@ def _field(field: "dataclasses.Field[Any]", hint: Any, doc: str, required: bool)
     if doc or "description" not in schema:
         schema["description"] = one_line(doc)
     default = None
-    if not required:
+    if not required and not facts.required_with:
         if field.default is not dataclasses.MISSING:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:

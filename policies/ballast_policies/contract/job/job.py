@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from ballast_policies.contract.conditions import AllOf, Condition, at, each_is, given
+from ballast_policies.contract.conditions import AllOf, Condition, absent, at, each_is, given
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
@@ -14,6 +14,7 @@ from ballast_policies.contract.job.parallelism import ParallelismConfig, Straggl
 from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.pods import POD_RULES
 from ballast_policies.contract.job.reshaping import RebalanceConfig, RepackConfig
+from ballast_policies.contract.job.script import with_model_only
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 from ballast_policies.contract.limits import OBJECT
 from ballast_policies.contract.row_conditions import each_row, row
@@ -75,6 +76,22 @@ def _excluded(config: "JobConfig") -> tuple[str, str, str] | None:
 
 
 _RULES = (
+    *with_model_only(
+        pipeline=PipelineConfig,
+        parallelism=ParallelismConfig,
+        dynamics=tuple,
+        rebalance=RebalanceConfig,
+        repack=RepackConfig,
+        training=TrainingConfig,
+        data=None,
+        metrics=MetricsConfig,
+    ),
+    Rule(
+        condition=absent("model") | (at("pipeline.max_stages") <= at("pipeline.microbatches")),
+        field="pipeline.max_stages",
+        reason="maxStages is above microbatches: a pipeline needs at least one microbatch per stage",
+        fix="raise microbatches or lower maxStages",
+    ),
     Rule(
         condition=at("pipeline.max_stages") <= at("model.layers"),
         field="pipeline.max_stages",
@@ -219,8 +236,9 @@ class JobConfig(Settings):
 
     total_steps: int = setting(ge=1, le=2**53)
     """Optimizer steps until the job has succeeded."""
-    model: ModelConfig = setting(immutable="the checkpoint holds the weights of this one")
-    """What the trainer builds."""
+    model: ModelConfig | None = setting(None, immutable="the checkpoint holds the weights of this one")
+    """What the trainer builds. Absent: the job runs its template's own command, as it is, one process a
+    GPU."""
     pipeline: PipelineConfig = setting(PipelineConfig)
     """How a step's batch passes through the stages. Changes take effect at the next launch."""
     parallelism: ParallelismConfig = setting(ParallelismConfig)
@@ -239,6 +257,16 @@ class JobConfig(Settings):
     """Where and how often the state is saved."""
     metrics: MetricsConfig = setting(MetricsConfig)
     """Where rank 0 writes its figures, besides standard output and the job's status."""
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model; empty where there is none."""
+        return self.model.name if self.model is not None else ""
+
+    @property
+    def is_script(self) -> bool:
+        """It runs its template's own command, and not the trainer."""
+        return self.model is None
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any]) -> Self:

@@ -15,12 +15,12 @@ class CheckpointConfig(Settings):
         min_length=1,
         max_length=4096,
         immutable="the job resumes from what it saved there",
-        required_in_cluster=True,
+        required_with="model",
         cluster_pattern=r"^/.+$",
         cluster_form="an absolute path. To fix: e.g. /checkpoints",
     )
     """Directory that all ranks share; in a cluster it is absolute, as the pods see it, and the template
-    mounts the volume."""
+    mounts the volume. Required with ``model``; without one, the client library saves there."""
     every_steps: int = setting(100, ge=1, le=2**31 - 1)
     """Steps between two checkpoints; there is one more at each stop."""
     keep: int = setting(2, ge=1, le=1000)

@@ -49,12 +49,6 @@ class PipelineConfig(Settings):
             fix="lower minStages or raise maxStages",
         ),
         Rule(
-            condition=at("max_stages") <= at("microbatches"),
-            field="max_stages",
-            reason="maxStages is above microbatches: a pipeline needs at least one microbatch per stage",
-            fix="raise microbatches or lower maxStages",
-        ),
-        Rule(
             condition=at("global_batch_size") % at("microbatches") == 0,
             field="global_batch_size",
             reason="globalBatchSize is not a multiple of microbatches",
@@ -64,9 +58,9 @@ class PipelineConfig(Settings):
     )
 
     min_stages: int = setting(1, ge=1, le=1024)
-    """Fewest stages that the job may be launched with."""
+    """Fewest stages that the job may be launched with; of a job without ``model``, fewest ranks (GPUs)."""
     max_stages: int | None = setting(None, ge=1, le=1024, required_in_cluster=True)
-    """Most stages that the job may be launched with."""
+    """Most stages that the job may be launched with; of a job without ``model``, most ranks (GPUs)."""
     microbatches: int = setting(8, ge=1, le=65_536)
     """Microbatches that a batch is split into; at least one per stage."""
     global_batch_size: int = setting(
@@ -74,9 +68,10 @@ class PipelineConfig(Settings):
         ge=1,
         le=2**31 - 1,
         immutable="the order of the data follows from it",
-        required_in_cluster=True,
+        required_with="model",
     )
-    """Samples of one optimizer step, over all microbatches: a multiple of ``microbatches``."""
+    """Samples of one optimizer step, over all microbatches: a multiple of ``microbatches``. Required with
+    ``model``."""
     schedule: str = setting(
         DEFAULT_SCHEDULE, max_length=253, registry=SCHEDULES, usable=lambda kind: kind.trained
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ballast_operator.api.schema.cel import cel_rule
 from ballast_operator.api.schema.settings_schema import required_fields, settings_schema
-from ballast_policies.contract.conditions import absent, at, each_is, given
+from ballast_policies.contract.conditions import AtDefaults, absent, at, each_is, given
 from ballast_policies.contract.job import JobConfig, PipelineConfig
 from ballast_policies.contract.rules import Rule
 
@@ -38,8 +38,8 @@ def test_every_field_is_described_and_bounded(path: str, schema: dict[str, Any])
 def test_every_field_of_the_configuration_is_in_the_schema() -> None:
     """A TrainingJob can ask for whatever the trainer can do."""
     assert len(settings_schema(JobConfig)["properties"]) == len(dataclasses.fields(JobConfig))
-    assert required_fields(JobConfig) == ["total_steps", "model", "pipeline", "checkpoint"]
-    assert required_fields(PipelineConfig) == ["max_stages", "global_batch_size"]
+    assert required_fields(JobConfig) == ["total_steps", "pipeline"]
+    assert required_fields(PipelineConfig) == ["max_stages"]
 
 
 OPTIONAL = {"a", "b.c"}
@@ -55,6 +55,10 @@ OPTIONAL = {"a", "b.c"}
         (given("a") | (at("x") == 0.0), "has(self.a) || self.x == 0.0"),
         (absent("b.c") | (at("x") == 1), "!has(self.b.c) || self.x == 1"),
         (at("x").is_not_in(["m", "n"]), "!(self.x in ['m', 'n'])"),
+        (
+            AtDefaults((("x", 3), ("a", ()), ("b.c", None))),
+            "(self.x == 3 && (!has(self.a) || self.a.size() == 0) && !has(self.b.c))",
+        ),
         (each_is("a", 1) & at("x").is_in([2]), "((!has(self.a) || self.a.all(x, x == 1)) && self.x in [2])"),
     ],
 )
