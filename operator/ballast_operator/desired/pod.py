@@ -79,7 +79,7 @@ def _trainer(
         {"name": "BALLAST_NAMESPACE", "value": view.key[0]},
         {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "BALLAST_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path},
+        {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path or ""},
         {
             "name": "BALLAST_TERMINATION_LOG",
             "value": container.get("terminationMessagePath", TERMINATION_LOG),

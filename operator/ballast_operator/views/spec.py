@@ -59,6 +59,12 @@ class JobSpec:
         return self.config.is_script
 
     @property
+    def own_command(self) -> tuple[Any, ...]:
+        """(image, command, arguments) of the template's first container."""
+        containers = (self.template.get("spec") or {}).get("containers") or [{}]
+        return tuple(containers[0].get(field) for field in ("image", "command", "args"))
+
+    @property
     def max_stages(self) -> int:
         """Most positions of the pipeline, each of ``ranks_per_position`` GPUs."""
         most = self.config.pipeline.max_stages

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ballast_policies.contract.limits import MOST_RATE
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
@@ -168,12 +169,18 @@ class Measurements:
 
 
 def kind_of(spec: JobSpec) -> str:
-    """Equal for jobs that train the same model with the same batches: they run alike."""
+    """Equal for jobs that run alike: the same model with the same batches, or the same command of an image."""
+    if spec.is_script:
+        return _digest(["script", *spec.own_command])
     pipeline = spec.config_fields["pipeline"]
     batches = {
         key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
     }
     parts = [spec.config_fields["model"], batches, spec.config_fields.get("dynamics")]
+    return _digest(parts)
+
+
+def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

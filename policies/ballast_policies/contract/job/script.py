@@ -10,8 +10,8 @@ from ballast_policies.contract.errors import camel
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings
 
-SIZE = ("min_stages", "max_stages")
-"""Fields of ``pipeline`` that hold for every job: the fewest and the most ranks."""
+KEPT = {"pipeline": ("min_stages", "max_stages"), "parallelism": ("gpus_per_pod",)}
+"""Part -> fields of it that hold for every job: the fewest and the most ranks, and how many share a pod."""
 
 
 def with_model_only(**parts: type | None) -> Iterator[Rule]:
@@ -25,9 +25,8 @@ def with_model_only(**parts: type | None) -> Iterator[Rule]:
     """
     for name, kind in parts.items():
         leaves = tuple(_leaves(name, kind))
-        only = ""
-        if name == "pipeline":
-            only = f"; {' and '.join(camel(field) for field in SIZE)} alone hold, as numbers of ranks"
+        kept = KEPT.get(name, ())
+        only = f", except {' and '.join(camel(field) for field in kept)}" if kept else ""
         yield Rule(
             condition=given("model") | AtDefaults(leaves),
             field=name,
@@ -44,7 +43,7 @@ def _leaves(path: str, kind: Any) -> Iterator[tuple[str, Any]]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         inner = f"{path}.{field.name}"
-        if path == "pipeline" and field.name in SIZE:
+        if field.name in KEPT.get(path, ()):
             continue
         if isinstance(hints[field.name], type) and issubclass(hints[field.name], Settings):
             yield from _leaves(inner, hints[field.name])
