@@ -76,8 +76,8 @@ class TrainingJobSpec(ApiModel):
     RULES = (
         Rule(
             "has(self.model) == has(oldSelf.model)",
-            "model is immutable: a job trains a model or runs its template's own command, and its checkpoints "
-            "belong to that. To fix: make a new TrainingJob",
+            "model is immutable: the checkpoints belong to what made them, a model or a command. "
+            "To fix: make a new TrainingJob",
         ),
         Rule(
             "has(self.model) || !self.grow",

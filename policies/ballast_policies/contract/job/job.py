@@ -5,9 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
-from ballast_policies.contract.conditions import AllOf, Condition, absent, at, each_is, given
+from ballast_policies.contract.conditions import AllOf, absent, at, each_is, given
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.exclusions import exclusions
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.output import CheckpointConfig, MetricsConfig
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
@@ -22,7 +23,7 @@ from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
 from ballast_policies.contract.wire import encode
 from ballast_policies.planning.balancers.registry import BALANCERS
-from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
+from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import SCHEDULES, replicable_schedules
 
 _WHOLE_LAYERS = DYNAMICS.own(lambda case: not case.inside_layers)
@@ -36,43 +37,6 @@ _ONE_RANK_PER_POSITION = at("parallelism.tensor") * at("parallelism.data") == 1
 def _balancer_predicts(config: "JobConfig") -> bool:
     schedules = BALANCERS[config.rebalance.balancer].schedules
     return schedules is None or config.pipeline.schedule in schedules
-
-
-def _exclusions() -> tuple[Rule, ...]:
-    """Kinds of change that one job cannot have together: a rule for each pair of ours, and one for all."""
-
-    def without(kind: str) -> Condition:
-        excluded = DYNAMICS.builtin[kind]
-        return each_row("dynamics", "kind", DYNAMICS, lambda case: case is not excluded)
-
-    pairs = {
-        tuple(sorted((first, second))): why
-        for first, case in DYNAMICS.builtin.items()
-        for second, why in case.excludes.items()
-        if second in DYNAMICS.builtin
-    }
-    fix = "leave one of them out"
-    ours = [
-        Rule(
-            condition=without(first) | without(second),
-            field="dynamics",
-            reason=f"{first} and {second} exclude each other: {why}",
-            fix=fix,
-        )
-        for (first, second), why in pairs.items()
-    ]
-    every = Rule(
-        condition=lambda config: _excluded(config) is None,
-        field="dynamics",
-        reason="two of these changes exclude each other",
-        fix=fix,
-        explain=lambda config: "{} and {} exclude each other: {}".format(*(_excluded(config) or ())),
-    )
-    return (*ours, every)
-
-
-def _excluded(config: "JobConfig") -> tuple[str, str, str] | None:
-    return excluded_pair(change.kind for change in config.dynamics)
 
 
 _RULES = (
@@ -206,7 +170,7 @@ _RULES = (
         reason=f"parallelism.tensor cuts layers, of the changes only {', '.join(_WHOLE_LAYERS)} allows that",
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
-    *_exclusions(),
+    *exclusions(),
     *POD_RULES,
     Rule(
         condition=(at("parallelism.tensor") == 1)

@@ -1,0 +1,45 @@
+"""Kinds of change of a model that one job cannot have together."""
+
+from typing import Any
+
+from ballast_policies.contract.conditions import Condition
+from ballast_policies.contract.row_conditions import each_row
+from ballast_policies.contract.rules import Rule
+from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
+
+
+def exclusions() -> tuple[Rule, ...]:
+    """Kinds of change that one job cannot have together: a rule for each pair of ours, and one for all."""
+
+    def without(kind: str) -> Condition:
+        excluded = DYNAMICS.builtin[kind]
+        return each_row("dynamics", "kind", DYNAMICS, lambda case: case is not excluded)
+
+    pairs = {
+        tuple(sorted((first, second))): why
+        for first, case in DYNAMICS.builtin.items()
+        for second, why in case.excludes.items()
+        if second in DYNAMICS.builtin
+    }
+    fix = "leave one of them out"
+    ours = [
+        Rule(
+            condition=without(first) | without(second),
+            field="dynamics",
+            reason=f"{first} and {second} exclude each other: {why}",
+            fix=fix,
+        )
+        for (first, second), why in pairs.items()
+    ]
+    every = Rule(
+        condition=lambda config: _excluded(config) is None,
+        field="dynamics",
+        reason="two of these changes exclude each other",
+        fix=fix,
+        explain=lambda config: "{} and {} exclude each other: {}".format(*(_excluded(config) or ())),
+    )
+    return (*ours, every)
+
+
+def _excluded(config: Any) -> tuple[str, str, str] | None:
+    return excluded_pair(change.kind for change in config.dynamics)
