@@ -169,7 +169,7 @@ class Measurements:
 
 
 def kind_of(spec: JobSpec) -> str:
-    """Equal for jobs that run alike: the same model with the same batches, or the same command of an image."""
+    """Equal for jobs that run alike: a model with its batches, or a command of an image."""
     if spec.is_script:
         return _digest(["script", *spec.own_command])
     pipeline = spec.config_fields["pipeline"]
