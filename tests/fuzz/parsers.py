@@ -129,7 +129,7 @@ def _build_pod(job: Any) -> object:
         view,
         spec,
         allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
-        rank=0,
+        number=0,
         pod=PODS[0],
         gpu_resource="nvidia.com/gpu",
     )

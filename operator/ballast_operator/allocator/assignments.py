@@ -41,6 +41,7 @@ def assignments_of(
         nodes=snapshot.capacity.nodes,
         sizes={} if dry_run else sizes,
         not_tolerated=snapshot.not_tolerated,
+        gpus_per_pod=snapshot.gpus_per_pod,
     )
     speeds = isolated_speeds(snapshot.problem, snapshot.running)
     found = {

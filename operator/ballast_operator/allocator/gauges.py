@@ -16,7 +16,7 @@ def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView]) ->
         total = sum(node.gpus for node in snapshot.capacity.nodes if node.pool == pool)
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         taken = sum(
-            len(view.status.allocation.pods)
+            view.status.allocation.gpus
             for view in jobs
             if view.status.allocation is not None and view.status.allocation.pool == pool
         )

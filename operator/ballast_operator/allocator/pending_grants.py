@@ -9,7 +9,7 @@ start. Within a round a grant therefore counts as held, and a gang that has to s
 import dataclasses
 from collections.abc import Mapping
 
-from ballast_policies.rounds import Node, Placement, Round
+from ballast_policies.rounds import Node, Placement, Round, in_whole_pods
 
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 
@@ -70,6 +70,7 @@ class PendingGrants:
 
 
 def _open(placement: Placement, job: SnapshotJob, nodes: Mapping[str, Node]) -> bool:
-    """Whether the job may still be started there: a node may have got a taint since it was granted."""
+    """Whether the job may still be started there: a node may have a new taint, its pods another size."""
     there = [nodes[name] for name in placement.nodes if name in nodes]
-    return not any(node.closed or node.taints in job.not_tolerated for node in there)
+    barred = any(node.closed or node.taints in job.not_tolerated for node in there)
+    return not barred and in_whole_pods(placement.nodes, job.gpus_per_pod)

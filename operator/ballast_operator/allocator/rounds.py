@@ -76,6 +76,7 @@ class Rounds:
                 within_round=not at_boundary,
             ),
             not_tolerated=snapshot.not_tolerated,
+            gpus_per_pod=snapshot.gpus_per_pod,
             columns=classes.of_pool,
         )
         if not at_boundary:

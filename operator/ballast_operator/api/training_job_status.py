@@ -34,7 +34,9 @@ class JobAllocation(StatusModel):
     pool: _Name
     """Node pool they are in."""
     gpus: Annotated[int, Field(ge=0)]
-    """Number of GPUs, one a pod."""
+    """Number of GPUs."""
+    gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many of them each pod has, one for each of its ranks."""
     pods: Annotated[
         tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
     ] = ()
@@ -62,8 +64,9 @@ class JobAllocation(StatusModel):
 
     @property
     def placement(self) -> Placement:
-        """Where the gang runs."""
-        return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=self.nodes)
+        """Where the gang runs; a node for each GPU, so several for a pod with several."""
+        nodes = tuple(node for node in self.nodes for _ in range(self.gpus_per_pod))
+        return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=nodes)
 
     @property
     def node_of(self) -> Mapping[str, str]:
@@ -73,7 +76,7 @@ class JobAllocation(StatusModel):
     def with_pods(self, node_of: Mapping[str, str], **changes: Any) -> "JobAllocation":
         """The allocation with these pods, each on its node, in this order."""
         pods, nodes = tuple(node_of), tuple(node_of.values())
-        return self.replace(pods=pods, nodes=nodes, gpus=len(pods), **changes)
+        return self.replace(pods=pods, nodes=nodes, gpus=len(pods) * self.gpus_per_pod, **changes)
 
 
 class Progress(StatusModel):
@@ -142,6 +145,8 @@ class Repacking(StatusModel):
         tuple[Survivor, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
     ]
     """Pods that stayed, by new rank."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs that stayed; absent: one for each of these pods."""
     pause_ms: Annotated[float, Field(ge=0)] | None = None
     """How long training stood still, in milliseconds."""
     step_seconds_before: Annotated[float, Field(ge=0)] | None = None
@@ -225,7 +230,8 @@ class TrainingJobStatus(StatusModel):
         # The operator writes pods and nodes together. An allocation without them holds nothing.
         if allocation is None or not allocation.pods or len(allocation.pods) != len(allocation.nodes):
             return None
-        return allocation
+        gpus = len(allocation.pods) * allocation.gpus_per_pod
+        return allocation if allocation.gpus == gpus else allocation.replace(gpus=gpus)
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type, if there is one."""

@@ -3,12 +3,13 @@
 import copy
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, RANK_LABEL
+from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, POD_RANKS_ENV, RANK_LABEL
 
 from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.access import trainer_account
 from ballast_operator.desired.owned import owned
 from ballast_operator.desired.pod_security import restricted
+from ballast_operator.desired.shared_memory import with_shared_memory
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -25,9 +26,12 @@ USUAL_GRACE_SECONDS = 30
 
 
 def pod_object(
-    view: JobView, spec: JobSpec, allocation: JobAllocation, *, rank: int, pod: str, gpu_resource: str
+    view: JobView, spec: JobSpec, allocation: JobAllocation, *, number: int, pod: str, gpu_resource: str
 ) -> dict[str, Any]:
-    """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it."""
+    """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
+
+    ``number``: in its name.
+    """
     template = copy.deepcopy(dict(spec.template))
     body = owned(view, POD, pod, spec=dict(template.get("spec") or {}))
     metadata, wanted = body["metadata"], template.get("metadata") or {}
@@ -35,7 +39,7 @@ def pod_object(
         **metadata["labels"],
         JOB_LABEL: view.name,
         LAUNCH_LABEL: str(allocation.launch),
-        RANK_LABEL: str(rank),
+        RANK_LABEL: str(number),
     }
     metadata["labels"] = {**(wanted.get("labels") or {}), **ours}
     if wanted.get("annotations"):
@@ -44,7 +48,10 @@ def pod_object(
     containers = content.get("containers") or [{"name": "trainer"}]
     grace = content.get("terminationGracePeriodSeconds")
     stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
-    trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds)
+    ranks = allocation.gpus_per_pod
+    trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds, ranks)
+    if ranks > 1:
+        trainer = with_shared_memory(content, trainer, ranks)
     content["containers"] = [trainer, *containers[1:]]
     tolerations, own = list(content.get("tolerations") or []), gpu_toleration(gpu_resource)
     content["tolerations"] = tolerations if own in tolerations else [*tolerations, own]
@@ -68,7 +75,12 @@ def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
 
 
 def _trainer(
-    view: JobView, spec: JobSpec, container: dict[str, Any], gpu_resource: str, stop_seconds: int
+    view: JobView,
+    spec: JobSpec,
+    container: dict[str, Any],
+    gpu_resource: str,
+    stop_seconds: int,
+    ranks: int,
 ) -> dict[str, Any]:
     container = dict(container)
     if not container.get("command") and not container.get("args"):
@@ -79,6 +91,7 @@ def _trainer(
         {"name": "BALLAST_NAMESPACE", "value": view.key[0]},
         {"name": "BALLAST_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "BALLAST_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": POD_RANKS_ENV, "value": str(ranks)},
         {"name": "BALLAST_CHECKPOINT_PATH", "value": spec.checkpoint_path or ""},
         {
             "name": "BALLAST_TERMINATION_LOG",
@@ -92,6 +105,6 @@ def _trainer(
     container["env"] = [*(variable for variable in ours if variable["name"] not in named), *users]
     resources = dict(container.get("resources") or {})
     for part in ("requests", "limits"):
-        resources[part] = {**(resources.get(part) or {}), gpu_resource: "1"}
+        resources[part] = {**(resources.get(part) or {}), gpu_resource: str(ranks)}
     container["resources"] = resources
     return container

@@ -64,11 +64,16 @@ class PodChecks:
         """
         spec, resources = view.spec, sorted(gpu_resources) or [GPU_RESOURCE]
         assert spec is not None
-        problem = gpus_elsewhere(spec.template, resources)
+        problem = gpus_elsewhere(spec.template, resources, spec.gpus_per_pod)
         if problem:
             return Blocked(reason=JobReason.MISCONFIGURED, message=problem)
         template = json.dumps(spec.template, sort_keys=True, default=str)
-        asked = (view.key[0], resources[0], hashlib.sha256(template.encode()).hexdigest())
+        asked = (
+            view.key[0],
+            resources[0],
+            str(spec.gpus_per_pod),
+            hashlib.sha256(template.encode()).hexdigest(),
+        )
         answer = await self._answer(asked, view, spec)
         return answer if answer is not None else await self._name_taken(view)
 
@@ -96,14 +101,15 @@ class PodChecks:
             launch=view.status.launches + 1,
             gpu_type="any",
             pool="any",
-            gpus=1,
+            gpus=spec.gpus_per_pod,
+            gpus_per_pod=spec.gpus_per_pod,
             pods=(name,),
             nodes=(_NODE,),
             plan_id="",
             since=present(),
         )
         try:
-            body = pod_object(view, spec, allocation, rank=0, pod=name, gpu_resource=gpu_resource)
+            body = pod_object(view, spec, allocation, number=0, pod=name, gpu_resource=gpu_resource)
         except Exception as error:  # whatever the template holds that its schema lets through
             message = f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"
             return Blocked(reason=JobReason.MISCONFIGURED, message=message[:1024])

@@ -152,7 +152,7 @@ class Reconciler:
         lacking = ""
         wanted: tuple[str, ...] = ()
         if allocation is not None and not view.gang:
-            wanted = allocation.nodes  # written, and nothing of it made
+            wanted = allocation.placement.nodes  # written, and nothing of it made
         elif assignment is not None and allocation is not None:
             wanted = assignment.extra_nodes
         elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:

@@ -19,7 +19,7 @@ def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> Trainin
         if status.cost_at is not None and status.cost_at > allocation.since
         else allocation.since
     )
-    gpu_seconds = max(0.0, seconds_since(context, since)) * len(allocation.pods)
+    gpu_seconds = max(0.0, seconds_since(context, since)) * allocation.gpus
     total = status.cost_so_far + cost(gpu_seconds, context.price_per_hour)
     return status.replace(cost_so_far=total, cost_at=context.now)
 

@@ -60,7 +60,7 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
                 ("shrink", settings.shrink_seconds) if shrinks else ("growth", settings.start_seconds)
             )
             return (
-                f"the {change} to {len(plan.ranks)} pods (epoch {plan.epoch}) was not acknowledged within "
+                f"the {change} to {len(plan.pods)} pods (epoch {plan.epoch}) was not acknowledged within "
                 f"{limit:g} s; restarting from the checkpoint"
             )
         case Why.EXITED_EARLY:

@@ -1,9 +1,12 @@
 """Start a launch: create the gang's pods, all or none, and write the plan when all have an address."""
 
+from collections.abc import Mapping, Sequence
+
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.protocol.observed import Deadline
 
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
@@ -17,6 +20,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.observed import seconds_left
+from ballast_operator.views.pod import PodView
 
 
 def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResult:
@@ -44,11 +48,8 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         epoch=epoch,
         launch=allocation.launch,
         directive=Directive.RUN,
-        ranks=tuple(
-            Rank(rank=rank, pod=name, address=gang[name].address, gpu_type=allocation.gpu_type)
-            for rank, name in enumerate(allocation.pods)
-        ),
-        stages=context.spec.first_stages(len(allocation.pods)),
+        ranks=ranks_of(allocation, allocation.pods, gang),
+        stages=context.spec.first_stages(allocation.gpus),
         reason=f"launch {allocation.launch} on pool {allocation.pool}",
     )
     status = with_condition(
@@ -57,10 +58,27 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         JobCondition.RUNNING,
         False,
         JobReason.RANKS_MEETING,
-        f"{len(plan.ranks)} pods run; ranks connect and load the checkpoint",
+        f"{len(plan.pods)} pods run; ranks connect and load the checkpoint",
     )
     return StepResult(
         status=status, actions=(WritePlan(plan),), requeue_after_seconds=context.settings.start_seconds
+    )
+
+
+def ranks_of(
+    allocation: JobAllocation, pods: Sequence[str], gang: Mapping[str, PodView], *, first: int = 0
+) -> tuple[Rank, ...]:
+    """The ranks of ``pods``, from ``first`` on: a rank for each GPU, those of a pod one after the other."""
+    places = [(name, local_rank) for name in pods for local_rank in range(allocation.gpus_per_pod)]
+    return tuple(
+        Rank(
+            rank=first + number,
+            pod=name,
+            local_rank=local_rank,
+            address=gang[name].address,
+            gpu_type=allocation.gpu_type,
+        )
+        for number, (name, local_rank) in enumerate(places)
     )
 
 
@@ -74,10 +92,10 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
         *(
             CreatePod(
                 pod_object(
-                    view, context.spec, allocation, rank=rank, pod=pod, gpu_resource=context.gpu_resource
+                    view, context.spec, allocation, number=number, pod=pod, gpu_resource=context.gpu_resource
                 )
             )
-            for rank, pod in enumerate(allocation.pods)
+            for number, pod in enumerate(allocation.pods)
             if pod in missing
         ),
     )

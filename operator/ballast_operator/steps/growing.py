@@ -6,7 +6,6 @@ From then on they are ranks like the others.
 
 import dataclasses
 
-from ballast_policies.contract import Rank
 from ballast_policies.protocol.moves import AbandonGrowth, Why
 from ballast_policies.protocol.observed import Deadline, Gang
 
@@ -21,6 +20,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.failure import describe
+from ballast_operator.steps.gang import ranks_of
 from ballast_operator.steps.observed import seconds_left
 
 
@@ -28,7 +28,8 @@ def begin_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     """Write the larger gang into the status; its pods follow in the next pass."""
     assignment, allocation = context.assignment, context.allocation
     assert assignment is not None
-    new = dict(zip(gang.joining, assignment.extra_nodes, strict=True))
+    nodes = assignment.extra_nodes[:: allocation.gpus_per_pod]
+    new = dict(zip(gang.joining, nodes, strict=True))
     allocation = allocation.with_pods(
         {**allocation.node_of, **new},
         joining=gang.joining,
@@ -51,7 +52,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 context.view,
                 context.spec,
                 allocation,
-                rank=numbers[name],
+                number=numbers[name],
                 pod=name,
                 gpu_resource=context.gpu_resource,
             )
@@ -69,15 +70,7 @@ def write_grown_plan(context: ReconcileContext, epoch: int) -> StepResult:
     """All new pods run: the plan's next epoch names them."""
     plan, allocation = context.plan, context.allocation
     pods = {pod.name: pod for pod in context.view.gang}
-    new = tuple(
-        Rank(
-            rank=len(plan.ranks) + i,
-            pod=name,
-            address=pods[name].address,
-            gpu_type=allocation.gpu_type,
-        )
-        for i, name in enumerate(allocation.joining)
-    )
+    new = ranks_of(allocation, allocation.joining, pods, first=len(plan.ranks))
     grown = plan.grow(new, f"no other job can use {len(new)} GPUs of pool {allocation.pool}")
     return StepResult(
         status=context.view.status,
@@ -92,13 +85,13 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     node_of = allocation.node_of
     grown = allocation.with_pods({pod: node_of[pod] for pod in gang.pods}, joining=())
     status = context.view.status.replace(allocation=grown)
-    message = f"{', '.join(allocation.joining)} joined; {len(gang.pods)} ranks train"
+    message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
     return StepResult(
         status=status,
         allocate=True,
         requeue_after_seconds=0.0,
-        metric_increments=(("grown_gpus", "", len(allocation.joining)),),
+        metric_increments=(("grown_gpus", "", len(allocation.joining) * allocation.gpus_per_pod),),
     )
 
 

@@ -15,6 +15,7 @@ from ballast_policies.protocol.observed import (
     ProposedShrink,
     WrittenPlan,
 )
+from ballast_policies.rounds import in_whole_pods
 
 from ballast_operator.steps.context import ReconcileContext, seconds_since
 from ballast_operator.steps.proposal import refusal
@@ -37,8 +38,7 @@ def observed(context: ReconcileContext) -> Observed:
         )
     written = None
     if plan is not None:
-        names = tuple(rank.pod for rank in plan.ranks)
-        written = WrittenPlan(plan.epoch, plan.launch, plan.directive, names)
+        written = WrittenPlan(plan.epoch, plan.launch, plan.directive, plan.pods)
     return Observed(
         job=view.name,
         ended=status.finished,
@@ -161,8 +161,12 @@ def _offer(context: ReconcileContext) -> Offer | None:
     if assignment is None:
         return None
     placement, kind = assignment.placement, OfferKind(assignment.action)
-    size = len(assignment.extra_nodes)
+    per_pod = context.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
+    nodes = assignment.extra_nodes
     if kind is OfferKind.PLACE:
-        size = len(placement.nodes) if placement is not None else 0
+        nodes = placement.nodes if placement is not None else ()
+    if allocation is None and not in_whole_pods(nodes, per_pod):
+        return None  # gpusPerPod was changed after the decision
+    size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement
     return Offer(kind, assignment.launches, size=size, same_placement=same)

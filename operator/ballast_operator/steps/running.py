@@ -25,7 +25,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     view, status = context.view, context.view.status
     allocation, lease = context.allocation, view.lease
     if view.acknowledged or status.is_true(JobCondition.RUNNING):
-        message = f"{len(allocation.pods)} ranks train on {allocation.gpu_type} of pool {allocation.pool}"
+        message = f"{allocation.gpus} ranks train on {allocation.gpu_type} of pool {allocation.pool}"
         if not status.is_true(JobCondition.RUNNING):
             status = with_condition(
                 context, status, JobCondition.RUNNING, True, JobReason.ALL_RANKS_TRAIN, message

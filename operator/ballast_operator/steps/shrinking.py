@@ -53,7 +53,7 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     """The released pods are gone: the gang is smaller, and their GPUs are free."""
     node_of, released = context.allocation.node_of, move.released
     shrunk = context.allocation.with_pods({pod: node_of[pod] for pod in move.gang.pods})
-    entry = _record(context, released)
+    entry = _record(context, released, shrunk.gpus)
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
     message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
@@ -62,11 +62,14 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
         status=status,
         allocate=True,
         requeue_after_seconds=0.0,
-        metric_increments=(("repacks", "", 1), ("released_gpus", "", len(released))),
+        metric_increments=(
+            ("repacks", "", 1),
+            ("released_gpus", "", len(released) * shrunk.gpus_per_pod),
+        ),
     )
 
 
-def _record(context: ReconcileContext, released: tuple[str, ...]) -> Repacking:
+def _record(context: ReconcileContext, released: tuple[str, ...], gpus: int) -> Repacking:
     """The entry of ``status.repacks``."""
     view, plan, lease = context.view, context.plan, context.view.lease
     ack = lease.ack if lease is not None else None
@@ -76,9 +79,8 @@ def _record(context: ReconcileContext, released: tuple[str, ...]) -> Repacking:
         epoch=plan.epoch,
         time=context.now.replace(microsecond=0),
         released_pods=released,
-        survivors=tuple(
-            Survivor(name=rank.pod, uid=uids[rank.pod]) for rank in plan.ranks if rank.pod in uids
-        ),
+        survivors=tuple(Survivor(name=pod, uid=uids[pod]) for pod in plan.pods if pod in uids),
+        gpus=gpus,
         step=max(0, ack.step) if ack is not None else 0,
         pause_ms=max(0.0, ack.pause_ms) if ack is not None and ack.pause_ms is not None else None,
     )

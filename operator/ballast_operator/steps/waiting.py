@@ -90,9 +90,10 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         launch=gang.launch,
         gpu_type=placement.gpu_type,
         pool=placement.pool,
-        gpus=len(gang.pods),
+        gpus=len(placement.nodes),
+        gpus_per_pod=context.spec.gpus_per_pod,
         pods=gang.pods,
-        nodes=placement.nodes,
+        nodes=placement.nodes[:: context.spec.gpus_per_pod],
         plan_id=assignment.plan_id,
         since=context.now,
     )

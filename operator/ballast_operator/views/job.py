@@ -112,7 +112,7 @@ class JobView:
             plan is not None
             and allocation is not None
             and plan.directive is Directive.SHRINK
-            and len(plan.ranks) < len(allocation.pods)
+            and len(plan.pods) < len(allocation.pods)
         )
 
     @property

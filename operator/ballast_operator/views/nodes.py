@@ -151,7 +151,8 @@ def own_use(
             continue
         ends = gang.ending is not None
         held = held_pods(gang.pods, ending=ends, alive=alive[key], ended=ended[key])
-        used.update(gang.node_of[name] for name in held - alive[key])
+        for name in held - alive[key]:
+            used[gang.node_of[name]] += gang.gpus_per_pod
     return used
 
 
@@ -165,7 +166,10 @@ def shortage(
     resource: str,
     tolerations: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, as text; empty: it can."""
+    """Why a gang of job ``key`` cannot be put on the nodes ``wanted`` now, as text; empty: it can.
+
+    ``wanted``: one for each GPU.
+    """
     pods = list(pods)
     taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,6 +94,11 @@ class JobSpec:
         return self.config.parallelism.ranks_per_position
 
     @property
+    def gpus_per_pod(self) -> int:
+        """GPUs of each pod of the next launch, one for each of its ranks."""
+        return self.config.parallelism.ranks_per_pod
+
+    @property
     def replicas(self) -> tuple[int, ...]:
         """By stage, how many ranks hold it; empty: one each. They fix the size of the gang."""
         return self.config.pipeline.used_replicas
@@ -110,8 +116,11 @@ class JobSpec:
 
     @property
     def smallest_gang(self) -> int:
-        """Fewest ranks that the job may be launched with."""
-        return sum(self.replicas) or self.config.pipeline.min_stages * self.ranks_per_position
+        """Fewest ranks that the job may be launched with: ``minStages`` positions, in whole pods."""
+        if self.replicas:
+            return sum(self.replicas)
+        step = math.lcm(self.ranks_per_position, self.gpus_per_pod)
+        return -(-self.config.pipeline.min_stages * self.ranks_per_position // step) * step
 
     @property
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:
@@ -146,8 +155,11 @@ class JobSpec:
     def suits(self, ranks: int) -> bool:
         """Whether a gang may have this many ranks.
 
-        They fill whole positions of the pipeline, and some schedules take their microbatches in equal rounds.
+        They fill whole pods and positions of the pipeline; some schedules take their microbatches in equal
+        rounds.
         """
+        if ranks % self.gpus_per_pod:
+            return False
         if self.is_script:
             return True
         if self.replicas:

@@ -4,6 +4,7 @@ from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.growth import grow
 from ballast_policies.rounds.memory import RoundMemory
+from ballast_policies.rounds.packing import in_whole_pods
 from ballast_policies.rounds.values import (
     Node,
     Placement,
@@ -23,4 +24,5 @@ __all__ = [
     "advance",
     "decide_round",
     "grow",
+    "in_whole_pods",
 ]

@@ -4,7 +4,8 @@
 2. The others are granted pools by priority; what no job with a share needs goes to any job that can use it.
 3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
 4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
-5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first.
+5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first. Where the
+   pods of one find no node with as many free GPUs together, it waits, and the claims after it are granted.
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.rounds.taints import Groups, Split
 from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+from ballast_policies.rounds.whole_pods import Unplaced, without_room
 
 
 def decide_round(
@@ -44,6 +46,7 @@ def decide_round(
     settings: RoundSettings,
     not_tolerated: Mapping[str, frozenset[str]] | None = None,
     columns: Mapping[str, str] | None = None,
+    gpus_per_pod: Mapping[str, int] | None = None,
 ) -> Round:
     """Decide the round that begins at ``now``.
 
@@ -59,8 +62,10 @@ def decide_round(
         settings: of the rounds.
         columns: pool -> column of shares and accounts where it is not the GPU type (pools of unlike price).
         not_tolerated: job -> taints of nodes (``Node.taints``) on which it must not be started.
+        gpus_per_pod: job -> GPUs of each of its pods, all on one node, where it is not 1.
     """
     pools, not_tolerated = Pools.of(nodes, columns or {}), not_tolerated or {}
+    per_pod = gpus_per_pod or {}
     valid = valid_placements({job.name: job for job in jobs}, {node.name: node.gpus for node in nodes}, state)
     question = _Question(
         jobs={job.name: job for job in jobs},
@@ -70,14 +75,15 @@ def decide_round(
         shares=shares,
         valid=valid,
         not_tolerated=not_tolerated,
-        groups=Groups.of(jobs, nodes, pools, valid, not_tolerated),
+        gpus_per_pod=per_pod,
+        groups=Groups.of(jobs, nodes, pools, valid, not_tolerated, per_pod),
         ordered=ordered_claims(jobs, pools, shares, now=now, valid=valid, state=state, settings=settings),
     )
     pinned = within_min_run(now, valid, state, settings)
     limit = moves_left(now, state, settings)
     keep = keeps_free(now, state, settings)
     while True:
-        placements, kept_for = _grant(question, pinned, keep=keep)
+        placements, kept_for = _grant_placed(question, pinned, keep=keep)
         disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
         if limit is None or len(disturbed) <= limit:
             break
@@ -99,6 +105,7 @@ class _Question:
     shares: Mapping[str, Mapping[str, float]]
     valid: Mapping[str, Placement]
     not_tolerated: Mapping[str, frozenset[str]]
+    gpus_per_pod: Mapping[str, int]
     groups: Groups | None
     ordered: OrderedClaims
 
@@ -116,15 +123,50 @@ class _Question:
         return select(claims, room), {}
 
 
-def _grant(
+def _grant_placed(
     question: _Question, pinned: Mapping[str, str], *, keep: bool
 ) -> tuple[dict[str, Placement], dict[str, str]]:
-    """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
+    """(job -> where it runs, pool -> job for which its free GPUs are kept).
+
+    Claims are granted by the GPUs of a pool. Those of pods that no node has room for are left out, and the
+    others are granted again.
+    """
+    unplaced: tuple[Unplaced, ...] = ()
+    while True:
+        wanted, placements, kept_for = _grant(question, pinned, unplaced, keep=keep)
+        failed = [(job, pool) for job, pool, _ in wanted if job not in placements]
+        if not failed:
+            return placements, kept_for
+        unplaced += tuple(
+            Unplaced(
+                job=question.names.index(job),
+                pool=question.pools.names.index(pool),
+                gpus=question.jobs[job].gpus,
+                gpus_per_pod=question.gpus_per_pod[job],
+                barred=question.not_tolerated.get(job, frozenset()),
+            )
+            for job, pool in failed
+        )
+
+
+def _grant(
+    question: _Question, pinned: Mapping[str, str], unplaced: Sequence[Unplaced], *, keep: bool
+) -> tuple[list[tuple[str, str, int]], dict[str, Placement], dict[str, str]]:
+    """(granted: job, pool and GPUs; job -> where it runs; pool -> job for which its free GPUs are kept)."""
     pools, valid, names = question.pools, question.valid, question.names
     index = {name: m for m, name in enumerate(names)}
     keeping = [index[job] for job in pinned]
     claims, position = question.ordered.claims, np.arange(len(question.ordered.claims))
     open_ = ~np.isin(claims.job, keeping)
+    if unplaced:
+        open_ &= ~without_room(
+            claims,
+            question.ordered.stays,
+            names,
+            unplaced,
+            question.gpus_per_pod,
+            question.not_tolerated,
+        )
     chosen, splits = question.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
     kept_for = {}
@@ -140,7 +182,8 @@ def _grant(
     wanted = [(job, valid[job].pool, question.jobs[job].gpus) for job in sorted(pinned)]
     wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
     by_name = {names[job]: split for job, split in splits.items()}
-    return assign_nodes(wanted, question.nodes, valid, by_name), kept_for
+    placements = assign_nodes(wanted, question.nodes, valid, by_name, question.gpus_per_pod)
+    return wanted, placements, kept_for
 
 
 def _as_round(
@@ -163,7 +206,11 @@ def _as_round(
         at = placements.get(name)
         if at is None:
             reasons[name] = explain_waiting(
-                job, rooms, kept_for, question.not_tolerated.get(name, frozenset())
+                job,
+                rooms,
+                kept_for,
+                question.not_tolerated.get(name, frozenset()),
+                question.gpus_per_pod.get(name, 1),
             )
         elif name in pinned:
             reasons[name] = explain_pinned(at, pinned[name])

@@ -35,12 +35,14 @@ class PoolRoom:
     Attributes:
         groups: group (``Node.group``) -> its nodes, their GPUs, and those that are free.
         closed: why nodes take no new gang -> how many nodes.
+        free: for each node, its group and its free GPUs.
     """
 
     pool: str
     gpu_type: str
     groups: Mapping[str, tuple[int, int, int]]
     closed: Mapping[str, int]
+    free: Sequence[tuple[str, int]] = ()
 
 
 def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom, ...]:
@@ -48,8 +50,10 @@ def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom
     groups: dict[str, dict[str, tuple[int, int, int]]] = {}
     closed: dict[str, Counter[str]] = {}
     types = {}
+    by_node: dict[str, list[tuple[str, int]]] = {}
     for node in nodes:
         types[node.pool] = node.gpu_type
+        by_node.setdefault(node.pool, []).append((node.group, free[node.name]))
         here = groups.setdefault(node.pool, {})
         count, has, left = here.get(node.group, (0, 0, 0))
         here[node.group] = (count + 1, has + node.gpus, left + free[node.name])
@@ -57,7 +61,13 @@ def pool_rooms(nodes: Sequence[Node], free: Mapping[str, int]) -> tuple[PoolRoom
         if node.closed:
             reasons[node.closed] += 1
     return tuple(
-        PoolRoom(pool=pool, gpu_type=types[pool], groups=groups[pool], closed=closed[pool])
+        PoolRoom(
+            pool=pool,
+            gpu_type=types[pool],
+            groups=groups[pool],
+            closed=closed[pool],
+            free=by_node[pool],
+        )
         for pool in sorted(types)
     )
 
@@ -67,6 +77,7 @@ def explain_waiting(
     rooms: Sequence[PoolRoom],
     kept_for: Mapping[str, str],
     not_tolerated: frozenset[str] = frozenset(),
+    gpus_per_pod: int = 1,
 ) -> str:
     """What a waiting gang lacks.
 
@@ -75,6 +86,7 @@ def explain_waiting(
         rooms: the pools after the decision.
         kept_for: pool -> job for which its free GPUs are kept.
         not_tolerated: taints of nodes on which the gang must not be started.
+        gpus_per_pod: GPUs of each of the gang's pods, all on one node.
     """
     usable = sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0)
     if not usable:
@@ -89,11 +101,16 @@ def explain_waiting(
         has, left = sum(group[1] for group in within), sum(group[2] for group in within)
         kept = kept_for.get(room.pool, job.name)
         text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
+        if gpus_per_pod > 1:
+            barring = {*not_tolerated, *room.closed}
+            pods = sum(gpus // gpus_per_pod for group, gpus in room.free if group not in barring)
+            text += f", room for {pods} pod{'' if pods == 1 else 's'}"
         text += f", kept for {kept}" if kept != job.name and left else ""
         barred = {taints: group[0] for taints, group in room.groups.items() if taints in not_tolerated}
         counts.append(text + barred_nodes(room.pool, barred, room.closed))
     where = "; ".join(counts) or f"no node has {' or '.join(usable)}"
-    return f"waits for {job.gpus} GPUs of one pool: {where}"
+    pods = "" if gpus_per_pod == 1 else f" in {job.gpus // gpus_per_pod} pods of {gpus_per_pod}"
+    return f"waits for {job.gpus} GPUs of one pool{pods}: {where}"
 
 
 def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:

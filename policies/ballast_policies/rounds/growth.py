@@ -14,11 +14,12 @@ def grow(
     nodes: tuple[Node, ...],
     sizes: Mapping[str, tuple[int, ...]],
     not_tolerated: Mapping[str, frozenset[str]] | None = None,
+    gpus_per_pod: Mapping[str, int] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Job -> node of each GPU that it may take in addition; without jobs that get none.
 
     A pool's GPUs stay free where a waiting job could use some of them, even if they are too few for
-    it now: more may come free. Otherwise they go one by one to the smallest gang.
+    it now: more may come free. Otherwise they go pod by pod to the smallest gang.
 
     Args:
         round_: the decision; gangs that it starts, moves or stops do not grow.
@@ -26,8 +27,9 @@ def grow(
         nodes: with all GPUs that the policy may hand out.
         sizes: job -> sizes that it could grow to, smallest first, for jobs that may grow now.
         not_tolerated: job -> taints of nodes (``Node.taints``) that it must not grow onto.
+        gpus_per_pod: job -> GPUs of each of its pods, all on one node, where it is not 1.
     """
-    barred = not_tolerated or {}
+    barred, per_pod = not_tolerated or {}, gpus_per_pod or {}
     used: Counter[str] = Counter()
     for placement in round_.placements.values():
         used.update(placement.nodes)
@@ -43,7 +45,7 @@ def grow(
     found: dict[str, list[str]] = {}
     while True:
         rooms = {
-            job: _room(round_.placements[job], nodes, free, barred.get(job, frozenset()))
+            job: _room(round_.placements[job], nodes, free, barred.get(job, frozenset()), per_pod.get(job, 1))
             for job in size
             if size[job] < most[job]
         }
@@ -53,9 +55,10 @@ def grow(
         job = min(able, key=lambda name: (size[name], name))
         place = round_.placements[job]
         node = max(rooms[job], key=lambda name: (name in place.nodes, free[name], name))
-        found.setdefault(job, []).append(node)
-        free[node] -= 1
-        size[job] += 1
+        gpus = per_pod.get(job, 1)
+        found.setdefault(job, []).extend([node] * gpus)
+        free[node] -= gpus
+        size[job] += gpus
 
 
 def _down_to_a_size(
@@ -71,14 +74,18 @@ def _down_to_a_size(
 
 
 def _room(
-    placement: Placement, nodes: tuple[Node, ...], free: Mapping[str, int], barred: frozenset[str]
+    placement: Placement,
+    nodes: tuple[Node, ...],
+    free: Mapping[str, int],
+    barred: frozenset[str],
+    gpus_per_pod: int,
 ) -> list[str]:
-    """Nodes of the gang's pool with a free GPU, on which it may be started."""
+    """Nodes of the gang's pool with free GPUs for a pod, on which it may be started."""
     return [
         node.name
         for node in nodes
         if node.pool == placement.pool
-        and free.get(node.name, 0) > 0
+        and free.get(node.name, 0) >= gpus_per_pod
         and not node.closed
         and node.taints not in barred
     ]

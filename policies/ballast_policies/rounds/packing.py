@@ -5,26 +5,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from ballast_policies.rounds.values import Node, Placement
 
 
-def pack(gpus: int, members: Sequence[Node], free: Mapping[str, int]) -> tuple[str, ...] | None:
+def pack(
+    gpus: int, members: Sequence[Node], free: Mapping[str, int], gpus_per_pod: int = 1
+) -> tuple[str, ...] | None:
     """One node name per GPU from ``members`` (nodes of one pool), or None where they have no room.
 
-    The node that holds the gang whole and has least to spare; else the nodes with the most free
-    GPUs, so that the gang spreads over the fewest, and the tightest fit for what remains.
+    The node that holds the gang whole and has least to spare; else the nodes with the most room, so that the
+    gang spreads over the fewest, and the tightest fit for what remains. The GPUs of a pod are on one node.
     """
-    if sum(free[node.name] for node in members) < gpus:
+    left = {node.name: free[node.name] // gpus_per_pod for node in members}
+    pods, rest = divmod(gpus, gpus_per_pod)
+    if rest or sum(left.values()) < pods:
         return None
     chosen: list[str] = []
-    left = {node.name: free[node.name] for node in members}
-    while len(chosen) < gpus:
-        missing = gpus - len(chosen)
-        whole = [name for name, room in left.items() if room >= missing]
+    while pods > 0:
+        whole = [name for name, room in left.items() if room >= pods]
         name = (
-            min(whole, key=lambda name: (left[name], name))
+            min(whole, key=lambda name: (left[name], free[name], name))
             if whole
-            else min(left, key=lambda name: (-left[name], name))
+            else min(left, key=lambda name: (-left[name], free[name], name))
         )
-        chosen += [name] * min(missing, left.pop(name))
+        here = min(pods, left.pop(name))
+        chosen += [name] * here * gpus_per_pod
+        pods -= here
     return tuple(chosen)
+
+
+def in_whole_pods(nodes: Sequence[str], gpus_per_pod: int) -> bool:
+    """Whether ``nodes``, one for each GPU, are those of pods with as many GPUs on one node each."""
+    pods = [nodes[first : first + gpus_per_pod] for first in range(0, len(nodes), gpus_per_pod)]
+    return all(len(pod) == gpus_per_pod and len(set(pod)) == 1 for pod in pods)
 
 
 def assign_nodes(
@@ -32,16 +42,21 @@ def assign_nodes(
     nodes: Sequence[Node],
     running: Mapping[str, Placement],
     splits: Mapping[str, Mapping[str, int]] | None = None,
+    gpus_per_pod: Mapping[str, int] | None = None,
 ) -> dict[str, Placement]:
     """Exact nodes for gangs that fit their pools by count.
+
+    Left out are gangs whose pods find no node with as many free GPUs; a gang of pods with one GPU each always
+    finds its nodes.
 
     Args:
         granted: (job, pool, gpus), the most urgent first.
         nodes: all nodes.
         running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
         splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
+        gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
     """
-    splits = splits or {}
+    splits, per_pod = splits or {}, gpus_per_pod or {}
     free = {node.name: node.gpus for node in nodes}
     pools: dict[str, list[Node]] = {}
     for node in nodes:
@@ -57,12 +72,16 @@ def assign_nodes(
             placements[job] = now
         else:
             movers.append((job, pool, gpus))
-    for job, pool, gpus in sorted(movers, key=lambda mover: -mover[2]):
-        chosen: tuple[str, ...] = ()
-        for members, count in _groups(pools[pool], gpus, splits.get(job)):
-            part = pack(count, members, free)
-            assert part is not None, f"{job} was granted {gpus} GPUs that pool {pool} has not"
-            chosen += part
+    # Large pods find no room behind small ones.
+    for job, pool, gpus in sorted(movers, key=lambda mover: (-per_pod.get(mover[0], 1), -mover[2])):
+        parts = [
+            pack(count, members, free, per_pod.get(job, 1))
+            for members, count in _groups(pools[pool], gpus, splits.get(job))
+        ]
+        assert None not in parts or job in per_pod, f"{job} was granted {gpus} GPUs that pool {pool} has not"
+        chosen = tuple(name for part in parts if part is not None for name in part)
+        if len(chosen) < gpus:
+            continue
         for name in chosen:
             free[name] -= 1
         placements[job] = Placement(gpu_type=pools[pool][0].gpu_type, pool=pool, nodes=chosen)

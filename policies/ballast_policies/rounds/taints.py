@@ -29,6 +29,7 @@ class Groups:
         room: for each pool, in their order: group -> GPUs.
         barred: job index -> groups on which the job must not be started.
         held: job index -> (pool index, split), of running jobs that could continue where they are.
+        per_pod: job index -> GPUs of each of its pods, where it is not 1.
         order: all groups, those that fewest jobs may use first: they are of least use to the others.
     """
 
@@ -36,6 +37,7 @@ class Groups:
     barred: Mapping[int, frozenset[str]]
     held: Mapping[int, tuple[int, Split]]
     order: tuple[str, ...]
+    per_pod: Mapping[int, int]
 
     @classmethod
     def of(
@@ -45,6 +47,7 @@ class Groups:
         pools: Pools,
         valid: Mapping[str, Placement],
         not_tolerated: Mapping[str, frozenset[str]],
+        gpus_per_pod: Mapping[str, int],
     ) -> Self | None:
         """The groups; None where every job tolerates every node, so that pools are enough."""
         present = {node.group for node in nodes if node.gpus > 0}
@@ -68,7 +71,10 @@ class Groups:
         }
         refusals = Counter(text for texts in barred.values() for text in texts)
         order = tuple(sorted(present, key=lambda text: (-refusals[text], text)))
-        return cls(room=room, barred=barred, held=held, order=order)
+        per_pod = {
+            index: gpus_per_pod[job.name] for index, job in enumerate(jobs) if job.name in gpus_per_pod
+        }
+        return cls(room=room, barred=barred, held=held, order=order, per_pod=per_pod)
 
     def select(self, claims: Claims, pinned: Iterable[int]) -> tuple[np.ndarray, dict[int, Split]]:
         """As ``selection.select``, by groups; also the split of each job that starts or moves.
@@ -104,8 +110,9 @@ class Groups:
     def _split(self, job: int, gpus: int, left: Mapping[str, int]) -> Split | None:
         """GPUs for a gang that starts, from the groups that it tolerates; None: too few are left."""
         barred, split, missing = self.barred.get(job, frozenset()), {}, gpus
+        per_pod = self.per_pod.get(job, 1)
         for text in self.order:
-            here = min(missing, left.get(text, 0)) if text not in barred else 0
+            here = min(missing, left.get(text, 0)) // per_pod * per_pod if text not in barred else 0
             if here > 0:
                 split[text] = here
                 missing -= here

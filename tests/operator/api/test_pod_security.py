@@ -25,7 +25,7 @@ def trainer_pod(template: dict[str, Any]) -> dict[str, Any]:
         view,
         a_spec(template=template),
         view.status.allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
-        rank=0,
+        number=0,
         pod=PODS[0],
         gpu_resource="nvidia.com/gpu",
     )

@@ -30,6 +30,6 @@ def test_pods_run_as_that_account():
     """`serviceAccountName` of every pod."""
     view = a_running_view()
     pod = pod_object(
-        view, a_spec(), view.status.allocation, rank=0, pod=PODS[0], gpu_resource="nvidia.com/gpu"
+        view, a_spec(), view.status.allocation, number=0, pod=PODS[0], gpu_resource="nvidia.com/gpu"
     )
     assert pod["spec"]["serviceAccountName"] == objects()["ServiceAccount"]["metadata"]["name"]

@@ -24,7 +24,7 @@ def built(template=None, **spec):
         view,
         a_spec(template=template, **spec),
         view.status.allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
-        rank=2,
+        number=2,
         pod=PODS[2],
         gpu_resource=GPU,
     )

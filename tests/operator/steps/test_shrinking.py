@@ -48,7 +48,7 @@ CASES = {
     "a stage on a rank that goes": (
         {},
         {"stages": (Stage(rank=2, first_layer=0, end_layer=8),)},
-        "a stage is on rank 2, but the proposal keeps 2 pods",
+        "a stage is on rank 2, but the proposal keeps 2 ranks",
     ),
 }
 

@@ -126,7 +126,7 @@ def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]
     for view in jobs:
         allocation = view.running_allocation
         if allocation is not None:
-            held[allocation.pool].update(allocation.nodes)
+            held[allocation.pool].update(allocation.placement.nodes)
     return held
 
 
@@ -165,4 +165,4 @@ def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[st
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs that jobs hold, those of ending gangs included."""
     allocations = (view.status.allocation for view in jobs)
-    return _total((held.pool, len(held.pods)) for held in allocations if held is not None)
+    return _total((held.pool, held.gpus) for held in allocations if held is not None)

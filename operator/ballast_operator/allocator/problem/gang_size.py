@@ -35,7 +35,10 @@ def most_gpus(view: JobView) -> int:
     assert spec is not None
     wanted = spec.largest_gang
     if view.status.repacks:
-        wanted = min(wanted, len(view.status.repacks[-1].survivors))
+        last = view.status.repacks[-1]
+        kept = len(last.survivors) if last.gpus is None else last.gpus
+        # gpusPerPod may have been changed since.
+        wanted = min(wanted, -(-kept // spec.gpus_per_pod) * spec.gpus_per_pod)
     return wanted
 
 
@@ -44,7 +47,7 @@ def may_grow(view: JobView, now: Time) -> bool:
     allocation, spec = view.status.allocation, view.spec
     if allocation is None or spec is None or not spec.grow or not view.acknowledged or view.shrinking:
         return False
-    if allocation.joining or len(allocation.pods) >= most_gpus(view) or not _same_recipe(view, spec):
+    if allocation.joining or allocation.gpus >= most_gpus(view) or not _same_recipe(view, spec):
         return False
     return (
         allocation.joining_since is None
@@ -91,7 +94,7 @@ def growth_sizes(view: JobView) -> tuple[int, ...]:
     """Sizes that the gang could grow to, fewest first."""
     spec, allocation = view.spec, view.status.allocation
     assert spec is not None and allocation is not None
-    return tuple(size for size in range(len(allocation.pods) + 1, most_gpus(view) + 1) if spec.suits(size))
+    return tuple(size for size in range(allocation.gpus + 1, most_gpus(view) + 1) if spec.suits(size))
 
 
 def admission_error(
@@ -102,6 +105,7 @@ def admission_error(
     pipeline = spec.config.pipeline
     if spec.smallest_gang > spec.largest_gang:
         each = f" with {spec.stages_per_rank} stages each" if spec.stages_per_rank > 1 else ""
+        each += f" in pods of gpusPerPod={spec.gpus_per_pod}" if spec.gpus_per_pod > 1 else ""
         return Refusal(
             reason=JobReason.MISCONFIGURED,
             message=f"pipeline.minStages={pipeline.min_stages}{each} exceeds "
@@ -122,9 +126,13 @@ def admission_error(
     largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
     if max(largest.values(), default=0) < size:
         sizes = ", ".join(f"{name} {count}" for name, count in sorted(largest.items()))
+        per_pod = spec.gpus_per_pod
+        pods = f" in pods of gpusPerPod={per_pod}, each on one node" if per_pod > 1 else ""
+        have = "have room for" if pods else "have"
+        lower = "pipeline.minStages or gpusPerPod" if pods else "pipeline.minStages"
         return Refusal(
             reason=JobReason.EXCEEDS_CAPACITY,
-            message=f"needs {size} GPUs of one pool; its pools have: {sizes}. "
-            "To fix: lower pipeline.minStages, or add nodes",
+            message=f"needs {size} GPUs of one pool{pods}; its pools {have}: {sizes}. "
+            f"To fix: lower {lower}, or add nodes",
         )
     return None

@@ -44,6 +44,7 @@ class SnapshotJob:
         running_since: when that launch was decided, epoch seconds; 0 without a placement.
         growth_sizes: sizes that the gang could grow to now, fewest ranks first.
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
+        gpus_per_pod: GPUs of each of its pods, which are on one node.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
     """
 
@@ -54,6 +55,7 @@ class SnapshotJob:
     running_since: float = 0.0
     growth_sizes: tuple[int, ...] = ()
     not_tolerated: frozenset[str] = frozenset()
+    gpus_per_pod: int = 1
     measured: bool = True
 
     @property
@@ -116,6 +118,11 @@ class Snapshot:
         return {job.name: job.not_tolerated for job in self.jobs if job.not_tolerated}
 
     @functools.cached_property
+    def gpus_per_pod(self) -> Mapping[str, int]:
+        """Job name -> GPUs of each of its pods, for jobs whose pods have several."""
+        return {job.name: job.gpus_per_pod for job in self.jobs if job.gpus_per_pod > 1}
+
+    @functools.cached_property
     def unmeasured(self) -> frozenset[str]:
         """Names of the jobs of whose speed nothing is known."""
         return frozenset(job.name for job in self.jobs if not job.measured)
@@ -170,7 +177,7 @@ def _admit(
 ) -> tuple[list[_Admitted], list[RefusedJob]]:
     """(jobs that some round can place, jobs that none can)."""
     admitted, refused = [], []
-    usable_for: dict[frozenset[str], Mapping[str, int]] = {}
+    usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
     for view in views:
         try:
             found: _Admitted | Refusal = _admit_one(spec, capacity, view, usable_for)
@@ -191,16 +198,17 @@ def _admit_one(
     spec: ClusterPolicySpec,
     capacity: Capacity,
     view: JobView,
-    usable_for: dict[frozenset[str], Mapping[str, int]],
+    usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]],
 ) -> _Admitted | Refusal:
     assert view.spec is not None
     allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
     allocation = view.running_allocation
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
-        if barred not in usable_for:
-            usable_for[barred] = usable_by_pool(capacity.nodes, barred)
-        usable = usable_for[barred]
+        alike = barred, view.spec.gpus_per_pod
+        if alike not in usable_for:
+            usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
+        usable = usable_for[alike]
         size = gang_size(view, spec.node_pools, usable, allowed)
         refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
         if refusal is None or allocation is not None or not view.avoided:
@@ -209,7 +217,7 @@ def _admit_one(
         if refusal is not None:
             return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
     else:
-        size = len(allocation.pods)
+        size = allocation.gpus
     if barred:
         room = {pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size}
         room |= {allocation.gpu_type} if allocation is not None else set()
@@ -229,6 +237,7 @@ def _snapshot_job(one: _Admitted, speeds: Mapping[str, Estimate], tenants: Tenan
         running_since=allocation.since.timestamp() if allocation is not None else 0.0,
         growth_sizes=tenants.growth(view.key, growth_sizes(view)) if may_grow(view, now) else (),
         not_tolerated=one.not_tolerated,
+        gpus_per_pod=one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod,
         measured=any(speed.source != "unknown" for speed in known.values()),
     )
 

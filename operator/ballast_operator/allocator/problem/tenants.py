@@ -99,7 +99,7 @@ def _limits(tenants: Tenants, namespace: str) -> dict[str, int]:
 
 def _held(view: JobView) -> int:
     allocation = view.status.allocation
-    return 0 if allocation is None else len(allocation.pods)
+    return 0 if allocation is None else allocation.gpus
 
 
 def _sizes(view: JobView, gpus: int) -> tuple[int, ...]:

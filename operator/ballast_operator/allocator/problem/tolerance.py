@@ -107,11 +107,15 @@ def _texts(
     return texts
 
 
-def usable_by_pool(nodes: Sequence[Node], barred: frozenset[str]) -> Counter[str]:
-    """Pool -> GPUs of the nodes on which a job may be started that does not tolerate ``barred``."""
+def usable_by_pool(nodes: Sequence[Node], barred: frozenset[str], gpus_per_pod: int = 1) -> Counter[str]:
+    """Pool -> GPUs of the nodes on which a job may be started that does not tolerate ``barred``.
+
+    Of a node only as many as fill whole pods of ``gpus_per_pod``.
+    """
     found: Counter[str] = Counter()
     for node in nodes:
-        found[node.pool] += node.gpus if not node.closed and node.taints not in barred else 0
+        usable = not node.closed and node.taints not in barred
+        found[node.pool] += node.gpus // gpus_per_pod * gpus_per_pod if usable else 0
     return found
 
 
