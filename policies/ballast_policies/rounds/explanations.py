@@ -103,8 +103,8 @@ def explain_waiting(
         text = f"{left} of {has} {room.gpu_type} free in pool {room.pool}"
         if gpus_per_pod > 1:
             barring = {*not_tolerated, *room.closed}
-            pods = sum(gpus // gpus_per_pod for group, gpus in room.free if group not in barring)
-            text += f", room for {pods} pod{'' if pods == 1 else 's'}"
+            fitting = sum(gpus // gpus_per_pod for group, gpus in room.free if group not in barring)
+            text += f", room for {fitting} pod{'' if fitting == 1 else 's'}"
         text += f", kept for {kept}" if kept != job.name and left else ""
         barred = {taints: group[0] for taints, group in room.groups.items() if taints in not_tolerated}
         counts.append(text + barred_nodes(room.pool, barred, room.closed))
