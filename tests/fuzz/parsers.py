@@ -37,6 +37,12 @@ from ballast_policies.contract import (
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.messages import read_finished_step
 from ballast_policies.planning.profile_file import read_profile
+from ballast_policies.prices.errors import PriceLogError
+from ballast_policies.prices.logs.availability_log import parse_availability
+from ballast_policies.prices.logs.aws_prices import parse_aws_prices
+from ballast_policies.prices.logs.azure_prices import parse_azure_prices
+from ballast_policies.prices.logs.gcp_prices import parse_gcp_prices
+from ballast_policies.prices.offers import parse_catalogue
 from ballast_policies.simulator.workloads.trace import parse_trace
 from ballast_policies.simulator.workloads.workload import WorkloadError
 from ballast_policies.throughput.gavel_file import parse_gavel
@@ -230,6 +236,36 @@ PARSERS = (
         make=_joined(["v100=2.5", "p100=1", "k80=0.5"], ","),
         read=lambda text: read_amounts(text, "--prices", float),
         errors=(click.UsageError,),
+    ),
+    Parser(
+        name="aws-prices",
+        make=_text(seeds.AWS_PRICES),
+        read=lambda text: list(parse_aws_prices(text, source="file")),
+        errors=(PriceLogError,),
+    ),
+    Parser(
+        name="azure-prices",
+        make=_lines(seeds.AZURE_PRICES, ","),
+        read=lambda text: list(parse_azure_prices(text, region="us_east", source="file")),
+        errors=(PriceLogError,),
+    ),
+    Parser(
+        name="gcp-prices",
+        make=_lines(seeds.GCP_PRICES, ", "),
+        read=lambda text: list(parse_gcp_prices(text, start=0.0, source="file")),
+        errors=(PriceLogError,),
+    ),
+    Parser(
+        name="availability",
+        make=_lines(seeds.AVAILABILITY, " "),
+        read=lambda text: parse_availability(text, source="file"),
+        errors=(PriceLogError,),
+    ),
+    Parser(
+        name="instances",
+        make=_lines(seeds.INSTANCES, ","),
+        read=lambda text: parse_catalogue(text, source="file"),
+        errors=(PriceLogError,),
     ),
     Parser(
         name="window",

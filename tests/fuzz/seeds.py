@@ -147,6 +147,45 @@ TRACE = [
     ["Transformer (batch size 64)", "train.py", "text", "-n", "1", "346", "1", "1", "1.5", "10.5"],
 ]
 
+AWS_PRICES: dict[str, Any] = {
+    "NextToken": "",
+    "SpotPriceHistory": [
+        {
+            "AvailabilityZone": "us-east-1d",
+            "InstanceType": "p2.xlarge",
+            "ProductDescription": "Linux/UNIX",
+            "SpotPrice": "0.3405",
+            "Timestamp": "2020-02-20T23:21:08.000Z",
+        }
+    ],
+}
+
+AZURE_PRICES = [["Date", "NC6", "NC6s v3"], ["2/24/2020", "$0.12276", "$0.60313"], ["2/25/2020", "", "$0.6"]]
+
+GCP_PRICES = [
+    ["Zone: us-west1-b", "GPU type: nvidia-tesla-k80", "Number of GPUs: 1", "Price per hour: $0.155"],
+]
+
+AVAILABILITY = [
+    [
+        "[2020-03-15T10:07:33Z]",
+        "Created instance",
+        "i-0",
+        "with 1 GPU(s) of type",
+        "v100",
+        "in zone us-east-1b",
+    ],
+    ["[2020-03-15T11:07:33Z]", "Instance", "i-0", "running in zone us-east-1b"],
+    ["[2020-03-15T12:07:33Z]", "Instance", "i-0", "not running in zone us-east-1b"],
+    ["[2020-03-15T12:08:33Z]", "Successfully deleted instance", "i-0"],
+    ["[2020-03-15T12:09:33Z]", "Instance with 1 GPU(s) of type v100 creation failed"],
+]
+
+INSTANCES = [
+    ["cloud", "instance", "gpu_type", "gpus", "on_demand_usd_per_hour"],
+    ["aws", "p2.xlarge", "k80", "1", "0.90"],
+]
+
 GAVEL: dict[str, Any] = {
     "v100": {"('A3C', 1)": {"null": 2.5, "('A3C', 1)": [1.5, 1.5]}, "('ResNet-18', 2)": {"null": 4}},
     "k80": {"('A3C', 1)": {"null": 0.5}},

@@ -18,10 +18,18 @@ from ballast_operator.cli.simulate.input import (
     window_of,
 )
 from ballast_operator.cli.simulate.progress import progress_bar
+from ballast_operator.cli.simulate.spot import (
+    ONLY_HERE,
+    is_folder_of_prices,
+    simulate_spot,
+    spot_options,
+)
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.elastic.workload_file import Sizes
     from ballast_policies.simulator.result import Result
+
+COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 
 
 @click.command()
@@ -29,7 +37,8 @@ if TYPE_CHECKING:
     "--policy",
     required=True,
     metavar="NAME",
-    help="A policy, as in ClusterPolicy.spec.objective; with --elastic: completion-time or sia.",
+    help="A policy, as in ClusterPolicy.spec.objective; with --elastic: completion-time or sia; with "
+    "--prices FOLDER: min-cost, min-cost-slo, max-throughput-per-dollar or on-demand.",
 )
 @click.option(
     "--elastic",
@@ -68,7 +77,10 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed is the same workload.")
 @click.option("--cluster", metavar="TYPE=N,...", help="GPUs, as v100=36,p100=36,k80=36.")
 @click.option(
-    "--prices", metavar="TYPE=USD,...", help="USD per GPU hour; default: on-demand list prices of 2020."
+    "--prices",
+    metavar="TYPE=USD,...|FOLDER",
+    help="USD per GPU hour; default: on-demand list prices of 2020. Or a folder of price and availability "
+    "logs of AWS, Google Cloud and Azure to replay (excerpt: four weeks that come with Ballast).",
 )
 @click.option(
     "--throughputs",
@@ -141,6 +153,7 @@ if TYPE_CHECKING:
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|html", help="Draw the run."
 )
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@spot_options
 def simulate(
     *,
     policy: str,
@@ -165,18 +178,30 @@ def simulate(
     per_job: bool,
     plot: Path | None,
     output: str,
+    start: str | None,
+    checkpoint_seconds: float | None,
+    hysteresis: float | None,
+    oracle: bool,
     **which_jobs: Any,
 ) -> None:
     """Run jobs on a simulated cluster under a policy, with the operator's own policies and rounds.
 
-    For example: ballast simulate --policy max-min-fairness --generate single --rate 4.0
-    --cluster v100=36,p100=36,k80=36 --measure 4000:5000
+    For example: ballast simulate --policy makespan --static 100 --cluster v100=36,p100=36,k80=36
     """
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator import engine, settings
     from ballast_policies.simulator.workloads.workload import WorkloadError
     from ballast_policies.throughput.table import ThroughputError
 
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) == COMMANDLINE}
+    if prices is not None and is_folder_of_prices(prices):
+        others = {name: value for name, value in context.params.items() if name not in which_jobs}
+        simulate_spot(prices, policy=policy, which_jobs=which_jobs, given=given, others=others)
+        return
+    if misplaced := [name for name in ONLY_HERE if name in given]:
+        option = "--" + misplaced[0].replace("_", "-")
+        raise click.UsageError(f"{option}: only with --prices FOLDER, a replay of price logs")
     if elastic is not None:
         simulate_elastic(
             elastic,
@@ -186,7 +211,7 @@ def simulate(
             round_seconds=60.0 if round_seconds is None else round_seconds,
             output=output,
             per_job=per_job,
-            others={name: value for name, value in locals().items() if name != "which_jobs"} | which_jobs,
+            others=dict(context.params),
         )
         return
     if workload is not None:
@@ -216,10 +241,10 @@ def simulate(
             min_run_seconds=min_run_seconds,
             max_moves_per_hour=max_moves_per_hour,
         )
-        given = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
+        amounts = {} if prices is None else {"prices": read_amounts(prices, "--prices", float)}
         node_sizes = {} if gpus_per_node is None else read_amounts(gpus_per_node, "--gpus-per-node", int)
         machines = settings.SimulatedCluster(
-            gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=node_sizes, **given
+            gpus=read_amounts(cluster, "--cluster", int), gpus_per_node=node_sizes, **amounts
         )
         if jobs.rate is not None:
             warning = overload_warning(

@@ -1,0 +1,272 @@
+"""Where one job should run now, of everything that can be rented, and whether it should move there.
+
+The allocation of section 6.4 for a job alone, under prices that change: of the offers that are fast
+enough to keep the deadline, the one whose steps cost least, expected losses included.  With constant prices
+that is the linear program's optimum, "fast first": the needed speed falls while the job is ahead,
+until the next cheaper offer is fast enough.  On-demand machines are the safety net ("Can't Be Late", NSDI
+2024): a job moves there at the last moment from which it is sure to be done in time.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+
+from ballast_policies.prices.hazard import RestartCosts, daly_interval
+
+SELDOM = 1e-6
+"""Preemptions an hour below which checkpoints are for other failures: one an hour."""
+
+WAIT = -1
+"""Instead of an offer: rent nothing now."""
+
+Reason = Literal["cheapest", "deadline", "stay", "no spot", "wait", "budget"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """What a job could rent now; (k,) arrays.
+
+    Attributes:
+        speed: steps/s of the gang; 0 where it cannot run.
+        usd_per_hour: of all machines of the gang; NaN where they cannot be had now.
+        hazard_per_hour: rate at which the gang loses a machine; 0 on demand.
+        spot: whether it may be taken away.
+    """
+
+    speed: np.ndarray
+    usd_per_hour: np.ndarray
+    hazard_per_hour: np.ndarray
+    spot: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The job.
+
+    Attributes:
+        steps: left to do, above 0.
+        seconds_to_deadline: None: it has none, or its policy reads none.
+        at: the option on which it runs; :data:`WAIT`: none.
+        waited_seconds: since it ran last.
+        move_usd: to carry its data to another region; (k,) or one number for all.
+        budget_usd: what is left to spend; None: no limit.
+    """
+
+    steps: float
+    seconds_to_deadline: float | None = None
+    at: int = WAIT
+    waited_seconds: float = 0.0
+    move_usd: "float | np.ndarray" = 0.0
+    budget_usd: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """How cautious the choice is.
+
+    Attributes:
+        restart: costs of starting, saving and losing machines.
+        review_seconds: until the next choice.
+        hysteresis: a move has to save so many times its cost.
+        price_hours: how long a price difference is trusted to last: they change about once a day (6.1).
+        speed_margin: an offer that the job is not on counts as fast enough when it is so much faster than the
+            deadline needs: what a few preemptions take does not send the job back and forth.
+        patience_seconds: how long a job without a deadline waits for spot machines before it goes on demand.
+        may_use_spot: else on demand only.
+    """
+
+    restart: RestartCosts = dataclasses.field(default_factory=RestartCosts)
+    review_seconds: float = 600.0
+    hysteresis: float = 2.0
+    price_hours: float = 24.0
+    speed_margin: float = 0.08
+    patience_seconds: float = 4 * 3600.0
+    may_use_spot: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """An option, or :data:`WAIT`, and why."""
+
+    option: int
+    reason: Reason
+
+
+def checkpoint_interval(hazard_per_hour: float, restart: RestartCosts) -> float:
+    """Seconds of work between checkpoints by Daly's formula, at least 60 s and at most a day."""
+    if hazard_per_hour < SELDOM or restart.checkpoint_seconds <= 0:
+        return 3600.0
+    return min(max(daly_interval(restart.checkpoint_seconds, 3600.0 / hazard_per_hour), 60.0), 86400.0)
+
+
+def useful_parts(options: Options, restart: RestartCosts) -> np.ndarray:
+    """(k,) part of the rented time in which steps are done."""
+    return np.array(
+        [
+            restart.useful_part(rate, checkpoint_interval(rate, restart))
+            for rate in options.hazard_per_hour.tolist()
+        ]
+    )
+
+
+def usd_per_step(options: Options, useful: np.ndarray) -> np.ndarray:
+    """(k,) expected USD per step; infinite where the gang cannot run, or nothing can be had."""
+    rate = options.speed * useful * 3600.0
+    found: np.ndarray = np.where(
+        (rate > 0) & ~np.isnan(options.usd_per_hour),
+        options.usd_per_hour / np.where(rate > 0, rate, 1.0),
+        np.inf,
+    )
+    return found
+
+
+def choose(situation: Situation, options: Options, preferences: Preferences, useful: np.ndarray) -> Choice:
+    """The option for the time until the next review.
+
+    Args:
+        situation: of the job.
+        options: of this moment.
+        preferences: of the policy.
+        useful: :func:`useful_parts` of the options.
+    """
+    cost = usd_per_step(options, useful)
+    if not preferences.may_use_spot:
+        cost = np.where(options.spot, np.inf, cost)
+    if not np.isfinite(cost).any():
+        return Choice(WAIT, "wait")
+    needed = 0.0
+    if situation.seconds_to_deadline is not None:
+        if _must_be_sure(situation, options, preferences, cost):
+            return _surest(situation, options, preferences, cost)
+        needed = _needed_rate(situation, preferences)
+    at, rate = situation.at, np.where(np.isfinite(cost), options.speed * useful, 0.0)
+    spot_there = bool((options.spot & np.isfinite(cost)).any())
+    if (
+        preferences.may_use_spot
+        and not spot_there
+        and at == WAIT
+        and _may_wait(situation, options, preferences)
+    ):
+        return Choice(WAIT, "wait")
+    best = _cheapest_fast_enough(at, options, preferences, cost, rate, needed)
+    if best == at:
+        return Choice(at, "stay")
+    may_stay = at != WAIT and rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
+    if may_stay and not _worth_moving(situation, options, preferences, cost, rate, best):
+        return Choice(at, "stay")
+    if preferences.may_use_spot and not spot_there:
+        return Choice(best, "no spot")
+    return Choice(best, "cheapest")
+
+
+def _cheapest_fast_enough(
+    at: int, options: Options, preferences: Preferences, cost: np.ndarray, rate: np.ndarray, needed: float
+) -> int:
+    """The option with the cheapest steps of those fast enough.
+
+    Where no spot machine is, the cheapest of the fastest spot machines: the safety net is still there, and
+    on-demand machines are for its moment, unless their steps are the cheapest anyway.
+    """
+    margin = np.full(len(rate), 1 + preferences.speed_margin)
+    if at != WAIT:
+        margin[at] = 1.0
+    enough = rate >= needed * margin
+    spot = options.spot & np.isfinite(cost)
+    if preferences.may_use_spot and spot.any() and not (enough & spot).any():
+        enough = spot & (options.speed >= options.speed[spot].max() * (1 - 1e-9)) | enough
+    if not enough.any():
+        enough = rate >= rate.max() * (1 - 1e-9)
+    return int(np.argmin(np.where(enough, cost, np.inf)))
+
+
+def _needed_rate(situation: Situation, preferences: Preferences) -> float:
+    """Steps/s that keep the deadline, if the job starts now."""
+    left = (situation.seconds_to_deadline or 0.0) - preferences.restart.startup_seconds
+    return situation.steps / left if left > 0 else math.inf
+
+
+def seconds_on_demand(situation: Situation, options: Options, restart: RestartCosts) -> np.ndarray:
+    """(k,) seconds to the end on each on-demand option, start-up included unless the job is there already."""
+    sure = ~options.spot & (options.speed > 0) & ~np.isnan(options.usd_per_hour)
+    startup = np.full(len(options.speed), restart.startup_seconds + restart.checkpoint_seconds)
+    if situation.at != WAIT:
+        startup[situation.at] = 0.0
+    found: np.ndarray = np.where(
+        sure, startup + situation.steps / np.where(sure, options.speed * saving_part(restart), 1.0), np.inf
+    )
+    return found
+
+
+def saving_part(restart: RestartCosts) -> float:
+    """Part of the time on demand that is not spent on checkpoints."""
+    return restart.useful_part(0.0, checkpoint_interval(0.0, restart))
+
+
+def _must_be_sure(situation: Situation, options: Options, preferences: Preferences, cost: np.ndarray) -> bool:
+    """Whether this is the last review from which an on-demand machine surely keeps the deadline.
+
+    Until the next review nothing may get done, and work since the last checkpoint may be lost; then a
+    machine has to start.
+    """
+    restart = preferences.restart
+    at = situation.at
+    if at != WAIT and not options.spot[at] and np.isfinite(cost[at]):
+        lost = 0.0
+    elif restart.notice_seconds >= restart.checkpoint_seconds:
+        lost = restart.checkpoint_seconds
+    else:
+        lost = checkpoint_interval(float(options.hazard_per_hour.max(initial=0.0)), restart)
+    least = dataclasses.replace(situation, at=WAIT)
+    reserve = preferences.review_seconds + lost
+    fastest = float(seconds_on_demand(least, options, restart).min(initial=math.inf))
+    return (situation.seconds_to_deadline or 0.0) <= fastest + reserve
+
+
+def _surest(situation: Situation, options: Options, preferences: Preferences, cost: np.ndarray) -> Choice:
+    """The cheapest on-demand option that keeps the deadline; where none does, the fastest of all."""
+    seconds = seconds_on_demand(situation, options, preferences.restart)
+    left = situation.seconds_to_deadline or 0.0
+    at = situation.at
+    if at != WAIT and seconds[at] <= left:
+        return Choice(at, "stay")
+    if (seconds <= left).any():
+        return Choice(int(np.argmin(np.where(seconds <= left, cost, np.inf))), "deadline")
+    fastest = np.where(np.isfinite(cost), options.speed, 0.0)
+    if at != WAIT and fastest[at] >= fastest.max() * (1 - 1e-9):
+        return Choice(at, "stay")
+    quick = fastest >= fastest.max() * (1 - 1e-9)
+    return Choice(int(np.argmin(np.where(quick, cost, np.inf))), "deadline")
+
+
+def _may_wait(situation: Situation, options: Options, preferences: Preferences) -> bool:
+    """Whether spot machines that cannot be had now are worth waiting for."""
+    if not (options.spot & (options.speed > 0)).any():
+        return False
+    if situation.seconds_to_deadline is not None:
+        return True  # the safety net has not asked for machines yet
+    return situation.waited_seconds < preferences.patience_seconds
+
+
+def _worth_moving(
+    situation: Situation,
+    options: Options,
+    preferences: Preferences,
+    cost: np.ndarray,
+    rate: np.ndarray,
+    best: int,
+) -> bool:
+    """Whether the expected saving is ``hysteresis`` times the cost of the move: save, carry, start."""
+    at, restart = situation.at, preferences.restart
+    hours = min(situation.steps / rate[best] / 3600.0, preferences.price_hours)
+    if options.hazard_per_hour[best] > 0:
+        hours = min(hours, 1.0 / options.hazard_per_hour[best])
+    saving = (cost[at] - cost[best]) * rate[best] * 3600.0 * hours
+    carried = situation.move_usd if isinstance(situation.move_usd, float) else float(situation.move_usd[best])
+    moving = (
+        options.usd_per_hour[best] * restart.startup_seconds / 3600.0
+        + options.usd_per_hour[at] * restart.checkpoint_seconds / 3600.0
+        + carried
+    )
+    return bool(saving > preferences.hysteresis * moving)

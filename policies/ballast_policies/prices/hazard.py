@@ -1,0 +1,129 @@
+"""How often spot machines are taken away: the rate, its uncertainty, and what a preemption costs.
+
+Preemptions are taken for a Poisson process over the time that machines run: n preemptions in T machine hours.
+With the prior Gamma(a, b) the rate's posterior is Gamma(a + n, b + T); its quantiles are the uncertainty.
+"""
+
+import dataclasses
+import math
+
+PRIOR_PREEMPTIONS = 0.5
+PRIOR_HOURS = 12.0
+"""Jeffreys' shape 1/2, with the weight of half a day of one machine: once a day where nothing is known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """Rate at which one machine of a pool is taken away.
+
+    Attributes:
+        preemptions: seen.
+        hours: machine hours in which they were seen.
+    """
+
+    preemptions: int = 0
+    hours: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.preemptions < 0 or not (self.hours >= 0 and math.isfinite(self.hours)):
+            raise ValueError(f"{self.preemptions} preemptions in {self.hours} machine hours: impossible")
+
+    @property
+    def per_hour(self) -> float:
+        """Mean of the posterior, preemptions per machine hour."""
+        return (PRIOR_PREEMPTIONS + self.preemptions) / (PRIOR_HOURS + self.hours)
+
+    @property
+    def mean_hours_to_preemption(self) -> float:
+        """MTTF: the inverse of the rate."""
+        return 1.0 / self.per_hour
+
+    def quantile_per_hour(self, probability: float) -> float:
+        """The rate that is not exceeded with this probability (Wilson and Hilferty's cube-root formula).
+
+        Raises:
+            ValueError: the probability is not between 0 and 1.
+        """
+        if not 0 < probability < 1:
+            raise ValueError(f"probability: {probability} is not between 0 and 1")
+        from statistics import NormalDist
+
+        shape = PRIOR_PREEMPTIONS + self.preemptions
+        z = NormalDist().inv_cdf(probability)
+        cube = 1 - 1 / (9 * shape) + z / math.sqrt(9 * shape)
+        return shape * max(cube, 0.0) ** 3 / (PRIOR_HOURS + self.hours)
+
+    def per_hour_in_class(self, others: "Hazard") -> float:
+        """The rate of one pool: that of its class is the prior, with the same weight in hours.
+
+        Args:
+            others: all that was seen in the class, this pool included.
+        """
+        return (others.per_hour * PRIOR_HOURS + self.preemptions) / (PRIOR_HOURS + self.hours)
+
+    def plus(self, other: "Hazard") -> "Hazard":
+        """Both observations together: live preemptions beside those of history."""
+        return Hazard(preemptions=self.preemptions + other.preemptions, hours=self.hours + other.hours)
+
+
+def young_interval(checkpoint_seconds: float, mean_seconds_between_failures: float) -> float:
+    """Seconds of work between checkpoints: sqrt(2 C M) (Young 1974, equation 1).
+
+    Raises:
+        ValueError: a time is not positive.
+    """
+    _check(checkpoint_seconds, mean_seconds_between_failures)
+    return math.sqrt(2 * checkpoint_seconds * mean_seconds_between_failures)
+
+
+def daly_interval(checkpoint_seconds: float, mean_seconds_between_failures: float) -> float:
+    """Seconds of work between checkpoints, to higher order (Daly 2006, equation 37).
+
+    sqrt(2 C M) [1 + 1/3 sqrt(C / 2M) + 1/9 (C / 2M)] - C for C < 2M, else M.
+
+    Raises:
+        ValueError: a time is not positive.
+    """
+    _check(checkpoint_seconds, mean_seconds_between_failures)
+    C, M = checkpoint_seconds, mean_seconds_between_failures
+    if C >= 2 * M:
+        return M
+    half = C / (2 * M)
+    return math.sqrt(2 * C * M) * (1 + math.sqrt(half) / 3 + half / 9) - C
+
+
+def _check(checkpoint_seconds: float, mean_seconds: float) -> None:
+    if not (checkpoint_seconds > 0 and mean_seconds > 0 and math.isfinite(mean_seconds)):
+        raise ValueError(
+            f"checkpoint {checkpoint_seconds} s, mean time between failures {mean_seconds} s: "
+            "both must be positive"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RestartCosts:
+    """What moves and preemptions cost a job.
+
+    Attributes:
+        startup_seconds: from the request for a machine to the first step: it is paid, and nothing is trained.
+        checkpoint_seconds: to save.
+        notice_seconds: between the notice and the loss of a machine; enough to save when it is at least
+            ``checkpoint_seconds``.
+    """
+
+    startup_seconds: float = 180.0
+    checkpoint_seconds: float = 5.0
+    notice_seconds: float = 120.0
+
+    def useful_part(self, hazard_per_hour: float, interval_seconds: float) -> float:
+        """Part of the rented time in which a job gets on, 0 to 1.
+
+        Of every stretch of running, 1/rate long on average, checkpoints take C/(tau + C), and the preemption
+        takes the save at the notice and, where the notice is too short to save, the work since the last
+        checkpoint, half an interval on average (Daly 2006, section 2). A start-up comes on top.
+        """
+        rate = hazard_per_hour / 3600.0
+        lost = 0.0 if self.notice_seconds >= self.checkpoint_seconds else interval_seconds / 2
+        inside = rate * (lost + min(self.notice_seconds, self.checkpoint_seconds))
+        saving = self.checkpoint_seconds / (interval_seconds + self.checkpoint_seconds)
+        return max(0.0, (1.0 - saving) * (1.0 - inside) / (1.0 + rate * self.startup_seconds))

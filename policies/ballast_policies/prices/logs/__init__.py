@@ -1,0 +1,1 @@
+"""Price and availability logs of AWS, Google Cloud and Azure, read within limits."""

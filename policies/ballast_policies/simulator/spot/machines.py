@@ -1,0 +1,110 @@
+"""What can be rented during a replay, as arrays over offers: prices and when machines can be had."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.prices.availability import Span
+from ballast_policies.prices.history import PriceSeries
+from ballast_policies.prices.market import Market
+from ballast_policies.prices.offers import Offer
+from ballast_policies.simulator.spot.settings import LONGEST_LIFE_SECONDS
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Machines:
+    """K offers between two moments, in seconds since 1970.
+
+    Attributes:
+        offers: (K).
+        series: (K) prices per instance; constant on demand.
+        starts, ends: (K) arrays: when machines of the offer can be had, in order.
+        taken: (K) arrays: whether each of these spans ends with a preemption.
+    """
+
+    offers: tuple[Offer, ...]
+    series: tuple[PriceSeries, ...]
+    starts: tuple[np.ndarray, ...]
+    ends: tuple[np.ndarray, ...]
+    taken: tuple[np.ndarray, ...]
+
+    @property
+    def spot(self) -> np.ndarray:
+        """(K,) whether each may be taken away."""
+        return np.array([offer.spot for offer in self.offers], dtype=bool)
+
+    def prices(self, times: np.ndarray) -> np.ndarray:
+        """(T, K) USD per instance and hour; NaN where no machine can be had."""
+        return np.stack([self.price(k, times) for k in range(len(self.offers))], axis=1)
+
+    def price(self, k: int, times: np.ndarray) -> np.ndarray:
+        """(T,) of one offer."""
+        if not len(self.starts[k]):
+            return np.full(len(times), np.nan)
+        index = np.searchsorted(self.starts[k], times, side="right") - 1
+        there = (index >= 0) & (times < self.ends[k][np.maximum(index, 0)])
+        found: np.ndarray = np.where(there, self.series[k].at(times), np.nan)
+        return found
+
+    def lost_at(self, k: int, granted: float) -> float:
+        """When a machine granted at that moment is taken away; infinite where it is not."""
+        index = int(np.searchsorted(self.starts[k], granted, side="right")) - 1
+        lost = float(self.ends[k][index]) if self.taken[k][index] else np.inf
+        offer = self.offers[k]
+        if offer.spot and offer.cloud in LONGEST_LIFE_SECONDS:
+            lost = min(lost, granted + LONGEST_LIFE_SECONDS[offer.cloud])
+        return lost
+
+
+def machines_of(market: Market, start: float, end: float, *, seed: int) -> Machines:
+    """The market's offers between two moments; preemptions from its logs, or drawn with ``seed``."""
+    offers, series, spans = [], [], []
+    by_pool = {}
+    for offer, prices in market.spot.items():
+        if offer.pool not in by_pool:
+            by_pool[offer.pool] = market.spans(offer.pool, start, end, seed=seed)
+        offers.append(offer)
+        series.append(prices)
+        spans.append(_while_offered(by_pool[offer.pool], prices, start, end))
+    for offer, usd in market.on_demand.items():
+        offers.append(offer)
+        series.append(PriceSeries(np.array([0.0]), np.array([usd])))
+        spans.append([Span(start=start, end=np.inf, preempted=False)])
+    return Machines(
+        tuple(offers),
+        tuple(series),
+        tuple(np.array([span.start for span in each], dtype=float) for each in spans),
+        tuple(np.array([span.end for span in each], dtype=float) for each in spans),
+        tuple(np.array([span.preempted for span in each], dtype=bool) for each in spans),
+    )
+
+
+def _while_offered(spans: Sequence[Span], prices: PriceSeries, start: float, end: float) -> list[Span]:
+    """The parts of the spans in which there is a price; where it is withdrawn, the machine is taken away."""
+    offered = ~np.isnan(prices.usd)
+    if offered.all() and prices.times[0] <= start:
+        return [_open(span, end) for span in spans]
+    edges = np.append(prices.times, np.inf)
+    found = []
+    for span in spans:
+        first = max(int(np.searchsorted(edges, span.start, side="right")) - 1, 0)
+        open_from = None
+        for index in range(first, len(prices.usd)):
+            if edges[index] >= span.end:
+                break
+            if offered[index] and open_from is None:
+                open_from = max(span.start, float(edges[index]))
+            elif not offered[index] and open_from is not None:
+                found.append(Span(start=open_from, end=float(edges[index]), preempted=True))
+                open_from = None
+        if open_from is not None:
+            found.append(_open(Span(start=open_from, end=span.end, preempted=span.preempted), end))
+    return found
+
+
+def _open(span: Span, end: float) -> Span:
+    """A span that reaches the end of the replay without a preemption does not end."""
+    if span.end >= end and not span.preempted:
+        return Span(start=span.start, end=np.inf, preempted=False)
+    return span

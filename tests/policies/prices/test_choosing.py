@@ -1,0 +1,179 @@
+"""Where one job should run now."""
+
+import math
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.instance import from_arrays
+from ballast_policies.allocation.policies.cost import min_cost_slo
+from ballast_policies.prices.choosing import (
+    WAIT,
+    Options,
+    Preferences,
+    RestartCosts,
+    Situation,
+    choose,
+    useful_parts,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+FREE = RestartCosts(startup_seconds=0.0, checkpoint_seconds=0.0, notice_seconds=0.0)
+
+
+def options(*rows):
+    """Of (steps/s, USD/h, preemptions/h, spot)."""
+    speed, usd, hazard, spot = zip(*rows, strict=True)
+    return Options(
+        speed=np.array(speed, dtype=float),
+        usd_per_hour=np.array(usd, dtype=float),
+        hazard_per_hour=np.array(hazard, dtype=float),
+        spot=np.array(spot, dtype=bool),
+    )
+
+
+def chosen(situation, offers, preferences=None):
+    preferences = preferences or Preferences()
+    return choose(situation, offers, preferences, useful_parts(offers, preferences.restart))
+
+
+SPOT, DEMAND = (1.0, 1.0, 0.1, True), (1.0, 3.0, 0.0, False)
+
+
+def test_the_cheapest_steps_win():
+    """Not the cheapest machine: twice as fast for half as much again is cheaper."""
+    assert chosen(Situation(steps=1e6), options((1.0, 1.0, 0, True), (2.0, 1.5, 0, True), DEMAND)).option == 1
+
+
+def test_expected_losses_are_part_of_the_price():
+    """A machine that is lost every few minutes is no bargain."""
+    offers = options((1.0, 1.0, 30.0, True), (1.0, 1.2, 0.01, True), DEMAND)
+    assert chosen(Situation(steps=1e6), offers).option == 1
+
+
+def test_spot_is_left_where_on_demand_steps_are_cheaper():
+    """Prices rise above the on-demand price once losses are counted."""
+    choice = chosen(Situation(steps=1e6, at=0), options((1.0, 2.9, 2.0, True), (1.0, 3.0, 0, False)))
+    assert choice.option == 1
+
+
+def test_a_small_gain_does_not_move_a_job():
+    """The move itself costs: hysteresis."""
+    offers = options((1.0, 1.0, 0.1, True), (1.0, 0.999, 0.1, True), DEMAND)
+    assert chosen(Situation(steps=1e6, at=0), offers) == chosen(Situation(steps=1e6, at=0), offers)
+    assert chosen(Situation(steps=1e6, at=0), offers).option == 0
+    assert chosen(Situation(steps=1e6), offers).option == 1
+    offers = options((1.0, 1.0, 0.1, True), (1.0, 0.5, 0.1, True), DEMAND)
+    assert chosen(Situation(steps=1e6, at=0), offers).option == 1
+
+
+def test_data_that_is_dear_to_carry_stays():
+    """Egress is part of the move's cost."""
+    offers = options((1.0, 1.0, 0.1, True), (1.0, 0.9, 0.1, True), DEMAND)
+    assert chosen(Situation(steps=1e6, at=0, move_usd=0.01), offers).option == 1
+    assert chosen(Situation(steps=1e6, at=0, move_usd=100.0), offers).option == 0
+
+
+def test_a_deadline_needs_a_faster_machine():
+    """The slow one is cheaper, and too slow."""
+    offers = options((1.0, 0.5, 0.0, True), (4.0, 4.0, 0.0, True), (4.0, 12.0, 0.0, False))
+    steps = 100 * 3600.0
+    assert chosen(Situation(steps=steps, seconds_to_deadline=200 * 3600.0), offers).option == 0
+    assert chosen(Situation(steps=steps, seconds_to_deadline=60 * 3600.0), offers).option == 1
+
+
+def test_at_the_last_moment_only_on_demand_is_sure():
+    """With a cheaper spot machine at hand."""
+    steps = 10 * 3600.0
+    tight = Situation(steps=steps, seconds_to_deadline=10.2 * 3600.0)
+    choice = chosen(tight, options(SPOT, DEMAND))
+    assert (choice.option, choice.reason) == (1, "deadline")
+    roomy = Situation(steps=steps, seconds_to_deadline=12 * 3600.0)
+    assert chosen(roomy, options(SPOT, DEMAND)).option == 0
+
+
+def test_without_spot_machines_a_job_waits_for_a_while():
+    """And goes on demand when its patience ends; with a deadline when it must."""
+    none = options((1.0, math.nan, 0.1, True), DEMAND)
+    assert chosen(Situation(steps=1e5), none).option == WAIT
+    assert chosen(Situation(steps=1e5, waited_seconds=1e5), none).option == 1
+    assert chosen(Situation(steps=3600.0, seconds_to_deadline=1e5), none).option == WAIT
+    assert chosen(Situation(steps=3600.0, seconds_to_deadline=4000.0), none).option == 1
+
+
+def test_nothing_to_rent_is_waiting():
+    """Not an error: quotas and outages end."""
+    assert chosen(Situation(steps=1.0), options((1.0, math.nan, 0.1, True))).option == WAIT
+    assert chosen(Situation(steps=1.0), options((0.0, 1.0, 0.1, True))).option == WAIT
+
+
+OFFER = st.tuples(st.floats(0.1, 10), st.floats(0.1, 10))
+
+
+@given(st.lists(OFFER, min_size=1, max_size=5), st.floats(1.05, 5))
+def test_constant_prices_without_losses_give_the_linear_programs_cost(rows, slack):
+    """Section 6.4.3 for one job: following the choice costs what optimal shares cost."""
+    speed, usd = (np.array(column) for column in zip(*rows, strict=True))
+    deadline, steps = 100 * 3600.0, 100 * 3600.0 / slack * speed.max()
+    kinds = tuple(f"t{k}" for k in range(len(rows)))
+    instance = from_arrays(
+        gpu_types=kinds,
+        capacity=np.ones(len(rows)),
+        gpus=np.ones(1),
+        throughput=speed[None, :],
+        steps_remaining=np.array([steps]),
+        deadlines=np.array([deadline]),
+        usd_per_hour=dict(zip(kinds, usd.tolist(), strict=True)),
+    )
+    answer = min_cost_slo.solve(instance)
+    least = float(answer.x @ usd[instance.columns.kind]) / 3600.0
+    least *= steps / float(instance.throughput(answer.x)[0])
+    offers = options(*[(s, u, 0.0, False) for s, u in rows])
+    preferences = Preferences(restart=FREE, hysteresis=0.0, speed_margin=0.0, review_seconds=600.0)
+    now, left, at, spent = 0.0, steps, WAIT, 0.0
+    useful = np.ones(len(rows))
+    while left > 0 and now < 2 * deadline:
+        situation = Situation(steps=left, seconds_to_deadline=deadline - now, at=at)
+        at = choose(situation, offers, preferences, useful).option
+        seconds = min(600.0, left / speed[at])
+        now, left, spent = now + seconds, left - seconds * speed[at], spent + usd[at] * seconds / 3600.0
+        left = 0.0 if left < 1e-6 else left
+    assert now <= deadline * (1 + 1e-9)
+    # The safety net moves to the fastest machine one review early: one review at the dearest price.
+    assert spent <= least * 1.02 + usd.max() * 2 * preferences.review_seconds / 3600.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 3), st.booleans()),
+        min_size=1,
+        max_size=6,
+    ),
+    st.floats(1, 1e7),
+    st.one_of(st.none(), st.floats(-1e5, 1e7)),
+)
+def test_a_choice_is_always_something_that_can_be_had(rows, steps, deadline):
+    """Whatever the prices, rates and deadlines."""
+    offers = options(*rows)
+    choice = chosen(Situation(steps=steps, seconds_to_deadline=deadline), offers)
+    assert choice.option == WAIT or 0 <= choice.option < len(rows)
+
+
+def test_prices_that_scale_together_change_nothing():
+    """A currency is no reason to move."""
+    rows = [(1.0, 1.0, 0.1, True), (2.0, 1.7, 0.2, True), (2.0, 5.0, 0.0, False)]
+    for factor in (0.01, 100.0):
+        scaled = options(*[(s, u * factor, h, spot) for s, u, h, spot in rows])
+        for at in (WAIT, 0, 1, 2):
+            assert chosen(Situation(steps=1e6, at=at), scaled) == chosen(
+                Situation(steps=1e6, at=at), options(*rows)
+            )
+
+
+@pytest.mark.parametrize("may_use_spot", [True, False])
+def test_on_demand_only_never_rents_spot(may_use_spot):
+    """The baseline."""
+    preferences = Preferences(may_use_spot=may_use_spot)
+    assert chosen(Situation(steps=1e6), options(SPOT, DEMAND), preferences).option == (
+        0 if may_use_spot else 1
+    )

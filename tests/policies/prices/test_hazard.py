@@ -1,0 +1,78 @@
+"""How often machines are lost, and how often to save."""
+
+import math
+
+import pytest
+from ballast_policies.prices.hazard import Hazard, RestartCosts, daly_interval, young_interval
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_young_1974_equation_1():
+    """sqrt(2 C M): 60 s to save and a failure a day are 3220 s of work between checkpoints."""
+    assert young_interval(60.0, 86400.0) == pytest.approx(math.sqrt(2 * 60 * 86400))
+
+
+def test_daly_2006_equation_37():
+    """Computed by hand for C = 60 s, M = 3600 s; and M where a checkpoint takes longer than twice M."""
+    expected = math.sqrt(432000) * (1 + math.sqrt(60 / 7200) / 3 + 60 / 7200 / 9) - 60
+    assert daly_interval(60.0, 3600.0) == pytest.approx(expected)
+    assert daly_interval(7200.0, 3600.0) == 3600.0
+
+
+@given(st.floats(1, 600), st.floats(3600, 1e6))
+def test_dalys_interval_is_near_the_best(checkpoint, mean_time):
+    """Of the exact expected time with exponential failures (Daly 2006, equation 20)."""
+
+    def overhead(tau):
+        return mean_time * (math.exp((tau + checkpoint) / mean_time) - 1) / tau
+
+    best = min(
+        overhead(daly_interval(checkpoint, mean_time) * factor) for factor in (0.5, 0.7, 0.9, 1.1, 1.4, 2)
+    )
+    assert overhead(daly_interval(checkpoint, mean_time)) <= best * 1.0001
+
+
+@pytest.mark.parametrize("times", [(0, 1), (1, 0), (-1, 1), (1, math.inf), (math.nan, 1)])
+def test_impossible_times_are_refused(times):
+    """No interval follows from them."""
+    with pytest.raises(ValueError, match="positive"):
+        daly_interval(*times)
+
+
+def test_the_uncertainty_shrinks_with_what_was_seen():
+    """The same rate from a hundred times as many hours is a narrower range."""
+    few, many = Hazard(preemptions=2, hours=20.0), Hazard(preemptions=200, hours=2000.0)
+
+    def width(hazard):
+        return hazard.quantile_per_hour(0.95) - hazard.quantile_per_hour(0.05)
+
+    assert width(many) < width(few) / 5
+    for hazard in (few, many):
+        assert hazard.quantile_per_hour(0.05) < hazard.per_hour < hazard.quantile_per_hour(0.95)
+
+
+def test_the_quantiles_are_those_of_the_gamma_distribution():
+    """Wilson and Hilferty's formula to a few percent."""
+    from scipy.stats import gamma
+
+    hazard = Hazard(preemptions=10, hours=100.0)
+    for probability in (0.05, 0.5, 0.95):
+        exact = gamma.ppf(probability, 10.5, scale=1 / 112.0)
+        assert hazard.quantile_per_hour(probability) == pytest.approx(exact, rel=0.02)
+
+
+def test_a_pool_without_history_has_the_rate_of_its_class():
+    """And moves away from it as it is watched."""
+    others = Hazard(preemptions=100, hours=100.0)
+    assert Hazard().per_hour_in_class(others) == pytest.approx(others.per_hour)
+    watched = Hazard(preemptions=0, hours=500.0)
+    assert watched.per_hour_in_class(others.plus(watched)) < 0.02
+
+
+@given(st.floats(0, 5), st.floats(60, 7200), st.floats(0, 300))
+def test_more_preemptions_never_make_time_more_useful(rate, interval, notice):
+    """And the useful part is a part."""
+    costs = RestartCosts(startup_seconds=180, checkpoint_seconds=30, notice_seconds=notice)
+    now = costs.useful_part(rate, interval)
+    assert 0 <= costs.useful_part(rate + 0.1, interval) <= now < 1
