@@ -49,6 +49,9 @@ class JobSettings:
     restart_max_seconds: float = 300.0
     """Longest such pause."""
 
+    ask_again_seconds: float = 30.0
+    """Until pods that the cluster did not allow (a quota, a webhook, a name in use) are tried again."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SolverSettings:

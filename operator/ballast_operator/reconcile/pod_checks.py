@@ -24,12 +24,10 @@ from ballast_operator.errors import Conflict, Forbidden, NameTaken, NotAllowed, 
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, POD
 from ballast_operator.kube.ownership import own_object
+from ballast_operator.settings import JobSettings
 from ballast_operator.views.clock import now as present
 from ballast_operator.views.job import Blocked, JobView
 from ballast_operator.views.spec import JobSpec
-
-ASK_AGAIN_SECONDS = 30.0
-"""After the cluster did not allow the pods, or an object of somebody else was in the way."""
 
 ANSWER_LASTS_SECONDS = 600.0
 """For a template that the API server takes, or refuses for what it is."""
@@ -46,8 +44,11 @@ _NODE = "not-chosen-yet"
 class PodChecks:
     """Answers about templates, each asked for once in a while; ``clock`` counts seconds."""
 
-    def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: JobSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._cluster = cluster
+        self._settings = settings
         self._clock = clock
         self._answers: OrderedDict[tuple[str, ...], tuple[Blocked | None, float]] = OrderedDict()
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -89,7 +90,7 @@ class PodChecks:
         waits = answer is not None and answer.may_pass
         self._answers[asked] = (
             answer,
-            self._clock() + (ASK_AGAIN_SECONDS if waits else ANSWER_LASTS_SECONDS),
+            self._clock() + (self._settings.ask_again_seconds if waits else ANSWER_LASTS_SECONDS),
         )
         while len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 
 from ballast_policies.contract import JOB_LABEL, lease_name
@@ -23,7 +24,7 @@ from ballast_operator.observation.status_changes import (
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all
-from ballast_operator.reconcile.pod_checks import ASK_AGAIN_SECONDS, PodChecks
+from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
@@ -63,7 +64,7 @@ class Reconciler:
         self._clock = clock
         self._recorder = recorder if recorder is not None else Recorder(cluster)
         self._seen = seen
-        self._checks = PodChecks(cluster, clock=lambda: clock().timestamp())
+        self._checks = PodChecks(cluster, settings, clock=lambda: clock().timestamp())
         self._progress_written: dict[Key, Time] = {}
         self._unanswered: set[Key] = set()
 
@@ -119,7 +120,7 @@ class Reconciler:
             self._observer.holders.reservations.pop(key, None)
             raise
         if view.blocked is not None and view.blocked.may_pass and result.status.allocation is None:
-            return ASK_AGAIN_SECONDS if again is None else min(again, ASK_AGAIN_SECONDS)
+            return min(self._settings.ask_again_seconds, math.inf if again is None else again)
         return again
 
     def _avoid_nodes(self, view: JobView, result: StepResult) -> None:

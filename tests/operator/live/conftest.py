@@ -174,6 +174,18 @@ class Stage:
         found = self.core.list_namespaced_pod(self.namespace, label_selector=f"ballast.dev/job={name}").items
         return {pod.metadata.name: pod for pod in found}
 
+    def clear(self) -> None:
+        """Leave no job to the next test's operator, which sees all namespaces, and no GPU in use."""
+        self.custom.delete_collection_namespaced_custom_object(namespace=self.namespace, **JOBS)
+        self.core.delete_collection_namespaced_pod(self.namespace, grace_period_seconds=0)
+        eventually(
+            lambda: (
+                not self.core.list_namespaced_pod(self.namespace).items
+                and not self.custom.list_namespaced_custom_object(namespace=self.namespace, **JOBS)["items"]
+            ),
+            "jobs and pods to go",
+        )
+
     def wait_for(self, name: str, state: str) -> dict[str, Any]:
         eventually(lambda: self.state(name) == state, f"{name} to be {state}")
         return self.status(name)
@@ -228,4 +240,6 @@ def stage(live_cluster: LocalCluster, nursery: Nursery, tmp_path: Path) -> Itera
     """A fresh namespace."""
     plane = ControlPlane(kubeconfig=live_cluster.kubeconfig, cluster=live_cluster)
     with fresh_namespace(plane) as namespace, plane.client() as api:
-        yield Stage(api, namespace, tmp_path, nursery)
+        found = Stage(api, namespace, tmp_path, nursery)
+        yield found
+        found.clear()

@@ -50,7 +50,7 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("policy", ROOTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_levels_are_those_of_one_program_for_each_level(policy, seed):
     """Every limit holds; programs answer where equal speeds leave a choice."""
@@ -64,9 +64,9 @@ def test_levels_are_those_of_one_program_for_each_level(policy, seed):
     assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
     assert (instance.time_used(x) <= 1 + 1e-9).all()
     levels = instance.level_scale * instance.throughput(x)
-    assert levels == pytest.approx(found.levels, rel=1e-6, abs=1e-6)
+    assert levels == pytest.approx(found.levels, rel=1e-6, abs=1e-6 * max(1.0, levels.max()))
     if (expected.answer.gap or 0.0) <= 1e-6:
-        assert found.levels == pytest.approx(expected.levels, rel=1e-6, abs=1e-6)
+        assert found.levels == pytest.approx(expected.levels, rel=1e-6, abs=1e-6 * max(1.0, levels.max()))
     else:  # hundreds of stages that each stop a little early; never better
         assert (found.levels >= expected.levels - 1e-6).all()
 
