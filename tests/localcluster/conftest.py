@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.rest import CallError, Rest
 from kubernetes import client, config, watch
 
 from tests.support.control_plane import ControlPlane, fresh_namespace
@@ -19,8 +20,9 @@ class Pods:
     def __init__(self, cluster: LocalCluster, namespace: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        pods = json.loads(self.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods"))
-        self._begin = pods["metadata"]["resourceVersion"]
+        self._rest = Rest(cluster.kubeconfig)
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._begin = self._rest.call("GET", self._path)["metadata"]["resourceVersion"]
 
     def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
         done = subprocess.run(
@@ -28,7 +30,7 @@ class Pods:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=WAIT_SECONDS,
             check=False,
         )
         if check:
@@ -52,8 +54,13 @@ class Pods:
         )
 
     def get(self, name: str) -> dict | None:
-        text = self.kubectl("get", "pod", name, "--ignore-not-found", "-o", "json")
-        return json.loads(text) if text else None
+        try:
+            pod: dict = self._rest.call("GET", f"{self._path}/{name}")
+        except CallError as error:
+            if error.status == 404:
+                return None
+            raise
+        return pod
 
     def status(self, name: str) -> dict:
         pod = self.get(name)
@@ -104,14 +111,29 @@ class Pods:
         eventually(lambda: self.get(name) is None, f"pod {name} to be gone")
 
 
+THINGS = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.example.dev}
+spec:
+  group: example.dev
+  names: {kind: Thing, plural: things}
+  scope: Namespaced
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+"""
+
+
 @pytest.fixture(scope="session")
-def cluster():
-    """One cluster with two nodes of two emulated GPUs each, of different speed."""
+def cluster(tmp_path_factory):
+    """One cluster with two nodes of two emulated GPUs each, of different speed, and a kind of its own."""
     nodes = [
         ProcessNode(name="fast", gpus=2, pool="fast", slowdown={"default": 2.0, "transformer": 3.5}),
         ProcessNode(name="plain", gpus=2, pool="plain", labels={"size": "small"}),
     ]
-    with LocalCluster(nodes=nodes) as running:
+    kinds = tmp_path_factory.mktemp("kinds") / "things.yaml"
+    kinds.write_text(THINGS)
+    with LocalCluster(nodes=nodes, crds=[kinds]) as running:
         yield running
 
 

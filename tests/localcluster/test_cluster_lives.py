@@ -6,11 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from ballast_localcluster import LocalCluster, ProcessNode
+from ballast_localcluster.components import Settings
 from ballast_localcluster.errors import StartError
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, marked_processes
 from ballast_localcluster.supervision.warden import warden_pid
@@ -34,6 +34,21 @@ finally:
     cluster.stop()
 """
 
+WARDEN_OWNER = """
+import signal, sys, time
+from pathlib import Path
+from ballast_localcluster.supervision.owner import WardenHandle
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+folder = Path(sys.argv[1])
+warden = WardenHandle(folder, folder / "logs" / "warden.log")
+warden.start("sleeper", ["sh", "-c", "setsid sleep 1000 & sleep 1000"], folder / "logs" / "sleeper.log")
+print("started", flush=True)
+try:
+    time.sleep(1000)
+finally:
+    warden.stop(keep_logs=False)
+"""
+
 SLEEPER = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -54,7 +69,7 @@ def owner():
         command = [kubectl, "--kubeconfig", kubeconfig]
         subprocess.run([*command, "apply", "-f", "-"], input=json.dumps(SLEEPER), text=True, check=True)
         subprocess.run(
-            [*command, "wait", "--for=condition=Ready", "pod/a", "--timeout=60s"], check=True, timeout=90
+            [*command, "wait", "--for=condition=Ready", "pod/a", f"--timeout={WAIT_SECONDS:g}s"], check=True
         )
         yield program, folder
         program.kill()
@@ -69,26 +84,33 @@ def expect_nothing_left(folder):
     eventually(lambda: not folder.exists(), f"{folder} to be removed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_cluster_ends_with_its_owner(owner, number):
-    """Killed, terminated or interrupted: control plane, agent, pods and files are gone."""
+def test_a_cluster_ends_with_its_owner(owner):
+    """Killed: control plane, agent, pods and files are gone."""
     program, folder = owner
     assert len(processes_of(folder)) >= 7, "four components, an agent, and the pod's processes"
-    program.send_signal(number)
+    program.send_signal(signal.SIGKILL)
     program.wait(WAIT_SECONDS)
     expect_nothing_left(folder)
 
 
-def test_the_processes_end_even_with_the_warden(owner):
-    """A SIGKILL of the warden itself takes all of them with it."""
-    _, folder = owner
-    os.kill(warden_pid(folder), signal.SIGKILL)
-    eventually(lambda: not processes_of(folder), "the processes to be gone")
-    shutil.rmtree(folder)  # nothing was left to remove it
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+def test_a_warden_ends_what_it_runs_when_its_owner_ends(number, tmp_path):
+    """However that ends: the processes are gone, and the folder."""
+    folder = tmp_path / "cluster"
+    (folder / "logs").mkdir(parents=True)
+    command = [sys.executable, "-c", WARDEN_OWNER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "started\n"
+        eventually(lambda: len(processes_of(folder)) >= 2, "the warden and its program")
+        program.send_signal(number)
+        program.wait(WAIT_SECONDS)
+    expect_nothing_left(folder)
 
 
-def test_pods_end_with_their_agent(owner):
-    """A SIGKILL of the node agent leaves no process of its pods, also none that left its group."""
+def test_pods_end_with_their_agent_and_everything_ends_with_the_warden(owner):
+    """A SIGKILL of the node agent leaves no process of its pods, also none that left its group; one of the
+    warden itself leaves nothing.
+    """
     _, folder = owner
     (agent,) = [pid for pid in processes_of(folder) if b"ballast_localcluster.nodes" in command_line(pid)]
     sleepers = [pid for pid in processes_of(folder) if b"sleep" in command_line(pid)]
@@ -96,6 +118,9 @@ def test_pods_end_with_their_agent(owner):
     os.kill(agent, signal.SIGKILL)
     eventually(lambda: not any(is_alive(pid) for pid in sleepers), "the pods to be gone")
     assert processes_of(folder), "the control plane keeps running"
+    os.kill(warden_pid(folder), signal.SIGKILL)
+    eventually(lambda: not processes_of(folder), "the processes to be gone")
+    shutil.rmtree(folder)  # nothing was left to remove it
 
 
 def command_line(pid):
@@ -105,41 +130,28 @@ def command_line(pid):
         return b""
 
 
-def test_two_clusters_do_not_meet(cluster):
-    """Own ports, own nodes, own pod addresses."""
-    with LocalCluster(nodes=[ProcessNode(name="other")]) as second:
-        assert second.server != cluster.server
-        addresses = set()
-        for each in (cluster, second):
-            plane = ControlPlane(kubeconfig=each.kubeconfig, cluster=each)
-            with fresh_namespace(plane) as namespace:
-                pods = Pods(each, namespace)
-                pods.create("a", "exec sleep 1000")
-                addresses.add(pods.wait_for_phase("a", "Running")["podIP"])
-        assert len(addresses) == 2
-        assert "fast" not in Pods(second, "default").kubectl("get", "nodes")
-        folder = second.folder
-    expect_nothing_left(folder)
-    assert Pods(cluster, "default").kubectl("get", "--raw", "/readyz") == "ok"
-
-
-def test_a_second_stop_does_nothing():
-    """Stopping is safe from a finally as well."""
-    cluster = LocalCluster().start()
-    cluster.stop()
-    cluster.stop()
-
-
-def test_logs_are_kept_after_a_failure_and_nothing_else_is(capsys, tmp_path):
-    """The place is said, and neither keys nor data stay there."""
-    kept = tmp_path / "cluster"
-    with pytest.raises(RuntimeError, match="made to fail"), LocalCluster(folder=kept) as cluster:
-        folder = cluster.folder
-        raise RuntimeError("made to fail")
+def test_two_clusters_do_not_meet_and_one_that_fails_keeps_its_logs(cluster, capsys, tmp_path):
+    """Own ports, own nodes, own pod addresses; after a failure the logs stay, neither keys nor data."""
+    with pytest.raises(RuntimeError, match="made to fail"):  # noqa: SIM117 - what is inside raises
+        with LocalCluster(nodes=[ProcessNode(name="other")], folder=tmp_path / "second") as second:
+            folder = second.folder
+            assert second.server != cluster.server
+            addresses = set()
+            for each in (cluster, second):
+                plane = ControlPlane(kubeconfig=each.kubeconfig, cluster=each)
+                with fresh_namespace(plane) as namespace:
+                    pods = Pods(each, namespace)
+                    pods.create("a", "exec sleep 1000")
+                    addresses.add(pods.wait_for_phase("a", "Running")["podIP"])
+            assert len(addresses) == 2
+            assert "fast" not in Pods(second, "default").kubectl("get", "nodes")
+            raise RuntimeError("made to fail")
+    second.stop()  # once more, as from a finally: it does nothing
+    assert not processes_of(folder)
     assert str(folder / "logs") in capsys.readouterr().err
     assert {entry.name for entry in folder.iterdir()} <= {"logs", "exits.jsonl"}
     assert (folder / "logs" / "kube-apiserver.log").stat().st_size > 0
-    assert not processes_of(folder)
+    assert Pods(cluster, "default").kubectl("get", "--raw", "/readyz") == "ok"
 
 
 def test_a_component_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
@@ -155,46 +167,45 @@ def test_a_component_that_cannot_start_is_named_with_its_log(tmp_path, monkeypat
         LocalCluster(folder=tmp_path / "cluster").start()
 
 
-def test_kinds_given_at_the_start_are_served_and_collected_at_once(tmp_path):
+def test_kinds_given_at_the_start_are_served_and_collected_at_once(pods):
     """Custom resources installed before the controllers: their pods go with them without a wait."""
-    crd = tmp_path / "crd.yaml"
-    crd.write_text(
-        textwrap.dedent("""
-        apiVersion: apiextensions.k8s.io/v1
-        kind: CustomResourceDefinition
-        metadata: {name: things.example.dev}
-        spec:
-          group: example.dev
-          names: {kind: Thing, plural: things}
-          scope: Namespaced
-          versions:
-          - name: v1
-            served: true
-            storage: true
-            schema: {openAPIV3Schema: {type: object}}
-        """)
-    )
-    with LocalCluster(crds=[crd], nodes=[ProcessNode(name="n")]) as cluster:
-        pods = Pods(cluster, "default")
-        pods.apply({"apiVersion": "example.dev/v1", "kind": "Thing", "metadata": {"name": "t"}})
-        uid = pods.kubectl("get", "thing", "t", "-o", "jsonpath={.metadata.uid}")
-        owner = {"apiVersion": "example.dev/v1", "kind": "Thing", "name": "t", "uid": uid}
-        pods.create("a", "exec sleep 1000", metadata={"ownerReferences": [owner]})
-        pods.wait_for_phase("a", "Running")
-        pods.kubectl("delete", "thing", "t")
-        pods.wait_until_gone("a")
+    pods.apply({"apiVersion": "example.dev/v1", "kind": "Thing", "metadata": {"name": "t"}})
+    uid = pods.kubectl("get", "thing", "t", "-o", "jsonpath={.metadata.uid}")
+    owner = {"apiVersion": "example.dev/v1", "kind": "Thing", "name": "t", "uid": uid}
+    pods.create("a", "exec sleep 1000", metadata={"ownerReferences": [owner]})
+    pods.wait_for_phase("a", "Running")
+    pods.kubectl("delete", "thing", "t")
+    pods.wait_until_gone("a")
 
 
-def test_a_lost_node_becomes_not_ready_and_its_pods_are_evicted():
-    """Power lost: the lease runs out, the node is tainted, its pods are deleted, and it may come back."""
-    from ballast_localcluster.components import Settings
+STAYS = {"tolerations": [{"operator": "Exists"}]}
+"""Of a pod that no silent node evicts."""
 
+
+def test_a_lost_node_and_its_return():
+    """Back before it is missed, its agent fails pods whose processes are gone, or starts them again, by their
+    policy. Gone for longer, the lease runs out, the node is tainted, and its pods are deleted.
+    """
     quick = Settings(node_monitor_grace_seconds=6, eviction_seconds=1)
     node = ProcessNode(name="n")
     with LocalCluster(nodes=[node], settings=quick) as cluster:
         # Where every node is lost, Kubernetes thinks that it is itself cut off, and evicts no pod.
         cluster.add_node(ProcessNode(name="other"))
         pods = Pods(cluster, "default")
+        for name, policy in (("never", "Never"), ("always", "Always")):
+            pods.create(name, "exec sleep 1000", nodeName="n", restartPolicy=policy, **STAYS)
+        for name in ("never", "always"):
+            pods.wait_for_phase(name, "Running")
+        cluster.lose_node("n")
+        cluster.add_node(node)
+        status = pods.wait_for_phase("never", "Failed")
+        assert status["containerStatuses"][0]["state"]["terminated"]["reason"] == "NodeLost"
+
+        def restarted():
+            (container,) = pods.status("always")["containerStatuses"]
+            return container["restartCount"] == 1 and "running" in container["state"]
+
+        eventually(restarted, "the other pod to run again")
         pods.create("a", "exec sleep 1000", nodeName="n")
         pods.wait_for_phase("a", "Running")
         cluster.lose_node("n")
@@ -207,25 +218,4 @@ def test_a_lost_node_becomes_not_ready_and_its_pods_are_evicted():
         eventually(lost, "the node to be lost and its pod evicted")
         cluster.add_node(node)
         pods.wait_until_gone("a")
-        assert pods.run("b", "true")["exitCode"] == 0
-
-
-def test_a_node_that_comes_back_fails_the_pods_that_died_with_it():
-    """A restarted agent fails pods whose processes are gone, or starts them again, by their policy."""
-    node = ProcessNode(name="n")
-    with LocalCluster(nodes=[node]) as cluster:
-        pods = Pods(cluster, "default")
-        pods.create("never", "exec sleep 1000")
-        pods.create("always", "exec sleep 1000", restartPolicy="Always")
-        pods.wait_for_phase("never", "Running")
-        pods.wait_for_phase("always", "Running")
-        cluster.lose_node("n")
-        cluster.add_node(node)
-        status = pods.wait_for_phase("never", "Failed")
-        assert status["containerStatuses"][0]["state"]["terminated"]["reason"] == "NodeLost"
-
-        def restarted():
-            (container,) = pods.status("always")["containerStatuses"]
-            return container["restartCount"] == 1 and "running" in container["state"]
-
-        eventually(restarted, "the other pod to run again")
+        assert pods.run("b", "true", **STAYS)["exitCode"] == 0

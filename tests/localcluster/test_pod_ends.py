@@ -77,17 +77,18 @@ def test_a_forced_deletion_kills_at_once(pods):
 
 def test_a_pod_that_has_ended_is_deleted_without_waiting(pods):
     """There is nothing to wait for."""
-    pods.run("a", "true")
-    pods.kubectl("delete", "pod", "a", "--timeout=10s")
+    pods.run("a", "true", terminationGracePeriodSeconds=3600)
+    pods.kubectl("delete", "pod", "a")
     assert pods.get("a") is None
 
 
 def test_a_pod_that_cannot_start_is_deleted_without_waiting(pods):
     """A missing volume does not hold the deletion up."""
-    pods.create("a", "true", volumes=[{"name": "v", "configMap": {"name": "missing"}}])
+    volumes = [{"name": "v", "configMap": {"name": "missing"}}]
+    pods.create("a", "true", volumes=volumes, terminationGracePeriodSeconds=3600)
     pods.wait_for_phase("a", "Pending")
     eventually(lambda: "FailedMount" in pods.kubectl("get", "events"), "the event")
-    pods.kubectl("delete", "pod", "a", "--timeout=20s")
+    pods.kubectl("delete", "pod", "a")
     assert pods.get("a") is None
 
 

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from ballast_localcluster.background import BackgroundCluster
 from ballast_localcluster.supervision.processes import MARK_VARIABLE, PART_VARIABLE, marked_processes
+from ballast_operator.cli.local.up import up
+from click.testing import CliRunner
 
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
-pytestmark = pytest.mark.api
-
-COMMAND_SECONDS = 120
 SCENARIO = "test_a_pod_may_only_read_its_plan_and_renew_its_lease"
 
 
@@ -29,7 +29,7 @@ def command(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=WAIT_SECONDS,
             check=False,
         )
 
@@ -38,6 +38,7 @@ def command(tmp_path):
         run("down", "--name", entry.name)
 
 
+@pytest.mark.api
 def test_a_cluster_stays_until_it_is_taken_down(command, tmp_path):
     """It outlives the command, is found again by name, and goes with everything it had."""
     nodes = tmp_path / "nodes.yaml"
@@ -58,7 +59,7 @@ def test_a_cluster_stays_until_it_is_taken_down(command, tmp_path):
         [again["kubectl"], "--kubeconfig", again["kubeconfig"], "get", "nodes", "-o", "json"],
         capture_output=True,
         check=True,
-        timeout=COMMAND_SECONDS,
+        timeout=WAIT_SECONDS,
     )
     (node,) = json.loads(found.stdout)["items"]
     assert (node["metadata"]["name"], node["status"]["capacity"]["nvidia.com/gpu"]) == ("only", "3")
@@ -69,6 +70,7 @@ def test_a_cluster_stays_until_it_is_taken_down(command, tmp_path):
     assert not Path(again["folder"]).exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -85,29 +87,50 @@ def test_what_cannot_be_done_is_one_line(command, words, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_cluster_without_an_operator_names_what_starts_one(monkeypatch, tmp_path, output):
+    """Nothing of Ballast is installed on it."""
+    asked = []
+
+    def start(name, nodes, crds=(), **options):
+        asked.append((name, nodes, crds, options))
+        return BackgroundCluster(
+            name=name, kubeconfig=tmp_path / "config", kubectl=Path("kubectl"), folder=tmp_path
+        )
+
+    monkeypatch.setattr("ballast_localcluster.background.up", start)
+    words = ["--nodes", "none", "--no-operator", "--name", "own", "--output", output]
+    shown = CliRunner().invoke(up, words)
+    assert shown.exit_code == 0, shown.output
+    assert asked == [("own", (), (), {"warm_start": True})]
+    if output == "json":
+        assert json.loads(shown.stdout)["operatorLog"] is None
+    else:
+        assert "ballast crds | kubectl apply --server-side -f -" in shown.stdout
+
+
 @pytest.mark.slow
-def test_tests_may_use_a_cluster_of_ones_own(command):
+@pytest.mark.api
+def test_tests_may_use_a_cluster_of_ones_own(cluster):
     """With BALLAST_TEST_KUBECONFIG they bring their definitions along, and start no cluster."""
-    words = ("up", "--nodes", "none", "--no-operator", "--name", "own", "--output", "json")
-    started = json.loads(command(*words).stdout)
-    assert started["operatorLog"] is None
     scenario = Path(__file__).parents[1] / "operator" / "api" / "test_rbac.py"
+    own = {"BALLAST_TEST_KUBECONFIG": str(cluster.kubeconfig), "BALLAST_CONTROLPLANE": "/none"}
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(scenario), "-k", SCENARIO],
-        env={**os.environ, "BALLAST_TEST_KUBECONFIG": started["kubeconfig"], "BALLAST_CONTROLPLANE": "/none"},
+        env={**os.environ, **own},
         cwd=scenario.parents[3],
         capture_output=True,
         text=True,
-        timeout=COMMAND_SECONDS,
+        timeout=WAIT_SECONDS,
         check=False,
     )
     assert tested.returncode == 0, tested.stdout
     assert " passed" in tested.stdout
     found = subprocess.run(
-        [started["kubectl"], "--kubeconfig", started["kubeconfig"], "get", "crd", "-o", "name"],
+        [cluster.kubectl, "--kubeconfig", cluster.kubeconfig, "get", "crd", "-o", "name"],
         capture_output=True,
         check=True,
         text=True,
-        timeout=COMMAND_SECONDS,
+        timeout=WAIT_SECONDS,
     )
     assert "customresourcedefinition.apiextensions.k8s.io/trainingjobs.ballast.dev" in found.stdout

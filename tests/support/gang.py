@@ -20,6 +20,10 @@ import yaml
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 
+PRELOAD = ["ballast_trainer.preload", "ballast_trainer.cli.run", "torch.distributed.checkpoint"]
+"""What the forked ranks find imported."""
+
+
 class Gang:
     """Ranks of one job: their processes, exit codes and what they print."""
 
@@ -53,7 +57,7 @@ class Gang:
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one process; its output goes to ``<name>.out`` and ``<name>.err``."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ballast_trainer.preload", "ballast_trainer.cli.run"])
+        context.set_forkserver_preload(PRELOAD)
         process = context.Process(
             target=_main, args=(os.fspath(self.folder), name, list(arguments), dict(environment))
         )

@@ -11,6 +11,8 @@ WAIT_SECONDS = 60.0 * patience()
 only by a test that fails."""
 
 _POLL_SECONDS = 0.02
+_POLL_SHARE, _LONGEST_POLL_SECONDS = 0.1, 0.5
+"""The longer something takes, the seldomer it is looked at: a look may cost the API server milliseconds."""
 
 Found = TypeVar("Found")
 
@@ -31,7 +33,8 @@ def eventually(
     Raises:
         AssertionError: not within ``WAIT_SECONDS``; with the result of the last look.
     """
-    deadline = time.monotonic() + WAIT_SECONDS
+    began = time.monotonic()
+    deadline = began + WAIT_SECONDS
     while True:
         failure, result = None, None
         try:
@@ -46,4 +49,5 @@ def eventually(
             raise AssertionError(
                 f"waited {WAIT_SECONDS:g} s for {what}; at the last look: {found}{more}"
             ) from failure
-        time.sleep(_POLL_SECONDS)
+        waited = time.monotonic() - began
+        time.sleep(min(max(_POLL_SECONDS, _POLL_SHARE * waited), _LONGEST_POLL_SECONDS))

@@ -172,7 +172,7 @@ def slow_and_shared(world, folder):
     def slowly(path, manifest, share, patience):
         read.extend(share)
         if world.rank == 0:
-            threading.Event().wait(2.0)
+            threading.Event().wait(5.0)
         return checksum(path, manifest, share, patience)
 
     saving.flaws = slowly
@@ -183,7 +183,7 @@ def slow_and_shared(world, folder):
 @pytest.mark.processes
 def test_all_ranks_verify_their_share_and_wait_for_slow_storage_without_a_limit(tmp_path):
     """Longer than any collective may take: a rank that lives is waited for."""
-    ranks = on_ranks(slow_and_shared, 2, str(tmp_path / "saved"), mesh=Mesh(), timeout_seconds=1.0)
+    ranks = on_ranks(slow_and_shared, 2, str(tmp_path / "saved"), mesh=Mesh(), timeout_seconds=3.0)
     assert [rank["step"] for rank in ranks] == [5, 5]
     assert sorted(ranks[0]["read"] + ranks[1]["read"]) == ranks[0]["files"]
     assert all(rank["read"] for rank in ranks)

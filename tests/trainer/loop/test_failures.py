@@ -72,7 +72,7 @@ def test_a_restart_after_a_kill_gives_the_same_curve(
 @pytest.mark.parametrize("victim", ["job-1-0", "job-1-2"])
 def test_a_hung_rank_is_noticed_by_its_heartbeat(pods, launch, small_config, victim):
     """A stopped process, whose connections stay open, costs seconds and not gloo's time-out."""
-    launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "3"})
+    launch(small_config(totalSteps=100_000), network=23, environment={"BALLAST_HANG_SECONDS": "6"})
     pods.wait_for_step(3, "job-1-0")
     pods.signal(victim, signal.SIGSTOP)
     survivors = [pod for pod in PODS if pod != victim]

@@ -22,6 +22,7 @@ from ballast_trainer.tensor_parallel.migration import begin_migration, finish_mi
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 from ballast_trainer.tensor_parallel.slicing import slicings
 
+from tests.support.gang import PRELOAD
 from tests.support.plans import local_plan
 from tests.support.waiting import WAIT_SECONDS
 
@@ -31,7 +32,7 @@ DIM, HEADS = 24, 12
 def on_ranks(function, size, *arguments, mesh=None, timeout_seconds=WAIT_SECONDS):
     """``function(world, *arguments)`` on ``size`` ranks; what each returns, by rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ballast_trainer.preload", "ballast_trainer.cli.run"])
+    context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = local_plan([f"pod-{number}" for number in range(size)], network=1)
