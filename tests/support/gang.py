@@ -19,7 +19,6 @@ import yaml
 
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-
 PRELOAD = ["ballast_trainer.preload", "ballast_trainer.cli.run", "torch.distributed.checkpoint"]
 """What the forked ranks find imported."""
 
