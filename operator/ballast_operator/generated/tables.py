@@ -16,8 +16,9 @@ def policies_table() -> str:
     for name, policy in POLICIES.builtin.items():
         reads = ", ".join(field if " " in field else f"`{field}`" for field in Reads if field in policy.reads)
         proven = "proven" if policy.proves_gap else "none"
-        rows.append((f"`{name}`", policy.summary, reads, policy.space_sharing.value, proven))
-    return table(("policy", "problem", "reads", "shares", "gap"), rows)
+        elastic = "yes" if policy.takes_configurations else "no"
+        rows.append((f"`{name}`", policy.summary, reads, policy.space_sharing.value, elastic, proven))
+    return table(("policy", "problem", "reads", "shares", "elastic", "gap"), rows)
 
 
 def schedules_table() -> str:

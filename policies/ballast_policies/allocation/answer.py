@@ -65,9 +65,18 @@ def as_allocation(
     gap: float | None,
     seconds: float,
 ) -> Allocation:
-    """The Allocation of the answer, by job and GPU type; ``instance`` has the real throughputs."""
+    """The Allocation of the answer; ``instance`` has the real throughputs."""
     types, names, columns = instance.gpu_types, instance.names, instance.columns
     X = instance.alone(answer.x)
+    shares = {name: dict(zip(types, row, strict=True)) for name, row in zip(names, X.tolist(), strict=True)}
+    if instance.elastic.any():
+        shares |= {
+            names[m]: dict.fromkeys(instance.configurations[m], 0.0)
+            for m in np.flatnonzero(instance.elastic).tolist()
+        }
+        for c in np.flatnonzero(instance.elastic[columns.first] & (answer.x > 0)):
+            m = int(columns.first[c])
+            shares[names[m]][instance.configurations[m][columns.place[c]]] = float(answer.x[c])
     pairs: dict[str, dict[str, float]] = {}
     for c in np.flatnonzero((columns.second >= 0) & (answer.x > 0)):
         name = "+".join(instance.pairs[columns.pair[c]].jobs)
@@ -82,9 +91,7 @@ def as_allocation(
     return Allocation(
         policy=policy,
         objective=float(objective),
-        allocation={
-            name: dict(zip(types, row, strict=True)) for name, row in zip(names, X.tolist(), strict=True)
-        },
+        allocation=shares,
         pair_allocation=pairs,
         throughput=dict(zip(names, speed.tolist(), strict=True)),
         levels=dict(zip(names, instance.levels(speed).tolist(), strict=True)),

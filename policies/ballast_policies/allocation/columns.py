@@ -1,7 +1,12 @@
-"""Columns of the linear programs: a job alone, or a pair of jobs, on one GPU type; x has one entry each."""
+"""Columns of the linear programs; x has one entry each.
+
+A column is a way to spend time: a job alone on one GPU type or in one of its configurations, or a pair of
+jobs on one GPU type.
+"""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,38 +15,102 @@ from ballast_policies.allocation.problem import Pair
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """Columns (ways to use a GPU type), as arrays of equal length.
+    """Columns (ways to use GPUs), as arrays of equal length.
 
     Attributes:
         first, second: rows of the jobs; ``second`` is -1 where the first runs alone.
-        kind: index of the GPU type.
+        place: number of the column in its job: the index of the GPU type, or of the configuration.
+        kind: index of the GPU type; of a configuration that mixes types, one of them.
         rate_first, rate_second: steps/s of the two while they run so.
-        gpus: GPUs taken while it runs.
+        gpus: GPUs of type ``kind`` taken while it runs.
         pair: index into ``Instance.pairs``, -1 for a job alone.
+        further: sparse (columns, k), GPUs of the types other than ``kind``; None: no column mixes types.
     """
 
     first: np.ndarray
     second: np.ndarray
+    place: np.ndarray
     kind: np.ndarray
     rate_first: np.ndarray
     rate_second: np.ndarray
     gpus: np.ndarray
     pair: np.ndarray
+    further: Any = None
 
     def __len__(self) -> int:
         return len(self.first)
 
     def take(self, index: np.ndarray) -> "Columns":
         """The columns at ``index`` (positions or a mask)."""
-        return Columns(**{field.name: getattr(self, field.name)[index] for field in dataclasses.fields(self)})
+        taken = {name: getattr(self, name)[index] for name in _ARRAYS}
+        return Columns(**taken, further=None if self.further is None else self.further[index])
 
     def with_others(self, others: "Columns") -> "Columns":
         """These, then ``others``."""
-        both = {
-            field.name: np.concatenate([getattr(self, field.name), getattr(others, field.name)])
-            for field in dataclasses.fields(self)
-        }
-        return Columns(**both)
+        both = {name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in _ARRAYS}
+        further = None
+        if self.further is not None or others.further is not None:
+            import scipy.sparse
+
+            width = (self if others.further is None else others).further.shape[1]
+            parts = [
+                scipy.sparse.csr_array((len(each), width)) if each.further is None else each.further
+                for each in (self, others)
+            ]
+            further = scipy.sparse.vstack(parts, format="csr")
+        return Columns(**both, further=further)
+
+    def scaled(self, by: np.ndarray) -> "Columns":
+        """Columns that take ``by`` (columns,) times the GPUs."""
+        further = self.further
+        if further is not None:
+            further = further.multiply(by[:, None]).tocsr()
+        return dataclasses.replace(self, gpus=self.gpus * by, further=further)
+
+    def total_gpus(self) -> np.ndarray:
+        """(columns,) GPUs of all types."""
+        if self.further is None:
+            return self.gpus
+        total: np.ndarray = self.gpus + self.further.sum(axis=1)
+        return total
+
+    def cost(self, prices: np.ndarray) -> np.ndarray:
+        """(columns,) price of the GPUs, at ``prices`` (k,) of one of each type."""
+        cost: np.ndarray = self.gpus * prices[self.kind]
+        if self.further is not None:
+            cost += self.further @ prices
+        return cost
+
+    def gpus_used(self, x: np.ndarray, k: int) -> np.ndarray:
+        """(k,) GPUs of each of the k types in use on average, at shares x (columns,)."""
+        used: np.ndarray = np.bincount(self.kind, weights=self.gpus * x, minlength=k).astype(
+            float, copy=False
+        )
+        if self.further is not None:
+            used += x @ self.further
+        return used
+
+    def use(self, types: np.ndarray) -> np.ndarray:
+        """(columns,) whether a column takes GPUs of one of the ``types`` (k,), a mask."""
+        uses: np.ndarray = types[self.kind]
+        if self.further is not None:
+            uses = uses | (self.further @ types.astype(float) > 0)
+        return uses
+
+    def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(column, index of the GPU type, GPUs) of each type that each column takes."""
+        here = np.arange(len(self))
+        if self.further is None:
+            return here, self.kind, self.gpus
+        further = self.further.tocoo()
+        return (
+            np.concatenate([here, further.row]),
+            np.concatenate([self.kind, further.col]),
+            np.concatenate([self.gpus, further.data]),
+        )
+
+
+_ARRAYS = tuple(field.name for field in dataclasses.fields(Columns) if field.name != "further")
 
 
 def useful_pairs(
@@ -65,6 +134,7 @@ def useful_pairs(
     return Columns(
         first=first[which],
         second=second[which],
+        place=kind,
         kind=kind,
         rate_first=rates[which, kind, 0],
         rate_second=rates[which, kind, 1],

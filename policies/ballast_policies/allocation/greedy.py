@@ -1,7 +1,7 @@
 """Greedy allocation, the fallback when a solver fails or runs out of time; it takes milliseconds.
 
 Jobs in order of weight per GPU (then name) each take as much of one unit of time as is left, on
-the type where they are fastest relative to their equal share.  Feasible, not optimal: its status
+the type or in the configuration where they are fastest.  Feasible, not optimal: its status
 is ``greedy``.
 """
 
@@ -16,28 +16,36 @@ from ballast_policies.allocation.problem import Allocation, Problem
 
 
 def greedy(problem: Problem) -> Allocation:
-    """A feasible allocation by one pass over the jobs, O(jobs x types log types)."""
+    """A feasible allocation by one pass over the jobs and their types or configurations."""
     started = time.perf_counter()
     posed = instance(problem)
-    left = posed.capacity.copy()
+    left, columns = posed.capacity.copy(), posed.columns
     demand = posed.gpus.sum()
     # Under contention no job takes more than the equal share of time, so that the last job gets something.
     share = min(1.0, left.sum() / demand) if demand else 1.0
-    X = np.zeros_like(posed.T)
+    x = np.zeros(len(columns))
+    column, kind, gpus = columns.entries()
+    by_column = np.argsort(column, kind="stable")
+    kind, gpus = kind[by_column], gpus[by_column]
+    begin = np.searchsorted(column[by_column], np.arange(len(columns) + 1))
+    # Each job's columns, the fastest first.
+    ranked = np.lexsort((-columns.rate_first, columns.first))
+    of_job = np.searchsorted(columns.first[ranked], np.arange(len(problem.jobs) + 1))
     order = sorted(
         range(len(problem.jobs)),
-        key=lambda m: (-problem.jobs[m].weight / problem.jobs[m].gpus, problem.jobs[m].name),
+        key=lambda m: (-problem.jobs[m].weight / posed.gpus[m], problem.jobs[m].name),
     )
     for m in order:
         budget = share
-        for j in np.argsort(-posed.T[m], kind="stable"):
-            if posed.T[m, j] <= 0 or budget <= 0:
-                break
-            fraction = min(budget, left[j] / posed.gpus[m])
-            X[m, j] += fraction
-            left[j] -= fraction * posed.gpus[m]
+        for c in ranked[of_job[m] : of_job[m + 1]]:
+            taken = slice(begin[c], begin[c + 1])
+            fraction = min(budget, float((left[kind[taken]] / gpus[taken]).min()))
+            x[c] = fraction
+            left[kind[taken]] -= fraction * gpus[taken]
             budget -= fraction
-    x = posed.feasible(X[posed.columns.first, posed.columns.kind])
+            if budget <= 0:
+                break
+    x = posed.feasible(x)
     return as_allocation(
         posed,
         Answer(x=x, solver="greedy", status="greedy"),

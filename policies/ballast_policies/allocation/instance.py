@@ -1,7 +1,7 @@
 """The allocation problem as arrays, the input of the policies.
 
 Letters as in the dissertation: T throughput, X shares.  n jobs, k GPU types; x has one entry for each
-of the ``columns``.
+of the ``columns``. A job is a gang of one size, or elastic: it has configurations.
 """
 
 import dataclasses
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ballast_policies.allocation.columns import Columns, useful_pairs
+from ballast_policies.allocation.options import Options, options_of
+from ballast_policies.allocation.own_share import own_share
 from ballast_policies.allocation.problem import Entity, Pair, Problem
 
 __all__ = ["Columns", "Instance", "from_arrays", "instance"]
@@ -26,9 +28,15 @@ class Instance:
         gpu_types: (k) names of the types.
         names: (n) names of the jobs.
         capacity: (k,) GPUs of each type.
-        gpus, weights: (n,) of each job.
-        T: (n, k) steps/s of each gang alone; 0 where it cannot run or has more GPUs than there are.
-        equal: (n,) steps/s on the equal share X_equal = capacity / sum(capacity) (section 5.4.1).
+        gpus, weights: (n,) of each job; of an elastic one the GPUs of its fastest configuration.
+        T: (n, k) steps/s of each gang alone; 0 where it cannot run or has more GPUs than there are, and for
+            elastic jobs.
+        equal: (n,) steps/s on the equal share X_equal = capacity / sum(capacity) (section 5.4.1); of an
+            elastic job on its own 1/n of every type (``own_share``).
+        elastic: (n,) whether a job has configurations.
+        level_at_equal: (n,) level of a job without its weight at the speed ``equal``: the gang's GPUs; 1 for
+            elastic jobs, or capacity / n where there are gangs, too.
+        configurations: (n) names of the configurations of each job, which ``columns.place`` indexes.
         columns: all ways to spend time.
         steps_remaining, deadlines: (n,) steps and seconds left; NaN where unknown or none.
         elapsed, isolated_elapsed: (n,) seconds, as in ``Job``.
@@ -45,6 +53,9 @@ class Instance:
     weights: np.ndarray
     T: np.ndarray
     equal: np.ndarray
+    elastic: np.ndarray
+    level_at_equal: np.ndarray
+    configurations: Sequence[Sequence[str]]
     columns: Columns
     steps_remaining: np.ndarray
     elapsed: np.ndarray
@@ -64,6 +75,9 @@ class Instance:
     def fastest(self) -> np.ndarray:
         """(n,) steps/s alone on the fastest type, for all of the time; 0 where it cannot run."""
         best: np.ndarray = self.T.max(axis=1, initial=0.0)
+        if self.elastic.any():
+            alone = self.columns.second < 0
+            np.maximum.at(best, self.columns.first[alone], self.columns.rate_first[alone])
         return best
 
     @property
@@ -78,9 +92,9 @@ class Instance:
 
     @property
     def level_scale(self) -> np.ndarray:
-        """(n,) level of a job per step/s, without its weight: gpus / throughput(X_equal)."""
+        """(n,) level of a job per step/s, without its weight: gpus / throughput(X_equal) of a gang."""
         zeros = np.zeros_like(self.equal)
-        factor: np.ndarray = np.divide(self.gpus, self.equal, out=zeros, where=self.equal > 0)
+        factor: np.ndarray = np.divide(self.level_at_equal, self.equal, out=zeros, where=self.equal > 0)
         return factor
 
     def throughput(self, x: np.ndarray) -> np.ndarray:
@@ -93,13 +107,13 @@ class Instance:
         return total
 
     def levels(self, throughput: np.ndarray) -> np.ndarray:
-        """(n,) gpus x throughput / (weight x throughput(X_equal)); 0 where the job cannot run."""
+        """(n,) level_scale x throughput / weight; 0 where the job cannot run."""
         values: np.ndarray = self.level_scale * throughput / self.weights
         return values
 
     def alone(self, x: np.ndarray) -> np.ndarray:
-        """(n, k) share of its time that each job runs alone on each type."""
-        X, alone = np.zeros_like(self.T), self.columns.second < 0
+        """(n, k) share of its time that each gang runs alone on each type; 0 for elastic jobs."""
+        X, alone = np.zeros_like(self.T), (self.columns.second < 0) & ~self.elastic[self.columns.first]
         X[self.columns.first[alone], self.columns.kind[alone]] = x[alone]
         return X
 
@@ -114,15 +128,18 @@ class Instance:
 
     def gpus_used(self, x: np.ndarray) -> np.ndarray:
         """(k,) GPUs of each type in use on average."""
-        used: np.ndarray = _sums(self.columns.kind, weights=self.columns.gpus * x, n=len(self.capacity))
-        return used
+        return self.columns.gpus_used(x, len(self.capacity))
 
     def feasible(self, x: np.ndarray) -> np.ndarray:
         """``x`` scaled so that every limit holds exactly, where a solver's tolerance let it be exceeded."""
         x = np.maximum(x, 0.0)
         used = self.gpus_used(x)
         within = np.divide(self.capacity, used, out=np.ones_like(used), where=used > self.capacity)
-        x = x * within[self.columns.kind]
+        least = within[self.columns.kind]
+        if self.columns.further is not None:
+            column, kind, _ = self.columns.entries()
+            np.minimum.at(least, column, within[kind])
+        x = x * least
         excess = np.maximum(1.0, self.time_used(x))
         shared = self.columns.second >= 0
         over = excess[self.columns.first]
@@ -177,6 +194,7 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         entities=problem.entities,
         usd_per_hour=problem.prices,
         pairs=problem.pairs if space_sharing else (),
+        options=options_of(problem),
     )
 
 
@@ -196,6 +214,7 @@ def from_arrays(
     entities: Mapping[str, Entity] | None = None,
     usd_per_hour: Mapping[str, float] | None = None,
     pairs: tuple[Pair, ...] = (),
+    options: Options | None = None,
 ) -> Instance:
     """An instance without a ``Job`` for each job: for callers that keep thousands of jobs in arrays.
 
@@ -214,6 +233,7 @@ def from_arrays(
         entities: those that are defined, by name.
         usd_per_hour: price of one GPU of each type that has one.
         pairs: pairs that may share GPUs.
+        options: configurations of the elastic jobs, whose ``throughput`` is 0.
 
     The values are not checked; values from outside become a ``Problem`` first, which checks them.
     """
@@ -227,12 +247,25 @@ def from_arrays(
     columns = Columns(
         first=alone,
         second=no_partner,
+        place=kind,
         kind=kind,
         rate_first=T[alone, kind],
         rate_second=np.zeros(len(alone)),
         gpus=gpus[alone],
         pair=no_partner,
     )
+    equal = T @ (capacity / total) if total > 0 else np.zeros(n)
+    elastic, level_at_equal = np.zeros(n, dtype=bool), gpus
+    labels: Sequence[Sequence[str]] = [()] * n
+    if options is not None:
+        elastic, labels = options.elastic, options.names
+        of_elastic = options.columns(capacity)
+        speed = of_elastic.rate_first * own_share(of_elastic, capacity, n)
+        equal = equal + np.bincount(of_elastic.first, weights=speed, minlength=n)
+        gpus = np.where(elastic, _size_at_full_speed(of_elastic, n), gpus)
+        level_at_equal = np.where(elastic, 1.0 if elastic.all() else total / n, gpus)
+        columns = columns.with_others(of_elastic)
+        columns = columns.take(np.argsort(columns.first, kind="stable"))
     if pairs:
         columns = columns.with_others(useful_pairs(gpu_types, names, pairs, T, gpus))
     return Instance(
@@ -242,7 +275,10 @@ def from_arrays(
         gpus=gpus,
         weights=np.ones(n) if weights is None else np.asarray(weights, dtype=float),
         T=T,
-        equal=T @ (capacity / total) if total > 0 else np.zeros(n),
+        equal=equal,
+        elastic=elastic,
+        level_at_equal=level_at_equal,
+        configurations=labels,
         columns=columns,
         steps_remaining=np.full(n, np.nan) if steps_remaining is None else steps_remaining,
         elapsed=np.zeros(n) if elapsed is None else elapsed,
@@ -253,3 +289,12 @@ def from_arrays(
         usd_per_hour=usd_per_hour or {},
         pairs=pairs,
     )
+
+
+def _size_at_full_speed(columns: Columns, n: int) -> np.ndarray:
+    """(n,) GPUs of each job's fastest column, the smallest of several; 1 without a column."""
+    size, total = np.ones(n), columns.total_gpus()
+    # The last entry of each job stays: fastest last, of these the smallest.
+    order = np.lexsort((-total, columns.rate_first))
+    size[columns.first[order]] = total[order]
+    return size

@@ -62,6 +62,7 @@ class Policy:
         spreads_when_agnostic: its heterogeneity-agnostic baseline divides each job's time over the GPU
             types as the cluster is made up; the baselines of the others serve whole jobs on any type.
         names_unmet_deadlines: its answer lists the deadlines that cannot be met.
+        takes_configurations: jobs may have configurations; otherwise they are refused.
         proves_gap: its answer comes with a bound on the optimum; otherwise it optimises nothing, or
             not provably.
     """
@@ -75,6 +76,7 @@ class Policy:
     space_sharing: SpaceSharing = SpaceSharing.ALLOWED
     spreads_when_agnostic: bool = False
     names_unmet_deadlines: bool = False
+    takes_configurations: bool = False
     proves_gap: bool = True
 
     @property

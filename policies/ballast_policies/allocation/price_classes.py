@@ -6,9 +6,14 @@ cannot use that price. Classes of equal price are one column.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.configuration import Configuration
+
+IN_COLUMNS, AND = " in ", " and "
+"""Between the name of a configuration and the columns that its GPUs are of, and between these."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,9 @@ class PriceClasses:
         own = {column for names in columns.values() if len(names) > 1 for column in names}
 
         def of_job(job: Job) -> Job:
+            if job.configurations:
+                found = [one for each in job.configurations for one in _in_columns(each, columns)]
+                return dataclasses.replace(job, configurations=tuple(found))
             rates = {c: rate for t, rate in job.throughput.items() for c in columns.get(t, (t,))}
             return dataclasses.replace(job, throughput=rates)
 
@@ -88,7 +96,10 @@ class PriceClasses:
         )
 
     def merge(self, allocation: Allocation) -> Allocation:
-        """``allocation`` over these columns by GPU type: shares summed, the largest shadow price."""
+        """``allocation`` over these columns by GPU type: shares summed, the largest shadow price.
+
+        Shares of a configuration in several columns are summed as well.
+        """
         if not self.split_columns:
             return allocation
         shadow: dict[str, float] = {}
@@ -104,7 +115,28 @@ class PriceClasses:
         )
 
     def _summed(self, row: Mapping[str, float]) -> dict[str, float]:
-        return by_type(row.items(), self.gpu_type)
+        return by_type(((self._whole(name), share) for name, share in row.items()), self.gpu_type)
+
+    def _whole(self, name: str) -> str:
+        """The name of a configuration, without the columns that its GPUs are of."""
+        whole, found, columns = name.rpartition(IN_COLUMNS)
+        parts = columns.split(AND)
+        split = (
+            found and set(parts) <= self.gpu_type.keys() and not self.split_columns.keys().isdisjoint(parts)
+        )
+        return whole if split else name
+
+
+def _in_columns(
+    configuration: Configuration, columns: Mapping[str, tuple[str, ...]]
+) -> Iterator[Configuration]:
+    """The configuration on each combination of its types' columns; each type's GPUs are of one column."""
+    types = [gpu_type for gpu_type, count in configuration.gpus.items() if count]
+    choices = list(itertools.product(*(columns.get(gpu_type, (gpu_type,)) for gpu_type in types)))
+    for choice in choices:
+        gpus = {column: configuration.gpus[t] for t, column in zip(types, choice, strict=True)}
+        suffix = f"{IN_COLUMNS}{AND.join(choice)}" if len(choices) > 1 else ""
+        yield dataclasses.replace(configuration, name=configuration.name + suffix, gpus=gpus)
 
 
 def by_type(values: Iterable[tuple[str, float]], gpu_type: Mapping[str, str]) -> dict[str, float]:

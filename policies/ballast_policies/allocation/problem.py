@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ballast_policies.allocation.start import Start
+from ballast_policies.configuration import Configuration
 
 ENTITY_POLICIES = ("fairness", "fifo")
 """How an entity may divide its share among its members."""
@@ -37,6 +38,7 @@ class Job:
         name: unique in the problem.
         throughput: GPU type -> steps per second of the whole gang; missing or 0: it cannot run there.
         gpus: size of the gang.
+        configurations: of an elastic job, in place of ``throughput`` and ``gpus``; () for a gang of one size.
         weight: share relative to other jobs, > 0.
         entity: the team it belongs to, for hierarchical policies.
         steps_remaining: steps still to do; None: unknown, an hour's worth on its fastest type counts.
@@ -49,8 +51,9 @@ class Job:
     """
 
     name: str
-    throughput: Mapping[str, float]
+    throughput: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gpus: int = 1
+    configurations: tuple[Configuration, ...] = ()
     weight: float = 1.0
     entity: str | None = None
     steps_remaining: float | None = None
@@ -62,6 +65,8 @@ class Job:
         where = f"jobs[{self.name}]"
         if self.gpus < 1 or self.gpus != int(self.gpus):
             raise ProblemError(f"{where}.gpus: {self.gpus} is not a positive whole number of GPUs")
+        if self.configurations:
+            self._check_configurations(where)
         _positive(f"{where}.weight", self.weight)
         for gpu_type, rate in self.throughput.items():
             _at_least_zero(f"{where}.throughput.{gpu_type}", rate)
@@ -71,6 +76,13 @@ class Job:
                 _at_least_zero(f"{where}.{field}", value)
         if self.deadline is not None and not math.isfinite(self.deadline):
             raise ProblemError(f"{where}.deadline: {self.deadline} must be finite. To fix: leave it out")
+
+    def _check_configurations(self, where: str) -> None:
+        if self.throughput or self.gpus != 1:
+            raise ProblemError(
+                f"{where}.configurations: they state GPUs and speed. To fix: leave out throughput and gpus"
+            )
+        _refuse_repeated(f"{where}.configurations", [each.name for each in self.configurations])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +114,8 @@ class Entity:
 class Problem:
     """Jobs over GPU types.
 
-    A job's throughput may name types that are not in ``gpu_types``; they are ignored.
+    A job's throughput may name types that are not in ``gpu_types``; they are ignored, and so are
+    configurations that take GPUs of such a type.
     A job that belongs to no entity stands beside the entities, with its own weight.
 
     Raises:
@@ -150,6 +163,7 @@ class Problem:
 
     def _check_pairs(self) -> None:
         gangs = {job.name: job.gpus for job in self.jobs}
+        elastic = {job.name for job in self.jobs if job.configurations}
         seen = set()
         for pair in self.pairs:
             first, second = pair.jobs
@@ -157,6 +171,11 @@ class Problem:
             for name in pair.jobs:
                 if name not in gangs:
                     raise ProblemError(f"{where}: {name!r} is not one of the jobs")
+                if name in elastic:
+                    raise ProblemError(
+                        f"{where}: {name!r} has configurations, and only gangs of one size share GPUs. "
+                        "To fix: leave the pair out, or give the job throughput and gpus"
+                    )
             if gangs[first] != gangs[second]:
                 raise ProblemError(
                     f"{where}: gangs of {gangs[first]} and {gangs[second]} GPUs cannot share them"
@@ -180,10 +199,12 @@ class Allocation:
     Attributes:
         policy: name of the policy that made it.
         objective: value of the policy's objective, in the policy's unit, with the real throughputs.
-        allocation: job -> GPU type -> fraction of time alone on it, 0 to 1.
+        allocation: job -> GPU type -> fraction of time alone on it, 0 to 1; of a job with configurations,
+            job -> name of the configuration -> fraction of time.
         pair_allocation: "a+b" -> GPU type -> fraction of time that the two share GPUs.
         throughput: job -> effective steps per second.
-        levels: job -> gpus x throughput / (weight x throughput of the equal share).
+        levels: job -> gpus x throughput / (weight x throughput of the equal share); of a job with
+            configurations as in ``Instance.level_scale``.
         status: ``optimal``; ``closed form`` or ``heuristic`` for policies that optimise nothing or not
             exactly; ``uncertified``: reported optimal by its solver, without a bound;
             ``greedy``: the fallback; ``gap``: the bound is not met to 1e-6.

@@ -39,12 +39,14 @@ POLICIES = Registry(
             solve_from=max_min_fairness.solve,
             objective=max_min_fairness.objective,
             spreads_when_agnostic=True,
+            takes_configurations=True,
         ),
         "water-filling": Policy(
             summary="the least level, then the next least, and so on (5.4.3)",
             solve=water_filling.solve,
             objective=water_filling.objective,
             spreads_when_agnostic=True,
+            takes_configurations=True,
         ),
         "hierarchical": Policy(
             summary="the same over teams: weights between them, `fairness` or `fifo` inside, teams in teams "
@@ -53,6 +55,7 @@ POLICIES = Registry(
             objective=hierarchical.objective,
             reads=frozenset({Reads.TEAMS, Reads.ARRIVAL_ORDER}),
             spreads_when_agnostic=True,
+            takes_configurations=True,
         ),
         "finish-time-fairness": Policy(
             summary="minimise the largest `rho_m = (elapsed_m + steps_m / throughput(m, X)) / "
@@ -63,6 +66,7 @@ POLICIES = Registry(
             reads=frozenset({Reads.STEPS, Reads.ELAPSED, Reads.ISOLATED_ELAPSED}),
             compares_speeds=True,
             spreads_when_agnostic=True,
+            takes_configurations=True,
         ),
         "makespan": Policy(
             summary="minimise the largest `steps_m / throughput(m, X)` (5.4.2)",
@@ -72,6 +76,7 @@ POLICIES = Registry(
             reads=frozenset({Reads.STEPS}),
             compares_speeds=True,
             spreads_when_agnostic=True,
+            takes_configurations=True,
         ),
         "fifo": Policy(
             summary="maximise `sum_m g_m (M - m) throughput(m, X) / fastest_m`, jobs counted in order of "
@@ -79,6 +84,7 @@ POLICIES = Registry(
             solve=fifo.solve,
             objective=fifo.objective,
             reads=frozenset({Reads.ARRIVAL_ORDER}),
+            takes_configurations=True,
         ),
         "shortest-job-first": Policy(
             summary="finish the shortest job soonest (5.4.2), then the others in order of length",
@@ -86,12 +92,14 @@ POLICIES = Registry(
             objective=shortest_job_first.objective,
             reads=frozenset({Reads.STEPS}),
             compares_speeds=True,
+            takes_configurations=True,
         ),
         "max-throughput": Policy(
             summary="maximise `sum_m throughput(m, X)` (5.3.1)",
             solve=max_throughput.solve,
             objective=max_throughput.objective,
             compares_speeds=True,
+            takes_configurations=True,
         ),
         "max-throughput-per-dollar": Policy(
             summary="maximise `sum T[m, j] X[m, j] / (g_m price_j)` (Gavel's linear form of 6.4.2)",
@@ -99,6 +107,7 @@ POLICIES = Registry(
             objective=max_throughput_per_dollar.objective,
             reads=frozenset({Reads.PRICES}),
             compares_speeds=True,
+            takes_configurations=True,
         ),
         "min-cost": Policy(
             summary="maximise `sum_m throughput(m, X) / cost(m, X)` (6.4.2): each job on its cheapest types, "
@@ -107,6 +116,7 @@ POLICIES = Registry(
             objective=min_cost.objective,
             reads=frozenset({Reads.PRICES}),
             space_sharing=SpaceSharing.NEVER,
+            takes_configurations=True,
         ),
         "min-cost-slo": Policy(
             summary="least cost that keeps all deadlines that can be kept (6.4.3); the others are named, and "
@@ -117,6 +127,7 @@ POLICIES = Registry(
             names_unmet_deadlines=True,
             compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
+            takes_configurations=True,
         ),
         "allox": Policy(
             summary="least average completion time of whole jobs, as an assignment (AlloX, EuroSys 2020); "
@@ -142,6 +153,7 @@ POLICIES = Registry(
             objective=isolated.objective,
             space_sharing=SpaceSharing.NEVER,
             proves_gap=False,
+            takes_configurations=True,
         ),
         "proportional": Policy(
             summary="equal share, scaled to fit",
@@ -156,6 +168,7 @@ POLICIES = Registry(
             solve=strategy_proof.solve,
             objective=strategy_proof.objective,
             space_sharing=SpaceSharing.NEVER,
+            takes_configurations=True,
         ),
     },
 )
@@ -216,6 +229,25 @@ def allocate(
     )
 
 
+def _check_configurations(policy: str, chosen: Policy, real: Instance, agnostic: bool) -> None:
+    """Refuse elastic jobs where they have no meaning.
+
+    Raises:
+        ProblemError: a job has configurations, and the policy or its baseline is for gangs of one size.
+    """
+    if not real.elastic.any():
+        return
+    job = f"jobs[{real.names[int(real.elastic.argmax())]}].configurations"
+    change = "To fix: give the job throughput and gpus, or "
+    if agnostic:
+        raise ProblemError(
+            f"{job}: the heterogeneity-agnostic baseline is for gangs of one size. {change}leave agnostic out"
+        )
+    if not chosen.takes_configurations:
+        able = ", ".join(name for name, row in POLICIES.builtin.items() if row.takes_configurations)
+        raise ProblemError(f"{job}: {policy} places gangs of one size only. {change}choose one of {able}")
+
+
 def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start | None = None) -> Answer:
     """As :func:`allocate`, from arrays to arrays (``instance.from_arrays``): for thousands of jobs at a time.
 
@@ -228,6 +260,7 @@ def solve(policy: str, real: Instance, *, agnostic: bool = False, start: Start |
         SolverError: the solver failed.
     """
     chosen = find_policy(policy)
+    _check_configurations(policy, chosen, real, agnostic)
     seen = agnostic_view(real) if agnostic else real
     if start is not None and chosen.solve_from is not None and len(start.prices) == len(real.capacity):
         answer = chosen.solve_from(seen, start)

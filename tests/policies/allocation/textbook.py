@@ -24,6 +24,7 @@ class Book:
         self.steps = np.array([job.steps_remaining for job in p.jobs], dtype=float)
         self.prices = np.array([p.prices[g] for g in p.gpu_types])
         self.n, self.k = self.T.shape
+        self.width = self.n * self.k
         self.full = self.T.max(axis=1)
         total = self.capacity.sum()
         self.equal = self.T @ (self.capacity / total) if total else np.zeros(self.n)
@@ -39,7 +40,7 @@ class Book:
 
     def rows_of_speed(self):
         """(n, n k): throughput of each job as rows over x flattened."""
-        rows = np.zeros((self.n, self.n * self.k))
+        rows = np.zeros((self.n, self.width))
         for m in range(self.n):
             rows[m, m * self.k : (m + 1) * self.k] = self.T[m]
         return rows
@@ -60,10 +61,10 @@ class Book:
         unit = (slope / full).max() or 1.0
         demand = np.hstack([-self.rows_of_speed(), slope[:, None] / unit]) / full[:, None]
         solution = linprog(
-            np.concatenate([np.zeros(self.n * self.k), [-1.0]]),
+            np.concatenate([np.zeros(self.width), [-1.0]]),
             A_ub=np.vstack([A, demand]),
             b_ub=np.concatenate([b, -base / full]),
-            bounds=[(0, 1)] * (self.n * self.k) + [(0, None)],
+            bounds=[(0, 1)] * self.width + [(0, None)],
             method="highs",
         )
         assert solution.status == 0, solution.message

@@ -6,11 +6,12 @@ import math
 from typing import Any, TextIO
 
 import click
-from ballast_policies.allocation.problem import Allocation, ProblemError
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, find_policy
 from ballast_policies.allocation.registry import allocate as solve
 from ballast_policies.allocation.solvers.linear import SolverError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ballast_operator.cli.allocate.input import read_problem
@@ -33,7 +34,7 @@ INTERNAL = ("start",)
 @click.option("--space-sharing", is_flag=True, help="Let the input's pairs of jobs share GPUs.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, output: str) -> None:
-    """Solve one allocation and print each job's share of time on each GPU type.
+    """Solve one allocation and print each job's share of time on each GPU type, or in each configuration.
 
     Bad input is refused with the field's name and exit code 2.
     """
@@ -56,7 +57,7 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
     if output == "json":
         click.echo(json.dumps(_as_json(allocation), allow_nan=False))
     else:
-        _print(allocation, problem.gpu_types)
+        _print(allocation, problem)
 
 
 def _as_json(allocation: Allocation) -> dict[str, Any]:
@@ -73,11 +74,17 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _print(allocation: Allocation, gpu_types: tuple[str, ...]) -> None:
-    table = Table("job", *gpu_types, "steps/s", "level")
+def _print(allocation: Allocation, problem: Problem) -> None:
+    elastic = {job.name for job in problem.jobs if job.configurations}
+    gpu_types = problem.gpu_types if len(elastic) < len(problem.jobs) else ()
+    table = Table("job", *gpu_types, *(["configurations"] if elastic else []), "steps/s", "level")
     for job, row in allocation.allocation.items():
-        shares = [f"{row.get(gpu_type, 0.0):.3f}" for gpu_type in gpu_types]
-        table.add_row(job, *shares, f"{allocation.throughput[job]:.4g}", f"{allocation.levels[job]:.4f}")
+        shares = ["" if job in elastic else f"{row.get(gpu_type, 0.0):.3f}" for gpu_type in gpu_types]
+        if elastic:
+            used = [f"{name} {share:.3f}" for name, share in row.items() if share > 0 and job in elastic]
+            shares.append(escape(", ".join(used)))
+        speed, level = allocation.throughput[job], allocation.levels[job]
+        table.add_row(escape(job), *shares, f"{speed:.4g}", f"{level:.4f}")
     console = Console()
     console.print(table)
     for pair, row in allocation.pair_allocation.items():

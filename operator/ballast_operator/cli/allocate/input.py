@@ -25,12 +25,28 @@ def read_problem(text: str) -> Problem:
             raise ContractError(impossible)
         if isinstance(value, Mapping) and isinstance(value.get("capacity"), Mapping):
             value = {**value, "capacity": _of_every_type(value)}
-        problem = decode(Problem, value, spelling=str)
+        problem = _decoded(value)
     except ContractError as error:
         raise ProblemError("; ".join(map(_shown, error.problems))) from error
     unusable = list(_unusable_names(problem))
     if unusable:
         raise ProblemError("; ".join(map(str, unusable)))
+    return problem
+
+
+def _decoded(value: Any) -> Problem:
+    """The problem, with speeds for each job.
+
+    Raises:
+        ContractError: a value does not fit, or a job has no speeds, or two sets of them.
+    """
+    wrong = list(_without_one_way_to_run(value))
+    try:
+        problem = decode(Problem, value, spelling=str)
+    except ContractError as error:
+        raise ContractError([*error.problems, *wrong]) from error
+    if wrong:
+        raise ContractError(wrong)
     return problem
 
 
@@ -62,6 +78,27 @@ def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
         yield contract.Problem(path, reason)
 
 
+def _without_one_way_to_run(value: Any) -> Iterator[contract.Problem]:
+    """One problem for each job that gives neither ``throughput`` nor ``configurations``, or both."""
+    jobs = value.get("jobs") if isinstance(value, Mapping) else None
+    for index, job in enumerate(jobs if isinstance(jobs, list) else ()):
+        if not isinstance(job, Mapping):
+            continue
+        path = f"jobs[{index}]"
+        if job.get("configurations") is None:
+            if job.get("throughput") is None:
+                yield contract.Problem(
+                    f"{path}.throughput", "missing. To fix: give it a value, or configurations in its place"
+                )
+            continue
+        if job["configurations"] == []:
+            yield contract.Problem(f"{path}.configurations", "there is none. To fix: give at least one")
+        for key in ("throughput", "gpus"):
+            if job.get(key) is not None:
+                reason = "the configurations state it. To fix: leave it out, or give no configurations"
+                yield contract.Problem(f"{path}.{key}", reason)
+
+
 def _unusable_names(problem: Problem) -> Iterator[contract.Problem]:
     """One problem for each empty name, and for each GPU type that ``gpu_types`` does not have."""
     types = problem.gpu_types
@@ -78,5 +115,7 @@ def _unusable_names(problem: Problem) -> Iterator[contract.Problem]:
         if not job.name:
             yield contract.Problem(f"jobs[{index}].name", "expected a text, got ''")
         yield from unknown(job.throughput, f"jobs[{index}].throughput")
+        for place, configuration in enumerate(job.configurations):
+            yield from unknown(configuration.gpus, f"jobs[{index}].configurations[{place}].gpus")
     for index, pair in enumerate(problem.pairs):
         yield from unknown(pair.throughput, f"pairs[{index}].throughput")

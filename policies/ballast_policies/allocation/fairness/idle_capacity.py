@@ -40,9 +40,10 @@ def normalized_throughput(instance: Instance) -> np.ndarray:
 
 def _usable(instance: Instance, x: np.ndarray) -> bool:
     """Whether an idle type could serve a job that is not at full speed already."""
-    idle = instance.capacity - instance.gpus_used(x) > IDLE
-    if not idle.any():
-        return False
     slow = instance.throughput(x) < instance.fastest * (1 - IDLE)
+    if instance.elastic.any():
+        # GPUs in use may be idle as good as: a larger size than the job's speed needs.
+        return bool(slow.any())
+    idle = instance.capacity - instance.gpus_used(x) > IDLE
     columns = instance.columns
     return bool((idle[columns.kind] & slow[columns.first]).any())

@@ -72,14 +72,15 @@ def fill(instance: Instance, root: Team) -> Filled:
     Raises:
         SolverError: an LP failed.
     """
-    if len(instance.gpus) >= MANY and not instance.pairs:
+    by_programs_only = bool(instance.pairs) or bool(instance.elastic.any())
+    if len(instance.gpus) >= MANY and not by_programs_only:
         try:
             return _by_prices(instance, root)
         except (TiedError, SolverError):
             # Equal speeds leave several optima; linear programs over all jobs choose one.
             return fill_by_programs(instance, root)
     filled = fill_by_programs(instance, root)
-    if instance.pairs or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
+    if by_programs_only or (filled.answer.gap or 0.0) <= CERTIFIED_GAP:
         return filled
     # The errors of hundreds of stages add up.
     try:

@@ -4,7 +4,8 @@
 
 with the M jobs counted m = 0, 1, ... in order of arrival (``elapsed``; equal ones as given).  The factor
 gpus_m is the one that section 5.4.1 adds for gangs: without it, eight late jobs of one GPU would
-push an early gang of eight aside.  Weights do not enter.  Unit: 1.
+push an early gang of eight aside; of an elastic job it is the size of its fastest configuration.
+Weights do not enter.  Unit: 1.
 """
 
 import numpy as np
@@ -35,5 +36,5 @@ def value_in_order(instance: Instance, order: np.ndarray) -> np.ndarray:
     value = place[columns.first] * columns.rate_first / fastest[columns.first]
     shared = columns.second >= 0
     value[shared] += (place[columns.second] * columns.rate_second / fastest[columns.second])[shared]
-    value_of_columns: np.ndarray = columns.gpus * value
+    value_of_columns: np.ndarray = instance.gpus[columns.first] * value
     return value_of_columns

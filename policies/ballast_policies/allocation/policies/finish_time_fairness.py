@@ -3,11 +3,11 @@
     minimise_X  max_m  rho_m,   rho_m = (t_m + num_steps_m / throughput(m, X))
                                         / (t_m_isolated + num_steps_m / throughput(m, X_isolated))
 
-t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated as in ``isolated``.  Not an LP: rho <= r
-requires throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the denominator, which grows as r
-falls.  So it is the furthest point of a path of demands with s = 1/r, found exactly by cuts, each an
-LP (``demand_path``).  Weights do not enter.  Jobs that can run nowhere do not count.  Ties as in
-``idle_capacity``.  Unit: 1.
+t_m is ``elapsed``, t_m_isolated ``isolated_elapsed``; X_isolated as in ``isolated``, also of elastic
+jobs.  Not an LP: rho <= r requires throughput(m, X) >= num_steps_m / (r D_m - t_m) with D_m the
+denominator, which grows as r falls.  So it is the furthest point of a path of demands with s = 1/r, found
+exactly by cuts, each an LP (``demand_path``).  Weights do not enter.  Jobs that can run nowhere do not
+count.  Ties as in ``idle_capacity``.  Unit: 1.
 """
 
 import dataclasses
@@ -48,6 +48,7 @@ class _Path:
 def _path(instance: Instance) -> _Path:
     steps = np.where(instance.runnable, instance.steps(), 0.0)
     alone = (instance.T * isolated_shares(instance)).sum(axis=1)
+    alone = np.where(instance.elastic, instance.equal, alone)
     isolated = instance.isolated_elapsed + np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
     return _Path(steps=steps, elapsed=instance.elapsed, isolated=isolated, full=instance.top)
 

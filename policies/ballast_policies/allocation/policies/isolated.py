@@ -2,15 +2,19 @@
 
     X_mj = capacity_j / (n gpus_m), scaled down to sum_j X_mj <= 1; 0 where job m cannot run on type j.
 
+An elastic job makes the best of its 1/n, in any of its configurations (``own_share``).
 The baseline of sharing incentive and of finish-time fairness; nothing is optimised.
 Objective: the least level, as in max-min fairness.
 """
+
+import dataclasses
 
 import numpy as np
 
 from ballast_policies.accounting import equal_share
 from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.own_share import own_share
 from ballast_policies.allocation.policies.max_min_fairness import objective
 
 __all__ = ["isolated_shares", "objective", "solve"]
@@ -29,11 +33,19 @@ def isolated_shares(instance: Instance) -> np.ndarray:
 
 def solve(instance: Instance) -> Answer:
     """The isolated shares."""
-    return on_own_columns(instance, isolated_shares(instance))
+    answer = on_own_columns(instance, isolated_shares(instance))
+    of_elastic = np.flatnonzero(instance.elastic[instance.columns.first])
+    if not len(of_elastic):
+        return answer
+    x = answer.x.copy()
+    columns = instance.columns.take(of_elastic)
+    x[of_elastic] = own_share(columns, instance.capacity, len(instance.gpus))
+    return dataclasses.replace(answer, x=instance.feasible(x))
 
 
 def on_own_columns(instance: Instance, X: np.ndarray) -> Answer:
     """Shares X (n, k) as an answer, each job alone, only where it can run."""
     columns = instance.columns
-    x = np.where(columns.second < 0, X[columns.first, columns.kind], 0.0)
+    gang = (columns.second < 0) & ~instance.elastic[columns.first]
+    x = np.where(gang, X[columns.first, columns.kind], 0.0)
     return Answer(x=instance.feasible(x), solver="closed form", status="closed form")

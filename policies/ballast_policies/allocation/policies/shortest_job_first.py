@@ -40,7 +40,8 @@ def _precedence(instance: Instance, value: np.ndarray, job: int) -> np.ndarray:
     """(columns,) worth to add so that ``job`` runs at its full speed, before all others."""
     columns = instance.columns
     # A GPU's price is at most the largest value per GPU of any column, a job's time at most its best column.
-    enough = 2.0 * (instance.gpus[job] * float((value / columns.gpus).max()) + float(value.max()))
+    column, _, gpus = columns.entries()
+    enough = 2.0 * (instance.gpus[job] * float((value[column] / gpus).max()) + float(value.max()))
     rate = np.where(columns.first == job, columns.rate_first, 0.0)
     rate = np.where(columns.second == job, columns.rate_second, rate)
     added: np.ndarray = np.where(rate >= instance.top[job] * (1 - 1e-12), enough, 0.0)

@@ -50,7 +50,8 @@ def solve(instance: Instance) -> Answer:
     if not len(runs):
         return nothing(instance)
     if len(runs) > EXACT:
-        return _by_prices(instance, nash_shares_by_prices(instance))
+        elastic = instance.elastic.any()
+        return _by_prices(instance, nash_shares(instance) if elastic else nash_shares_by_prices(instance))
     columns, weights = instance.columns, instance.weights
     found = nash_shares(instance)
     x = found.x
@@ -72,7 +73,7 @@ def solve(instance: Instance) -> Answer:
 def _by_prices(instance: Instance, found: NashShares) -> Answer:
     """Each row scaled by the least that the mechanism lets its job keep."""
     columns, n = instance.columns, len(instance.gpus)
-    worth = columns.gpus * found.prices[columns.kind] * found.x
+    worth = columns.cost(found.prices) * found.x
     spent = np.bincount(columns.first, weights=worth, minlength=n) / instance.weights
     kept = np.exp(-np.minimum(spent, 1.0))
     return Answer(

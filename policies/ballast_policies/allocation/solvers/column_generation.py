@@ -93,7 +93,7 @@ def _worth(program: Program, found: Solved) -> np.ndarray:
         program.value + level[first] * columns.rate_first - found.time[first] * program.time_first
     )
     worth[shared] += (level[second] * columns.rate_second - found.time[second] * program.time_second)[shared]
-    worth -= columns.gpus * found.prices[columns.kind]
+    worth -= columns.cost(found.prices)
     return worth
 
 

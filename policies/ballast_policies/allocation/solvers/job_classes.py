@@ -13,6 +13,7 @@ speeds; shares are then divided over a sparse set of pairs (each member in few o
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from ballast_policies.allocation.instance import Columns, Instance
 
 WORTH_IT = 0.7
 """Classes per job above which merging does not pay."""
+
+MOST_ENTRIES = 30_000_000
+"""Entries of the table of jobs with configurations up to which classes are looked for."""
 
 _HASH_SEED = 20210705
 
@@ -56,11 +60,10 @@ class Merged:
         rate_first, rate_second = columns.rate_first * part_first, columns.rate_second * part_second
         return (
             dataclasses.replace(
-                columns,
+                columns.scaled(self.unit),
                 second=np.where(inside, -1, columns.second),
                 rate_first=np.where(inside, rate_first + rate_second, rate_first),
                 rate_second=np.where(inside, 0.0, rate_second),
-                gpus=columns.gpus * self.unit,
             ),
             np.where(inside, 2.0 * part_first, part_first),
             np.where(inside, 0.0, part_second),
@@ -100,18 +103,23 @@ def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merge
     Returns:
         None where merging does not pay, or pairs do not allow it.
     """
-    columns, T = instance.columns, instance.T
-    n = len(instance.gpus)
+    columns, n = instance.columns, len(instance.gpus)
     if n < 2:
         return None
     alone = np.flatnonzero(columns.second < 0)
-    has = np.zeros_like(T)
-    has[columns.first[alone], columns.kind[alone]] = columns.rate_first[alone]
-    parts = [has, instance.gpus[:, None], *(a[:, None] for a in per_job)]
+    first, place = columns.first[alone], columns.place[alone]
+    width = int(place.max(initial=0)) + 1
+    if n * width * (2 + len(instance.capacity)) > MOST_ENTRIES and instance.elastic.any():
+        return None
+    has = np.zeros((n, width))
+    has[first, place] = columns.rate_first[alone]
+    parts = [has, *(a[:, None] for a in per_job)]
+    if instance.elastic.any():
+        parts += [_table(first, place, gpus, (n, width)) for gpus in _gpus_by_type(columns.take(alone))]
+    else:
+        parts.append(instance.gpus[:, None])
     if value.any():
-        worth = np.zeros_like(T)
-        worth[columns.first[alone], columns.kind[alone]] = value[alone]
-        parts.append(worth)
+        parts.append(_table(first, place, value[alone], (n, width)))
     features = np.concatenate(parts, axis=1)
     if mostly_distinct(features):
         return None
@@ -123,11 +131,9 @@ def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merge
     if pairs is None:
         return None
     pair_columns, pair_unit, pair_column, order = pairs
-    # One merged column for each (class, type); that of its first member stands for it.
-    k = T.shape[1]
-    key = of[columns.first[alone]] * k + columns.kind[alone]
-    kept, first_at, group = np.unique(key, return_index=True, return_inverse=True)
-    singles = dataclasses.replace(columns.take(alone[first_at]), first=kept // k)
+    # One merged column for each (class, place); that of its first member stands for it.
+    kept, first_at, group = np.unique(of[first] * width + place, return_index=True, return_inverse=True)
+    singles = dataclasses.replace(columns.take(alone[first_at]), first=kept // width)
     column = np.empty(len(columns), dtype=np.int64)
     column[alone] = group
     column[order] = len(kept) + pair_column
@@ -135,11 +141,26 @@ def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merge
         of=of,
         size=size,
         chosen=chosen,
-        columns=_join(singles, pair_columns),
+        columns=singles.with_others(pair_columns),
         unit=np.concatenate([size[singles.first].astype(float), pair_unit]),
         column=column,
         pairs=order,
     )
+
+
+def _table(row: np.ndarray, place: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """``values`` at (row, place), 0 elsewhere."""
+    table = np.zeros(shape)
+    table[row, place] = values
+    return table
+
+
+def _gpus_by_type(columns: Columns) -> Iterator[np.ndarray]:
+    """(columns,) GPUs of one type after the other."""
+    column, kind, gpus = columns.entries()
+    for j in range(int(kind.max(initial=-1)) + 1):
+        here = kind == j
+        yield np.bincount(column[here], weights=gpus[here], minlength=len(columns))
 
 
 def mostly_distinct(features: np.ndarray) -> bool:
@@ -230,12 +251,3 @@ def _ring(members: int, total: float) -> tuple[np.ndarray, np.ndarray]:
     low, high = np.minimum(i, (i + 1) % members), np.maximum(i, (i + 1) % members)
     at = low * members - low * (low + 1) // 2 + high - low - 1
     return at, np.full(members, total / members)
-
-
-def _join(first: Columns, second: Columns) -> Columns:
-    return Columns(
-        **{
-            field.name: np.concatenate([getattr(first, field.name), getattr(second, field.name)])
-            for field in dataclasses.fields(Columns)
-        }
-    )

@@ -112,6 +112,7 @@ def maximise(
     unit = float((slope[demanded] / full[demanded]).max()) if gain else 1.0
     fraction = slope / (full * unit)
     fraction = np.where(slope > 0, np.maximum(fraction, SMALLEST_SLOPE), 0.0)
+    elastic = bool(instance.elastic.any())
     same = merged(instance, full, base, slope, value=value)
     if same is None:
         program = Program(
@@ -124,6 +125,7 @@ def maximise(
             scale=1.0 / full,
             capacity=instance.capacity,
             gain=gain,
+            elastic=elastic,
             enough=None if met_by is None else met_by > 0,
         )
     else:
@@ -139,6 +141,7 @@ def maximise(
             scale=1.0 / full[one],
             capacity=instance.capacity,
             gain=gain,
+            elastic=elastic,
         )
     solved, after = _solved(program, None if start is None else start.scaled(unit))
     x, level, time = solved.x, solved.level, solved.time
@@ -209,7 +212,7 @@ def certified(
         level, time, prices = level * scale, time * scale, prices * scale
     first, second = columns.first, columns.second
     shared = second >= 0
-    worth = value + level[first] * columns.rate_first - columns.gpus * prices[columns.kind]
+    worth = value + level[first] * columns.rate_first - columns.cost(prices)
     if shared.any():
         worth[shared] += level[second[shared]] * columns.rate_second[shared] - time[second[shared]]
     else:

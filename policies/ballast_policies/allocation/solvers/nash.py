@@ -54,10 +54,11 @@ def nash_shares(instance: Instance) -> NashShares:
     c, n = len(columns), len(jobs)
     here = np.arange(c)
     # Variables x (c), u (n). Rows: time (n), capacity (k), x >= 0 (c), then (u_m, 1, v_m) for each job.
+    taking, kind, gpus = columns.entries()
     limits = sparse.coo_matrix(
         (
-            np.concatenate([np.ones(c), columns.gpus, -np.ones(c)]),
-            (np.concatenate([row, n + columns.kind, n + k + here]), np.concatenate([here, here, here])),
+            np.concatenate([np.ones(c), gpus, -np.ones(c)]),
+            (np.concatenate([row, n + kind, n + k + here]), np.concatenate([here, taking, here])),
         ),
         shape=(n + k + c, c + n),
     )
@@ -94,12 +95,13 @@ def gap_per_weight(instance: Instance, found: NashShares) -> float:
 
     So the geometric mean of the speeds, weighted, is within this part of the largest possible.
     """
-    runs = instance.runnable
-    relative = instance.T[runs] / instance.fastest[runs, None]
+    runs, columns = instance.runnable, instance.columns
     weights = instance.weights[runs]
-    bound = found.prices @ instance.capacity + _best_responses(
-        relative, weights, instance.gpus[runs, None] * found.prices
-    )
+    relative = np.zeros((len(runs), int(columns.place.max(initial=0)) + 1))
+    costs = np.zeros_like(relative)
+    relative[columns.first, columns.place] = columns.rate_first / instance.fastest[columns.first]
+    costs[columns.first, columns.place] = columns.cost(found.prices)
+    bound = found.prices @ instance.capacity + _best_responses(relative[runs], weights, costs[runs])
     reached = instance.throughput(found.x)[runs] / instance.fastest[runs]
     value = weights @ np.log(reached)
     return max(0.0, float(bound - value)) / float(weights.sum())

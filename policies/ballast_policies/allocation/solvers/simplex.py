@@ -36,6 +36,7 @@ class Program:
         scale: (n,) 1 / full speed.
         capacity: (k,) GPUs.
         gain: 1, or 0: there is no t.
+        elastic: some jobs have configurations.
         enough: (columns,) whether it is among columns that are known to meet the demands; None: not known.
     """
 
@@ -48,6 +49,7 @@ class Program:
     scale: np.ndarray
     capacity: np.ndarray
     gain: float
+    elastic: bool = False
     enough: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -56,7 +58,7 @@ class Program:
     def rows(self) -> Rows | None:
         """The same with a dense row a job; None where jobs share, or one has a demand and no column."""
         columns = self.columns
-        if (columns.second >= 0).any() or (self.time_first != 1.0).any():
+        if self.elastic or (columns.second >= 0).any() or (self.time_first != 1.0).any():
             return None
         present = np.zeros(len(self), dtype=bool)
         present[columns.first] = True
@@ -145,9 +147,10 @@ def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
     level_row[demanded] = np.arange(d)
     here = np.arange(c)
     shared = np.flatnonzero(columns.second >= 0)
-    rows = [level_row[columns.first], d + columns.first, d + n + columns.kind]
-    values = [columns.rate_first * program.scale[columns.first], program.time_first, columns.gpus]
-    places = [here, here, here]
+    taking, kind, gpus = columns.entries()
+    rows = [level_row[columns.first], d + columns.first, d + n + kind]
+    values = [columns.rate_first * program.scale[columns.first], program.time_first, gpus]
+    places = [here, here, taking]
     if len(shared):
         second = columns.second[shared]
         rows += [level_row[second], d + second]

@@ -26,12 +26,10 @@ SAME_COST = 1e-9
 
 
 def cheapest(instance: Instance) -> np.ndarray:
-    """(n,) USD per step on the cheapest type; infinite where the job cannot run."""
-    with np.errstate(divide="ignore"):
-        per_step = np.where(
-            instance.T > 0, instance.gpus[:, None] * instance.prices() / 3600.0 / instance.T, np.inf
-        )
-    least: np.ndarray = per_step.min(axis=1, initial=np.inf)
+    """(n,) USD per step on the cheapest type or configuration; infinite where the job cannot run."""
+    columns = instance.columns
+    least = np.full(len(instance.gpus), np.inf)
+    np.minimum.at(least, columns.first, columns.cost(instance.prices()) / 3600.0 / columns.rate_first)
     return least
 
 
@@ -42,27 +40,29 @@ def on_cheapest_types(instance: Instance, allowed: np.ndarray | None = None) -> 
         SolverError: several types are equally cheap for some jobs, and a linear program over these failed.
     """
     columns, least = instance.columns, cheapest(instance)
-    cost = columns.gpus * instance.prices()[columns.kind] / 3600.0 / columns.rate_first
+    cost = columns.cost(instance.prices()) / 3600.0 / columns.rate_first
     kept = (columns.second < 0) & (cost <= least[columns.first] * (1 + SAME_COST))
     if allowed is not None:
         kept &= allowed[columns.first]
     # A job whose cheapest types have no GPU left waits.
-    kept &= instance.capacity[columns.kind] > 0
+    kept &= ~columns.use(instance.capacity <= 0)
     choices = np.bincount(columns.first[kept], minlength=len(least))
-    linked = _linked_types(instance, kept & (choices[columns.first] > 1))
+    linked = _linked_types(instance, kept & (choices[columns.first] > 1), kept)
     x = np.zeros(len(columns))
-    alone = kept & ~linked[columns.kind]
+    together = kept & columns.use(linked)
+    alone = kept & ~together
     x[alone] = _filled_type_by_type(instance, np.flatnonzero(alone))
-    together = kept & linked[columns.kind]
     if together.any():
         x[together] = _filled_together(instance, together)
     return x
 
 
-def _linked_types(instance: Instance, tied: np.ndarray) -> np.ndarray:
-    """(k,) whether a job has this type and another as its cheapest: the columns ``tied``."""
+def _linked_types(instance: Instance, tied: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """(k,) whether a job has this type and another as its cheapest: ``tied`` or mixed columns."""
     linked = np.zeros(len(instance.capacity), dtype=bool)
-    linked[instance.columns.kind[tied]] = True
+    column, kind, _ = instance.columns.entries()
+    mixed = np.bincount(column, minlength=len(kept)) > 1
+    linked[kind[(tied | (kept & mixed))[column]]] = True
     return linked
 
 
@@ -77,7 +77,7 @@ def _filled_type_by_type(instance: Instance, chosen: np.ndarray) -> np.ndarray:
     for j in np.unique(kind):
         here = np.flatnonzero(kind == j)
         here = here[np.argsort(-share[here], kind="stable")]
-        gpus, per_level = instance.gpus[job[here]], share[here]
+        gpus, per_level = columns.gpus[chosen[here]], share[here]
         # With the first i jobs at full time, the others reach level t_i.
         full = np.append(0.0, np.cumsum(gpus)[:-1])
         rising = np.cumsum((gpus * per_level)[::-1])[::-1]
@@ -94,8 +94,9 @@ def _filled_together(instance: Instance, chosen: np.ndarray) -> np.ndarray:
     """Shares of the columns ``chosen`` (columns,) by water filling over all of them."""
     columns = instance.columns.take(chosen)
     T = np.zeros_like(instance.T)
-    T[columns.first, columns.kind] = columns.rate_first
-    jobs = np.flatnonzero(T.any(axis=1))
+    gang = ~instance.elastic[columns.first]
+    T[columns.first[gang], columns.kind[gang]] = columns.rate_first[gang]
+    jobs = np.unique(columns.first)
     row = np.full(len(T), -1)
     row[jobs] = np.arange(len(jobs))
     some = dataclasses.replace(
@@ -105,6 +106,9 @@ def _filled_together(instance: Instance, chosen: np.ndarray) -> np.ndarray:
         weights=instance.weights[jobs],
         T=T[jobs],
         equal=instance.equal[jobs],
+        elastic=instance.elastic[jobs],
+        level_at_equal=instance.level_at_equal[jobs],
+        configurations=[instance.configurations[m] for m in jobs.tolist()],
         columns=dataclasses.replace(columns, first=row[columns.first]),
         steps_remaining=instance.steps_remaining[jobs],
         elapsed=instance.elapsed[jobs],
@@ -130,9 +134,7 @@ def solve(instance: Instance) -> Answer:
 def objective(instance: Instance, x: np.ndarray) -> float:
     """USD to finish all remaining steps at the cost per step of ``x``; jobs without shares at their least."""
     columns, n = instance.columns, len(instance.gpus)
-    spent = np.bincount(
-        columns.first, weights=columns.gpus * instance.prices()[columns.kind] / 3600.0 * x, minlength=n
-    )
+    spent = np.bincount(columns.first, weights=columns.cost(instance.prices()) / 3600.0 * x, minlength=n)
     speed = instance.throughput(x)
     return _usd(instance, np.divide(spent, speed, out=cheapest(instance), where=speed > 0))
 

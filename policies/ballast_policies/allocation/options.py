@@ -1,0 +1,90 @@
+"""The configurations of elastic jobs as arrays, and their columns."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.allocation.columns import Columns
+from ballast_policies.allocation.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """Configurations, one entry each, those of one job together and jobs in order of their rows.
+
+    Attributes:
+        job: (c,) rows of the jobs.
+        place: (c,) number among those of the job, from 0.
+        gpus: (c, k) GPUs of each type.
+        throughput: (c,) steps/s; 0: it cannot run so.
+        names: (n) names of the configurations of each job; empty for a gang of one size.
+    """
+
+    job: np.ndarray
+    place: np.ndarray
+    gpus: np.ndarray
+    throughput: np.ndarray
+    names: Sequence[Sequence[str]]
+
+    @property
+    def elastic(self) -> np.ndarray:
+        """(n,) whether a job has configurations."""
+        return np.array([len(names) > 0 for names in self.names], dtype=bool)
+
+    def columns(self, capacity: np.ndarray) -> Columns:
+        """A column for each configuration that can run on ``capacity`` (k,) GPUs."""
+        runs = (self.throughput > 0) & (self.gpus <= capacity).all(axis=1)
+        gpus = self.gpus[runs]
+        count = len(gpus)
+        kind = (gpus > 0).argmax(axis=1) if count else np.zeros(0, dtype=np.intp)
+        here = np.arange(count)
+        first = gpus[here, kind]
+        gpus[here, kind] = 0.0
+        further = None
+        if gpus.any():
+            import scipy.sparse
+
+            further = scipy.sparse.csr_array(gpus)
+        return Columns(
+            first=self.job[runs],
+            second=np.full(count, -1),
+            place=self.place[runs],
+            kind=kind,
+            rate_first=self.throughput[runs],
+            rate_second=np.zeros(count),
+            gpus=first,
+            pair=np.full(count, -1),
+            further=further,
+        )
+
+
+def options_of(problem: Problem) -> Options | None:
+    """The configurations of the problem's jobs; None where no job has any.
+
+    Configurations with a GPU of a type that the problem does not have are there, with throughput 0.
+    """
+    jobs = problem.jobs
+    if not any(job.configurations for job in jobs):
+        return None
+    index = {gpu_type: j for j, gpu_type in enumerate(problem.gpu_types)}
+    every = [each for job in jobs for each in job.configurations]
+    counts = np.array([len(job.configurations) for job in jobs])
+    entries = [
+        (c, index.get(gpu_type, -1), count)
+        for c, each in enumerate(every)
+        for gpu_type, count in each.gpus.items()
+        if count
+    ]
+    column, kind, count = np.array(entries, dtype=float).T
+    gpus = np.zeros((len(every), len(index) + 1))
+    gpus[column.astype(np.intp), kind.astype(np.intp)] = count
+    throughput = np.array([each.throughput for each in every])
+    throughput[gpus[:, -1] > 0] = 0.0
+    return Options(
+        job=np.repeat(np.arange(len(jobs)), counts),
+        place=np.arange(len(every)) - np.repeat(np.cumsum(counts) - counts, counts),
+        gpus=gpus[:, :-1],
+        throughput=throughput,
+        names=[tuple(each.name for each in job.configurations) for job in jobs],
+    )

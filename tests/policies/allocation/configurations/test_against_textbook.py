@@ -1,0 +1,209 @@
+"""Every exact policy over configurations reaches the optimum of an independent formulation."""
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.registry import allocate
+
+from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
+from tests.policies.allocation.configurations.textbook import ElasticBook
+from tests.policies.allocation.textbook import filling_by_stages, team_weights
+
+SEEDS = range(20)
+"""With ten families: 200 instances for each policy."""
+CLOSE = {"rel": 1e-6, "abs": 1e-9}
+
+
+def solved(policy, family, seed):
+    """(problem as a textbook has it, answer), checked for feasibility and a proven gap."""
+    problem = problem_of(family, seed)
+    book, answer = ElasticBook(problem), allocate(policy, problem)
+    x = book.shares(answer)
+    A, b = book.limits()
+    assert (x >= 0).all()
+    assert (A @ x <= b * (1 + 1e-9) + 1e-9).all()
+    speed = book.rows_of_speed() @ x
+    assert speed == pytest.approx([answer.throughput[job.name] for job in problem.jobs], rel=1e-9, abs=1e-12)
+    level = book.scale * speed / book.weights
+    assert level == pytest.approx([answer.levels[job.name] for job in problem.jobs], rel=1e-8, abs=1e-12)
+    if policy != "isolated":
+        assert answer.gap is not None
+        assert answer.gap <= 1e-6
+        assert answer.status in ("optimal", "closed form")
+    for job in problem.jobs:
+        if job.configurations:
+            assert set(answer.allocation[job.name]) == {each.name for each in job.configurations}
+    return book, answer, x
+
+
+def every(test):
+    """The test on all families and seeds."""
+    return pytest.mark.parametrize("family", FAMILIES)(test)
+
+
+@every
+def test_max_min_fairness(family):
+    """The least level, and no GPU is left that would add to the levels."""
+    for seed in SEEDS:
+        book, answer, x = solved("max-min-fairness", family, seed)
+        if not book.runs.any():
+            assert answer.objective == 0.0
+            continue
+        slope = np.divide(book.weights, book.scale, out=np.zeros(book.n), where=book.runs)
+        least = book.furthest(np.zeros(book.n), slope)
+        assert answer.objective == pytest.approx(least, **CLOSE)
+        worth = book.scale[book.job] * book.rate
+        assert worth @ x >= book.best(worth, at_least=slope * least * (1 - 1e-7)) * (1 - 1e-5)
+
+
+@every
+def test_makespan(family):
+    """In seconds."""
+    for seed in SEEDS:
+        book, answer, _ = solved("makespan", family, seed)
+        if book.runs.any():
+            best = 1.0 / book.furthest(np.zeros(book.n), np.where(book.runs, book.steps, 0.0))
+            assert answer.objective == pytest.approx(best, **CLOSE)
+
+
+@every
+def test_finish_time_fairness(family):
+    """The least rho, by halving an interval of it."""
+    for seed in SEEDS:
+        book, answer, _ = solved("finish-time-fairness", family, seed)
+        if not book.runs.any():
+            continue
+        elapsed = np.array([job.elapsed for job in book.jobs])
+        alone = np.array([book.isolated_speed(m) for m in range(book.n)])
+        isolated = np.array([job.isolated_elapsed for job in book.jobs])
+        isolated = isolated + np.divide(book.steps, alone, out=np.zeros(book.n), where=book.runs)
+        low, high = 0.0, answer.objective * 2
+        for _ in range(45):
+            rho = 0.5 * (low + high)
+            left = rho * isolated - elapsed
+            need = np.where(book.runs, book.steps / np.where(left > 0, left, 1e-300), 0.0)
+            enough = np.minimum(need, book.full) * (1 - 1e-9)
+            fits = (need <= book.full * (1 + 1e-12)).all() and book.best(
+                np.zeros(book.width), enough
+            ) is not None
+            low, high = (low, rho) if fits else (rho, high)
+        assert answer.objective == pytest.approx(high, rel=1e-5)
+
+
+@every
+@pytest.mark.parametrize("policy", ["max-throughput", "max-throughput-per-dollar", "fifo"])
+def test_sums_over_columns(policy, family):
+    """Linear objectives in their units."""
+    for seed in SEEDS:
+        book, answer, _ = solved(policy, family, seed)
+        value = book.rate.copy()
+        if policy == "max-throughput-per-dollar":
+            value = book.rate / (book.use @ book.prices)
+        if policy == "fifo":
+            arrival = np.argsort([-job.elapsed for job in book.jobs], kind="stable")
+            place = np.empty(book.n)
+            place[arrival] = book.n - np.arange(book.n)
+            value = (book.gpus * place)[book.job] * book.rate / book.full[book.job]
+        best = book.best(value) if book.width else 0.0
+        assert answer.objective == pytest.approx(best, **CLOSE)
+
+
+@every
+def test_shortest_job_first(family):
+    """The shortest job has its fastest configuration; the others are served in order of length."""
+    for seed in SEEDS:
+        book, answer, x = solved("shortest-job-first", family, seed)
+        if not book.runs.any():
+            continue
+        length = np.where(book.runs, book.steps / np.where(book.runs, book.full, 1.0), np.inf)
+        assert answer.objective == pytest.approx(length.min(), **CLOSE)
+        order = sorted(range(book.n), key=lambda m: (length[m], -book.jobs[m].elapsed))
+        place = np.empty(book.n)
+        place[order] = book.n - np.arange(book.n)
+        value = (book.gpus * place)[book.job] * book.rate / book.full[book.job]
+        full = np.zeros(book.n)
+        full[order[0]] = book.full[order[0]] * (1 - 1e-9)
+        assert value @ x == pytest.approx(book.best(value, at_least=full), rel=1e-6)
+
+
+@every
+def test_min_cost(family):
+    """All steps at each job's least cost a step, on nothing else, and the time there shared fairly."""
+    for seed in SEEDS:
+        book, answer, x = solved("min-cost", family, seed)
+        if not book.runs.any():
+            continue
+        per_step = book.cost() / book.rate
+        least = np.array([min(per_step[book.job == m], default=0.0) for m in range(book.n)])
+        assert answer.objective == pytest.approx(book.steps @ least, **CLOSE)
+        dear = per_step > least[book.job] * (1 + 1e-8)
+        assert (x[dear] == 0).all()
+        levels = filling_by_stages(book.only(~dear), flat_weights(book))
+        assert book.scale * (book.rows_of_speed() @ x) == pytest.approx(levels, rel=1e-5, abs=1e-7)
+
+
+@every
+def test_min_cost_slo(family):
+    """The deadlines kept are those of the textbook, at the least cost of keeping them."""
+    for seed in SEEDS:
+        book, answer, x = solved("min-cost-slo", family, seed)
+        until = np.array([np.inf if job.deadline is None else job.deadline for job in book.jobs])
+        need = book.steps / until
+        reach = (need > 0) & (need <= book.full * (1 + 1e-9))
+        kept = np.zeros(book.n, dtype=bool)
+        for m in sorted(np.flatnonzero(reach), key=lambda m: until[m]):
+            kept[m] = True
+            some = np.where(kept, np.minimum(need, book.full), 0.0) * (1 - 1e-9)
+            kept[m] = book.best(np.zeros(book.width), at_least=some) is not None
+        late = {job.name for m, job in enumerate(book.jobs) if np.isfinite(until[m]) and not kept[m]}
+        assert set(answer.unmet_deadlines) == late
+        speed = book.rows_of_speed() @ x
+        assert (speed[kept] >= need[kept] * (1 - 1e-6)).all()
+        if kept.any():
+            value = -book.cost() * np.where(kept, until, 0.0)[book.job]
+            least = -book.best(value, at_least=np.where(kept, np.minimum(need, book.full), 0.0) * (1 - 1e-9))
+            assert -value @ x == pytest.approx(least, rel=1e-5)
+
+
+def flat_weights(book):
+    """Every job on its own, with its weight."""
+    return lambda rising: np.array([book.weights[m] if m in rising else 0.0 for m in range(book.n)])
+
+
+@every
+@pytest.mark.parametrize("policy", ["water-filling", "hierarchical"])
+def test_water_filling(policy, family):
+    """All levels, stage by stage."""
+    for seed in SEEDS:
+        book, answer, x = solved(policy, family, seed)
+        weights_of = flat_weights(book) if policy == "water-filling" else team_weights(book)
+        levels = filling_by_stages(book, weights_of)
+        assert book.scale * (book.rows_of_speed() @ x) == pytest.approx(levels, rel=1e-5, abs=1e-7)
+        if policy == "water-filling" and book.runs.any():
+            assert answer.objective == pytest.approx((levels / book.weights)[book.runs].min(), **CLOSE)
+
+
+@every
+def test_isolated(family):
+    """Each job makes the best of its own 1/n; the GPUs suffice for all."""
+    for seed in SEEDS:
+        book, answer, _ = solved("isolated", family, seed)
+        speed = [book.isolated_speed(m) for m in range(book.n)]
+        assert list(answer.throughput.values()) == pytest.approx(speed, rel=1e-7)
+
+
+@every
+def test_strategy_proof(family):
+    """The proportionally fair speeds, and of them the part that the mechanism leaves to each job."""
+    for seed in SEEDS[:3] if family == "many configurations" else SEEDS[:5]:
+        book, _, x = solved("strategy-proof", family, seed)
+        runs = np.flatnonzero(book.runs)
+        if not len(runs):
+            continue
+        fair = book.nash(runs)
+        kept = np.ones(book.n)
+        for m in runs if len(runs) > 1 else ():
+            others = runs[runs != m]
+            without = book.nash(others)
+            loss = book.weights[others] @ np.log(fair[others] / without[others])
+            kept[m] = min(1.0, np.exp(loss / book.weights[m]))
+        assert book.rows_of_speed() @ x == pytest.approx(fair * kept, rel=1e-4)
