@@ -134,6 +134,7 @@ def paired(
         Columns(
             first=first,
             second=second,
+            place=kind,
             kind=kind,
             rate_first=pairs[:, 3],
             rate_second=pairs[:, 4],

@@ -27,6 +27,7 @@ def alone(rates: np.ndarray, gpus: np.ndarray, order: np.ndarray) -> Columns:
     return Columns(
         first=first,
         second=np.full(len(first), -1),
+        place=kind,
         kind=kind,
         rate_first=rates[first, kind],
         rate_second=np.zeros(len(first)),
