@@ -12,7 +12,7 @@ from ballast_operator.kube.kinds import POD, Kind
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.loops.simulated.world import Crash, FakeCluster, World
 
-JOBS = ("one", "two", "three", "four")
+JOBS = ("one", "two", "three", "four", "five")
 NODES = {"a": ("fast", 2), "b": ("fast", 2), "c": ("slow", 2)}
 TOTAL_STEPS = 900
 
@@ -56,7 +56,7 @@ class Trouble:
 
 
 class ChaosSimulation(Simulation):
-    """Four jobs on three nodes: one shrinks, one grows, not all fit."""
+    """Five jobs on three nodes: one shrinks, one grows, one is a script, not all fit."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -68,6 +68,9 @@ class ChaosSimulation(Simulation):
         for name in JOBS:
             trainer = {"total": TOTAL_STEPS, "shrink_at": 100 if name == "one" else None}
             spec: dict[str, Any] = {"totalSteps": TOTAL_STEPS, "backoffLimit": 1000}
+            if name == "five":
+                self.add_script(name, command={"total": TOTAL_STEPS}, **spec)
+                continue
             if name == "four":
                 spec |= {"stages": (1, 3), "grow": True}
             self.add_job(name, trainer=trainer, **spec)

@@ -49,6 +49,9 @@ class JobCondition(enum.StrEnum):
     """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
     MESSAGES_READABLE = "MessagesReadable"
     """The trainer's messages can be used. Absent: none was ever refused."""
+    REPORTING = "Reporting"
+    """A job without a model uses the client library; False: progress, loss and speed are not known, and it is
+    not asked to save before it is stopped. Absent: it has a model, or has not run yet."""
     RECONCILED = "Reconciled"
     """The operator can act on the job. Absent: it always could."""
     SUCCEEDED = "Succeeded"
@@ -98,6 +101,12 @@ class JobReason(enum.StrEnum):
     # Admitted=False: user errors
     MISCONFIGURED = "Misconfigured"
     """Not admitted or failed: the spec cannot be used; the message names the field."""
+
+    # Reporting
+    CLIENT_CONNECTED = "ClientConnected"
+    """Reporting: the command of a job without a model has acknowledged the plan."""
+    NO_CLIENT = "NoClient"
+    """Not reporting: the command of a job without a model has not; the message says what is lost."""
 
     # Running
     ALL_RANKS_TRAIN = "AllRanksTrain"

@@ -59,6 +59,8 @@ class JobAllocation(StatusModel):
     """When the last growth was decided."""
     first_newcomer: Annotated[int, Field(ge=0)] = 0
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
+    master_address: _Name = ""
+    """Of a job without a model: the address of rank 0 that the other ranks were told; empty: not yet."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
 

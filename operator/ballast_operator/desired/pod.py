@@ -1,6 +1,7 @@
 """A trainer pod: the user's template with the operator's additions."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, POD_RANKS_ENV, RANK_LABEL
@@ -26,7 +27,14 @@ USUAL_GRACE_SECONDS = 30
 
 
 def pod_object(
-    view: JobView, spec: JobSpec, allocation: JobAllocation, *, number: int, pod: str, gpu_resource: str
+    view: JobView,
+    spec: JobSpec,
+    allocation: JobAllocation,
+    *,
+    number: int,
+    pod: str,
+    gpu_resource: str,
+    more_environment: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
 
@@ -49,7 +57,7 @@ def pod_object(
     grace = content.get("terminationGracePeriodSeconds")
     stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
     ranks = allocation.gpus_per_pod
-    trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds, ranks)
+    trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds, ranks, more_environment)
     if ranks > 1:
         trainer = with_shared_memory(content, trainer, ranks)
     content["containers"] = [trainer, *containers[1:]]
@@ -81,9 +89,10 @@ def _trainer(
     gpu_resource: str,
     stop_seconds: int,
     ranks: int,
+    more_environment: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     container = dict(container)
-    if not container.get("command") and not container.get("args"):
+    if not spec.is_script and not container.get("command") and not container.get("args"):
         container["command"] = list(COMMAND)
     ours: list[dict[str, Any]] = [
         {"name": "BALLAST_JOB", "value": view.name},
@@ -99,6 +108,7 @@ def _trainer(
         },
         # How long the trainer has to save after SIGTERM: an eviction, a spot notice.
         {"name": "BALLAST_STOP_SECONDS", "value": str(max(1, stop_seconds))},
+        *(dict(variable) for variable in more_environment),
     ]
     users = list(container.get("env") or [])
     named = {variable["name"] for variable in users}

@@ -12,7 +12,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from ballast_policies.contract import GPU_RESOURCE, lease_name, plan_config_map_name, pod_name
+from ballast_policies.contract import (
+    GPU_RESOURCE,
+    lease_name,
+    plan_config_map_name,
+    pod_name,
+    rendezvous_config_map_name,
+)
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import JobAllocation
@@ -143,6 +149,7 @@ class PodChecks:
             *access_objects(view),
             (LEASE, owned(view, LEASE, lease_name(view.name))),
             (CONFIG_MAP, owned(view, CONFIG_MAP, plan_config_map_name(view.name))),
+            (CONFIG_MAP, owned(view, CONFIG_MAP, rendezvous_config_map_name(view.name))),
             (POD, owned(view, POD, pod_name(view.name, view.status.launches + 1, 0))),
         ]
         for kind, body in needed:

@@ -7,6 +7,9 @@ from ballast_operator.steps.context import ReconcileContext
 from ballast_operator.steps.gang import waits
 from ballast_operator.views.pod import PodView
 
+EXITED_WELL = "every rank of the command has exited with success"
+"""Why a script has succeeded."""
+
 
 def describe(pod: PodView) -> str:
     """A pod's end, as text."""
@@ -22,6 +25,8 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
     pods = [pod for pod in view.pods if pod.name in end.pods]
     quiet = view.lease.quiet_seconds if view.lease is not None else 0.0
     match end.why:
+        case Why.DONE if view.is_script:
+            return EXITED_WELL
         case Why.DONE:
             return f"{view.finished_step} of {context.spec.config.total_steps} steps are done and saved"
         case Why.SUSPENDED:

@@ -1,16 +1,18 @@
 """Start a launch: create the gang's pods, all or none, and write the plan when all have an address."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.protocol.observed import Deadline
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import JobAllocation
+from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
 from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object
-from ballast_operator.kube.kinds import LEASE
+from ballast_operator.desired.script import rendezvous_object, script_environment
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE
 from ballast_operator.steps.context import (
     Apply,
     CreatePod,
@@ -36,7 +38,9 @@ def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResul
         f"{ready} of {len(allocation.pods)} pods run" + waits(context),
     )
     left = seconds_left(context, Deadline.BIND)
-    return StepResult(status=status, actions=_creations(context, missing), requeue_after_seconds=left)
+    told, status = tell_address(context, status)
+    creations = _creations(context, missing)
+    return StepResult(status=status, actions=(*told, *creations), requeue_after_seconds=left)
 
 
 def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
@@ -92,13 +96,43 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
         *(
             CreatePod(
                 pod_object(
-                    view, context.spec, allocation, number=number, pod=pod, gpu_resource=context.gpu_resource
+                    view,
+                    context.spec,
+                    allocation,
+                    number=number,
+                    pod=pod,
+                    gpu_resource=context.gpu_resource,
+                    more_environment=_environment(context, number),
                 )
             )
             for number, pod in enumerate(allocation.pods)
             if pod in missing
         ),
     )
+
+
+def _environment(context: ReconcileContext, pod: int) -> list[dict[str, Any]]:
+    if not context.spec.is_script:
+        return []
+    save_seconds = context.settings.stop_seconds
+    return script_environment(
+        context.view, context.allocation, pod=pod, save_seconds=save_seconds
+    )
+
+
+def tell_address(
+    context: ReconcileContext, status: TrainingJobStatus
+) -> tuple[tuple[Apply, ...], TrainingJobStatus]:
+    """Tell the other ranks of a script where rank 0 is, once that is known: (actions, status)."""
+    view, allocation = context.view, context.allocation
+    first = next((pod for pod in view.gang if pod.name == allocation.pods[0]), None)
+    if not context.spec.is_script or first is None or len(allocation.pods) == 1:
+        return (), status
+    if not first.address or first.address == allocation.master_address:
+        return (), status
+    told = allocation.replace(master_address=first.address)
+    address = rendezvous_object(view, allocation, first.address)
+    return (Apply(CONFIG_MAP, address),), status.replace(allocation=told)
 
 
 def waits(context: ReconcileContext) -> str:

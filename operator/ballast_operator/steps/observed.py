@@ -49,13 +49,22 @@ def observed(context: ReconcileContext) -> Observed:
         acknowledged=lease.ack.epoch if lease is not None and lease.ack is not None else 0,
         heard=_heard(lease),
         proposal=_proposal(context),
-        finished=view.finished_step is not None,
+        finished=view.finished_step is not None or _said_to_be_done(context),
         suspended=spec.suspend,
         offer=_offer(context),
         gpus_free=not context.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),
         tries_left=status.counted_restarts <= spec.backoff_limit,
+        script=spec.is_script,
+        listens=view.listens,
     )
+
+
+def _said_to_be_done(context: ReconcileContext) -> bool:
+    """Of a script: its client has named the last step; its ranks may still run."""
+    lease = context.view.lease
+    last = lease.finished_step if context.spec.is_script and lease is not None else None
+    return last is not None and last >= context.spec.config.total_steps
 
 
 def seconds_left(context: ReconcileContext, deadline: Deadline) -> float:
@@ -72,6 +81,12 @@ def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
     written = view.plan_written if view.launched_plan is not None else None
     begun = None
     match deadline:
+        case Deadline.HEARTBEAT if not view.listens:
+            return None
+        case Deadline.QUIET if not view.listens:
+            return math.inf
+        case Deadline.SETTLE:
+            return _since_first_failure(context)
         case Deadline.HEARTBEAT:
             return lease.quiet_seconds if lease is not None else 0.0
         case Deadline.QUIET:  # a lease that does not exist will not be renewed
@@ -93,6 +108,16 @@ def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
     return None if begun is None else seconds_since(context, begun)
 
 
+def _since_first_failure(context: ReconcileContext) -> float | None:
+    """Seconds since the first rank of the gang failed; infinite where its node's clock makes no sense."""
+    failed = [pod for pod in context.view.gang if pod.phase == Phase.FAILED]
+    if not failed:
+        return None
+    times = [pod.ended_at for pod in failed if pod.ended_at is not None]
+    since = seconds_since(context, min(times)) if times else math.inf
+    return since if since >= 0 else math.inf
+
+
 def _limit(context: ReconcileContext, deadline: Deadline) -> float:
     """How long what ``deadline`` limits may last, in seconds."""
     settings, plan = context.settings, context.view.launched_plan
@@ -104,7 +129,7 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
         case Deadline.ACKNOWLEDGEMENT:
             shrinks = plan is not None and plan.directive is Directive.SHRINK
             return settings.shrink_seconds if shrinks else settings.start_seconds
-        case Deadline.HEARTBEAT:
+        case Deadline.HEARTBEAT | Deadline.SETTLE:
             return settings.heartbeat_seconds
         case Deadline.QUIET | Deadline.EXIT:
             return settings.exit_seconds

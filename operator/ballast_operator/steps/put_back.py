@@ -15,7 +15,7 @@ def missing_objects(context: ReconcileContext) -> tuple[Action, ...]:
     actions: list[Action] = []
     if view.lease is None:
         actions.append(Apply(LEASE, lease_object(view)))
-    elif view.lease.quiet_seconds >= SILENCE_SECONDS:
+    elif view.listens and view.lease.quiet_seconds >= SILENCE_SECONDS:
         actions += [Apply(kind, body) for kind, body in access_objects(view)]
     if not view.plan_intact:
         actions.append(WritePlan(context.plan))

@@ -10,6 +10,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition
+from ballast_operator.steps.messages import with_reporting
 
 N = TypeVar("N", int, float)
 
@@ -25,7 +26,8 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     view, status = context.view, context.view.status
     allocation, lease = context.allocation, view.lease
     if view.acknowledged or status.is_true(JobCondition.RUNNING):
-        message = f"{allocation.gpus} ranks train on {allocation.gpu_type} of pool {allocation.pool}"
+        does = "run the template's command" if view.is_script else "train"
+        message = f"{allocation.gpus} ranks {does} on {allocation.gpu_type} of pool {allocation.pool}"
         if not status.is_true(JobCondition.RUNNING):
             status = with_condition(
                 context, status, JobCondition.RUNNING, True, JobReason.ALL_RANKS_TRAIN, message
@@ -34,9 +36,11 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
                 status = with_condition(
                     context, status, JobCondition.PREEMPTED, False, JobReason.RESUMED, message
                 )
+    if view.is_script:
+        status = with_reporting(context, status)
     report = lease.report if lease is not None else None
     plan = view.launched_plan
-    if report is None or plan is None or report.epoch > plan.epoch or not view.acknowledged:
+    if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status
     status = _rebalanced(context, status, report)
     speed = context.assignment.isolated_speed if context.assignment is not None else 0.0

@@ -21,7 +21,7 @@ from ballast_policies.protocol.moves import (
     Wait,
     WritePlan,
 )
-from ballast_policies.protocol.observed import Observed
+from ballast_policies.protocol.observed import Observed, Phase
 
 from ballast_operator.steps import context as actions
 from ballast_operator.steps.context import Action, DeletePod, ReconcileContext, StepResult, with_status
@@ -127,6 +127,7 @@ def _deletions(context: ReconcileContext, decision: Decision) -> tuple[DeletePod
 
 def _soon_if_something_ends(seen: Observed, again: float | None) -> float:
     """A gang of which a rank or a node has ended is looked at each second: the others' ends may follow."""
-    if any(not pod.alive or not pod.node_ready for pod in seen.gang_pods):
+    ended = (pod for pod in seen.gang_pods if not (seen.script and pod.phase is Phase.SUCCEEDED))
+    if any(not pod.alive or not pod.node_ready for pod in ended):
         return min(again or 1.0, 1.0)
     return SILENCE_SECONDS if again is None else min(again, SILENCE_SECONDS)

@@ -98,11 +98,34 @@ class JobView:
         )
 
     @property
+    def is_script(self) -> bool:
+        """It runs its template's own command: its pods' ends, and not a trainer, say how it is."""
+        return self.spec is not None and self.spec.is_script
+
+    @property
     def acknowledged(self) -> bool:
-        """Rank 0 has reached the newest plan."""
+        """Rank 0 has reached the newest plan; a script has with the plan's writing."""
+        return self.launched_plan is not None and (self.is_script or self.has_spoken)
+
+    @property
+    def has_spoken(self) -> bool:
+        """Rank 0 has acknowledged the newest plan: a trainer, or the client library in a script."""
         plan = self.launched_plan
         ack = self.lease.ack if self.lease is not None else None
         return plan is not None and ack is not None and ack.epoch >= plan.epoch
+
+    @property
+    def listens(self) -> bool:
+        """The ranks read plans: a trainer, or a script whose client has acknowledged one of this launch.
+
+        The stop that is being asked for need not be acknowledged yet.
+        """
+        plan, lease = self.launched_plan, self.lease
+        if not self.is_script:
+            return True
+        if plan is None or lease is None or lease.ack is None or lease.released:
+            return False
+        return lease.ack.epoch >= plan.epoch - (plan.directive is Directive.CHECKPOINT_AND_STOP)
 
     @property
     def shrinking(self) -> bool:
@@ -125,7 +148,12 @@ class JobView:
 
     @property
     def finished_step(self) -> int | None:
-        """The last step, where training is done and saved; None while there is more to do."""
+        """The last step, where training is done and saved; None while there is more to do.
+
+        A script is done when its ranks have exited: None.
+        """
+        if self.is_script:
+            return None
         step = self.lease.finished_step if self.lease is not None else None
         return (
             step

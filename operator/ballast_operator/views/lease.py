@@ -40,6 +40,7 @@ class LeaseView:
     Attributes:
         quiet_seconds: since this operator last saw ``renewTime`` change (own clock).
         finished_step: the last step, once training is done.
+        released: its holder has given it up, and renews it no more.
         refused: a message that cannot be used, by annotation, and why; empty: all can.
     """
 
@@ -48,6 +49,7 @@ class LeaseView:
     proposal: Proposal | None = None
     ack: Ack | None = None
     finished_step: int | None = None
+    released: bool = False
     refused: str = ""
 
 
@@ -84,6 +86,7 @@ class LeaseReader:
             proposal=self._messages.get(PROPOSAL_ANNOTATION),
             ack=self._messages.get(ACK_ANNOTATION),
             finished_step=self._messages.get(FINISHED_ANNOTATION),
+            released=(item.get("spec") or {}).get("holderIdentity") == "",
             refused=self._refused,
         )
 

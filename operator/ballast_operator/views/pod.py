@@ -13,6 +13,7 @@ from ballast_policies.contract import (
 )
 
 from ballast_operator.kube.kinds import Object
+from ballast_operator.views.clock import Time, parse
 
 _SIGKILL, _SIGTERM = 137, 143
 
@@ -34,6 +35,7 @@ class PodView:
         detail: the same in a sentence.
         disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
         node_ready: whether its node is there and Ready.
+        ended_at: when the trainer's container ended, by its node's clock; None: not known.
     """
 
     name: str
@@ -50,6 +52,7 @@ class PodView:
     detail: str = ""
     disrupted: bool = False
     node_ready: bool = True
+    ended_at: Time | None = None
 
     @property
     def alive(self) -> bool:
@@ -107,6 +110,7 @@ def read_pod(item: Object, *, node_ready: bool) -> PodView:
         disrupted=conditions.get("DisruptionTarget", {}).get("status") == "True"
         or status.get("reason") in EVICTION_REASONS,
         node_ready=node_ready,
+        ended_at=_time(ended.get("finishedAt")),
     )
 
 
@@ -130,6 +134,13 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
 def _number(text: str | None, default: int) -> int:
     """A label as a number; the operator writes at most ten digits."""
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,10}", text) else default
+
+
+def _time(text: str | None) -> Time | None:
+    try:
+        return parse(text) if text else None
+    except ValueError:
+        return None
 
 
 def _message(text: str) -> TerminationMessage | None:

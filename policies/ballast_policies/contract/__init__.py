@@ -29,6 +29,8 @@ from ballast_policies.contract.names import (
     plan_config_map_name,
     pod_name,
     process_name,
+    rendezvous_config_map_name,
+    rendezvous_key,
 )
 from ballast_policies.contract.plan import Directive, Plan, Rank, Stage
 from ballast_policies.contract.wire import ContractError
@@ -62,4 +64,6 @@ __all__ = [
     "plan_config_map_name",
     "pod_name",
     "process_name",
+    "rendezvous_config_map_name",
+    "rendezvous_key",
 ]

@@ -53,6 +53,16 @@ def plan_config_map_name(job: str) -> str:
     return f"{job}-plan"
 
 
+def rendezvous_config_map_name(job: str) -> str:
+    """Name of the ConfigMap with the address of rank 0, under :func:`rendezvous_key`; of scripts only."""
+    return f"{job}-rendezvous"
+
+
+def rendezvous_key(launch: int) -> str:
+    """Key of the address of rank 0 in a launch; missing: the kubelet waits with the other ranks' start."""
+    return f"launch-{launch}"
+
+
 def lease_name(job: str) -> str:
     """Name of the Lease that rank 0 renews."""
     return job

@@ -15,6 +15,8 @@ def seen_failure(seen: Observed) -> SeenFailure | None:
     A rank that dies takes others with it, and their ends may be seen first. Where only ranks that lost a
     peer have ended, the first cause is waited for (:attr:`Observed.settling`).
     """
+    if seen.script:
+        return _script_failure(seen)
     gang, plan = _responsible(seen), seen.gang_plan
     for pod in gang:
         if pod.failure is Failure.AT_FAULT:
@@ -37,6 +39,29 @@ def seen_failure(seen: Observed) -> SeenFailure | None:
         silent = Deadline.HEARTBEAT in seen.over and any(pod.alive for pod in seen.ranks)
         return (Cause.HUNG, Why.NOT_RENEWED, ()) if silent and not late else None
     return (Cause.HUNG, Why.NOT_STARTED, ()) if late else None
+
+
+def _script_failure(seen: Observed) -> SeenFailure | None:
+    """Of a job that runs its template's own command: its pods alone tell.
+
+    A rank that loses a peer ends with an error, as one that is wrong does. So an error is taken for the
+    job's own only once a lost pod or node would have been seen.
+    """
+    gang, plan = list(seen.gang_pods), seen.gang_plan
+    lost = _lost(seen, [pod for pod in gang if pod.failure is not Failure.AT_FAULT])
+    if lost is not None:
+        return lost
+    present = {pod.name for pod in gang}
+    missing = tuple(name for name in plan.pods if name not in present) if plan is not None else ()
+    if missing:
+        return Cause.POD_LOST, Why.POD_MISSING, missing
+    others_run = any(pod.alive for pod in gang)
+    for failure, cause in ((Failure.AT_FAULT, Cause.USER_ERROR), (Failure.PEER_LOST, Cause.PEER_LOST)):
+        ended = tuple(pod.name for pod in gang if pod.failure is failure)
+        if ended and not (others_run and Deadline.SETTLE not in seen.over):
+            return cause, Why.POD_FAILED, ended[:1]
+    silent = Deadline.HEARTBEAT in seen.over and any(pod.alive for pod in seen.ranks)
+    return (Cause.HUNG, Why.NOT_RENEWED, ()) if silent else None
 
 
 def _responsible(seen: Observed) -> list[Pod]:

@@ -48,7 +48,7 @@ def state_of(seen: Observed) -> State:
     if gang is None:
         return State.WAITING
     if gang.ending is not None:
-        return State.COMPLETING if seen.finished or gang.ending is Cause.COMPLETED else State.STOPPING
+        return State.COMPLETING if seen.done or gang.ending is Cause.COMPLETED else State.STOPPING
     if plan is None:
         return State.STARTING
     if gang.joining:
@@ -74,7 +74,7 @@ def _interruption(seen: Observed, state: State) -> End | None:
     gang, offer = seen.gang, seen.offer
     if gang is None or gang.ending is not None or state is State.ENDED:
         return None
-    if seen.finished:
+    if seen.done:
         # A shrink that rank 0 has acknowledged was done before the job was: it is recorded first.
         recorded_first = state is State.SHRINKING and seen.reached
         return None if recorded_first else end(seen, Cause.COMPLETED, Why.DONE)
@@ -120,13 +120,16 @@ def _starting(seen: Observed) -> Decision:
     gang = seen.gang
     assert gang is not None
     pods = {pod.name: pod for pod in seen.gang_pods}
-    if all(name in pods and pods[name].ready for name in gang.pods):
+    if all(name in pods and seen.may_start(pods[name]) for name in gang.pods):
         return Decision(State.STARTING, WritePlan(seen.next_epoch, Directive.RUN, gang.pods))
     if Deadline.BIND in seen.over:
         return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.NOT_RUNNING_IN_TIME))
     if not pods and not seen.gpus_free:
         # A leader that has just lost its lease may have written this launch while another was written.
         return Decision(State.STARTING, end(seen, Cause.NOT_BOUND, Why.GPUS_TAKEN))
+    if seen.script and pods and gang.pods[0] not in pods:
+        # The others have been told the address of a rank 0 that is gone.
+        return Decision(State.STARTING, end(seen, Cause.POD_LOST, Why.POD_MISSING, gang.pods[:1]))
     return Decision(State.STARTING, _make_missing(gang.pods, pods))
 
 
@@ -140,7 +143,7 @@ def _training(seen: Observed) -> Decision:
     assert gang is not None and plan is not None
     if not seen.reached:
         return Decision(State.TRAINING, Wait(WaitFor.TRAINER))
-    is_open = proposal is not None and proposal.epoch == plan.epoch
+    is_open = proposal is not None and proposal.epoch == plan.epoch and not seen.script
     if is_open and proposal is not None and proposal.wanted and not misfit(plan, proposal):
         shrunk = WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
         return Decision(State.TRAINING, shrunk)
@@ -158,7 +161,7 @@ def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     offer = seen.offer
     if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
         return False
-    offered = offer.size > 0 and offer.same_placement and seen.gpus_free
+    offered = not seen.script and offer.size > 0 and offer.same_placement and seen.gpus_free
     # A rank that has ended still counts as the gang's, but no longer as a pod on its node.
     whole = set(plan.pods) == set(gang.pods) == {pod.name for pod in seen.gang_pods if pod.alive}
     return offered and whole and not seen.strays
@@ -230,6 +233,7 @@ def _stopping(seen: Observed) -> Decision:
     assert gang is not None and gang.ending is not None
     failed = any(pod.phase is Phase.FAILED and pod.failure is not Failure.STOPPED for pod in seen.ranks)
     saves = gang.ending.graceful and plan is not None and Deadline.SAVE not in seen.over and not failed
+    saves = saves and seen.listens
     if saves and plan is not None and any(pod.alive for pod in seen.ranks):
         if plan.directive is Directive.CHECKPOINT_AND_STOP:
             return Decision(State.STOPPING, Wait(WaitFor.SAVE, Deadline.SAVE))

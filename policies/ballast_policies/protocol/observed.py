@@ -138,6 +138,8 @@ class Deadline(enum.StrEnum):
     """The trainer's lease is renewed."""
     QUIET = "Quiet"
     """The lease has not been renewed for so long that what ended its ranks has been seen."""
+    SETTLE = "Settle"
+    """A script's rank has ended with an error so long ago that a lost peer or node would have been seen."""
     SAVE = "Save"
     """The trainer has saved and its pods have ended."""
     EXIT = "Exit"
@@ -163,6 +165,10 @@ class Observed:
             not been made: no other job has taken them.
         over: deadlines that have passed.
         tries_left: one more failure of the job's own is within its limit.
+        script: it runs its template's own command: nobody need acknowledge a plan, its pods' ends say what
+            became of it, and it never changes its size while it runs.
+        listens: its ranks read the plan, so that they can be asked to save; False: a script that has not
+            acknowledged the plan of this launch.
     """
 
     job: str
@@ -180,6 +186,8 @@ class Observed:
     gpus_free: bool = True
     over: frozenset[Deadline] = frozenset()
     tries_left: bool = True
+    script: bool = False
+    listens: bool = True
 
     @property
     def gang_plan(self) -> WrittenPlan | None:
@@ -189,9 +197,28 @@ class Observed:
 
     @property
     def reached(self) -> bool:
-        """Rank 0 has acknowledged the gang's plan."""
+        """Rank 0 has acknowledged the gang's plan; a script need not."""
         plan = self.gang_plan
-        return plan is not None and self.acknowledged >= plan.epoch
+        return plan is not None and (self.script or self.acknowledged >= plan.epoch)
+
+    @property
+    def done(self) -> bool:
+        """The last step is done and saved; of a script: every rank has exited with success, by itself.
+
+        A pod that is being deleted, or that was asked to save and stop, may exit with success before it is
+        done.
+        """
+        gang, plan = self.gang, self.gang_plan
+        if not self.script:
+            return self.finished
+        if gang is None or (plan is not None and plan.directive is Directive.CHECKPOINT_AND_STOP):
+            return gang is not None and self.finished
+        well = {pod.name for pod in self.gang_pods if pod.phase is Phase.SUCCEEDED and not pod.leaving}
+        return well >= set(gang.pods)
+
+    def may_start(self, pod: Pod) -> bool:
+        """Whether the first plan may name the pod; a short script may have ended by then."""
+        return pod.ready or (self.script and pod.phase is Phase.SUCCEEDED and not pod.leaving)
 
     @property
     def gang_pods(self) -> tuple[Pod, ...]:

@@ -50,20 +50,41 @@ SMALL: dict[str, Bound] = {
     "rank 0 lies": ((2,), 2, {"lies": 1, "shrinks": 1}),
 }
 
+SCRIPTS: dict[str, Bound] = {
+    "scripts take turns": ((1, 1), 1, {}),
+    "a script, and the operator dies anywhere": ((2,), 2, {"crashes": 1, "lost_answers": 1}),
+    "a script, and a leader is replaced with requests under way": ((1, 1), 1, {"crashes": 1, "in_flight": 1}),
+    "a rank of a script fails": ((2,), 2, {"failures": 1, "early": 1}),
+    "a pod of a script is killed": ((2,), 2, {"kills": 1, "crashes": 1}),
+    "a pod of a script is deleted by someone else": ((2,), 2, {"evictions": 1}),
+    "a script is preempted": ((2,), 2, {"preemptions": 1, "crashes": 1}),
+    "a script is preempted for another": ((1, 1), 1, {"preemptions": 1}),
+    "a script is suspended, and its plan deleted": ((2,), 2, {"suspensions": 1, "lost_plans": 1}),
+}
+"""As above, of jobs that run their template's own command."""
+
 LARGE: dict[str, Bound] = {
     "two jobs, a shrink, a killed pod": ((2, 1), 2, {"kills": 1, "shrinks": 1}),
     "two jobs, a preemption, a lost answer": ((2, 1), 2, {"lost_answers": 1, "preemptions": 1}),
 }
 
 
-def check(bound: Bound, steps: Steps | None = None, *, most_states: int = 2_000_000) -> Explored:
+def check(
+    bound: Bound, steps: Steps | None = None, *, script: bool = False, most_states: int = 2_000_000
+) -> Explored:
     """Explore a bound: nothing that must not be, an end from everywhere, and every fair run ends.
+
+    Args:
+        bound: of what is explored.
+        steps: the machine and its operator; None: the product's.
+        script: the jobs run their template's own command.
+        most_states: where to give up.
 
     Raises:
         ViolationError: with the shortest way to what is wrong.
     """
     sizes, gpus, budget = bound
-    world = World(tuple(Job(size) for size in sizes), Budget(**budget), gpus)
+    world = World(tuple(Job(size, script=script) for size in sizes), Budget(**budget), gpus)
     found = explore(world, steps or Steps(), is_end=is_end, check=problem, most_states=most_states)
     assert found.complete, f"more than {most_states} states"
     check_an_end_is_always_reachable(found)
@@ -77,12 +98,12 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="also the bounds that take minutes each")
     parser.add_argument("--output", type=Path, help="write the numbers as JSON, too")
     options = parser.parse_args()
-    bounds = {**SMALL, **(LARGE if options.large else {})}
+    bounds = {**SMALL, **SCRIPTS, **(LARGE if options.large else {})}
     rows = []
     states = transitions = 0
     for name, bound in bounds.items():
         started = time.process_time()
-        found = check(bound)
+        found = check(bound, script=name in SCRIPTS)
         rows.append({"bound": name, "states": len(found.states), "transitions": found.transitions})
         states, transitions = states + len(found.states), transitions + found.transitions
         seconds = time.process_time() - started

@@ -62,7 +62,8 @@ def _check_status(job: Job, after: Any, *, late: bool) -> None:
         raise ViolationError(f"the job holds nothing, but {alive(job.pods)} are alive")
     if after.ended == "Succeeded" and not job.lease.finished:
         raise ViolationError("a job succeeds that is not done")
-    if before.gang is None and after.gang is not None and job.lease.finished:
+    # A script whose last rank exits as its pods are deleted runs again from its checkpoint.
+    if before.gang is None and after.gang is not None and job.lease.finished and not job.script:
         raise ViolationError("a job that is done is launched")
 
 

@@ -88,6 +88,9 @@ class Job(NamedTuple):
     """The answer to a write was lost."""
     reserved: tuple[str, ...] = ()
     """Pods of a launch whose writing was not answered."""
+    script: bool = False
+    """It runs its template's own command: nobody reads its plan or renews its lease, and ``lease.finished``
+    is not seen but notes that all ranks had exited with success by themselves."""
 
 
 class Budget(NamedTuple):
@@ -182,12 +185,14 @@ def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadl
         acknowledged=cache.lease.acknowledged,
         heard=cache.lease.acknowledged,
         proposal=cache.lease.proposal,
-        finished=cache.lease.finished,
+        finished=cache.lease.finished and not job.script,
         suspended=job.suspended,
         offer=offer,
         gpus_free=free_gpus(world, index) >= wanted,
         over=over,
         tries_left=status.failures <= world.limit,
+        script=job.script,
+        listens=not job.script,
     )
 
 

@@ -31,13 +31,32 @@ def kubelet(world: World, job: Job) -> Iterator[Happening]:
             yield f"{pod.name} is gone", without_pod(job, pod.name, uid)
         elif pod.phase is Phase.PENDING and bound < world.gpus:
             yield f"{pod.name} runs", with_pod(job, pod.name, uid, phase=Phase.RUNNING)
-        if pod.phase is Phase.RUNNING:
+        if pod.phase is Phase.RUNNING and job.script:
+            yield from _script_ends(job, pod, uid)
+        elif pod.phase is Phase.RUNNING:
             end = _end(job, pod)
             if end is Failure.KILLED:
                 yield f"{pod.name} exits with success", with_pod(job, pod.name, uid, phase=Phase.SUCCEEDED)
             elif end is not None:
                 failed = with_pod(job, pod.name, uid, phase=Phase.FAILED, failure=end)
                 yield f"{pod.name} ends: {end}", failed
+
+
+def _script_ends(job: Job, pod: Pod, uid: int) -> Iterator[Happening]:
+    """A command that has met its peers ends well, or fails because one is gone; SIGTERM ends it well, too."""
+    met = job.trainer.launch == pod.launch
+    if not (met or pod.leaving):
+        return
+    ended = with_pod(job, pod.name, uid, phase=Phase.SUCCEEDED)
+    gang = ended.status.gang
+    well = {p.name for p, _ in ended.pods if p.phase is Phase.SUCCEEDED and not p.leaving}
+    if gang is not None and gang.launch == pod.launch and well >= set(gang.pods):
+        ended = ended._replace(lease=ended.lease._replace(finished=True))
+    yield f"{pod.name} exits with success", ended
+    there = {p.name for p, _ in job.pods if p.phase in (Phase.RUNNING, Phase.SUCCEEDED)}
+    if met and not set(job.trainer.ranks) <= there:
+        failed = with_pod(job, pod.name, uid, phase=Phase.FAILED, failure=Failure.AT_FAULT)
+        yield f"{pod.name} fails for want of a peer", failed
 
 
 def _end(job: Job, pod: Pod) -> Failure | None:
@@ -61,6 +80,16 @@ def _end(job: Job, pod: Pod) -> Failure | None:
 def trainer(job: Job) -> Iterator[Happening]:
     """Ranks follow the plan; rank 0 says so, and says when the last step is done."""
     ranks, plan, lease = job.trainer, job.plan, job.lease
+    if job.script:
+        gang = job.status.gang
+        if (
+            gang is not None
+            and ranks.launch != gang.launch
+            and running(job.pods, gang.launch) >= set(gang.pods)
+        ):
+            met = Trainer(launch=gang.launch, ranks=gang.pods)
+            yield "the ranks of the command meet", job._replace(trainer=met)
+        return
     if ranks.hung and (plan is None or plan.launch == ranks.launch):
         return
     newer = plan is not None and (plan.launch != ranks.launch or plan.epoch > ranks.epoch)

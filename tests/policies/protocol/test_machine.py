@@ -7,7 +7,7 @@ from ballast_policies.protocol.machine import next_move
 from ballast_policies.protocol.moves import Decision, Release, State
 from ballast_policies.protocol.observed import Deadline, Observed
 
-from tests.policies.protocol.check import SMALL, check
+from tests.policies.protocol.check import SCRIPTS, SMALL, check
 from tests.policies.protocol.search import ViolationError
 from tests.policies.protocol.steps import Steps
 
@@ -16,6 +16,13 @@ from tests.policies.protocol.steps import Steps
 def test_every_interleaving_is_safe_and_ends(bound):
     """No GPU promised twice or free before its pod is gone, no job lost, launched twice, or stuck."""
     found = check(bound)
+    assert found.ends
+
+
+@pytest.mark.parametrize("bound", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_every_interleaving_of_a_script_is_safe_and_ends(bound):
+    """The same of a job whose pods alone tell how it is: no lease, no acknowledgement, no saved last step."""
+    found = check(bound, script=True)
     assert found.ends
 
 
@@ -111,3 +118,15 @@ def test_a_machine_with_a_mistake_is_found_out(steps, bound, words):
     with pytest.raises(ViolationError, match=words) as caught:
         check(bound, steps, most_states=200_000)
     assert "  1. " in str(caught.value)
+
+
+def takes_any_exit_for_the_end(seen: Observed) -> Decision:
+    return next_move(
+        dataclasses.replace(seen, pods=tuple(dataclasses.replace(p, leaving=False) for p in seen.pods))
+    )
+
+
+def test_a_machine_that_mistakes_sigterm_for_the_end_of_a_script_is_found_out():
+    """A pod that exits with success because it is being deleted has not done its work."""
+    with pytest.raises(ViolationError, match="succeeds that is not done"):
+        check(((1,), 1, {"preemptions": 1}), Steps(takes_any_exit_for_the_end), script=True)

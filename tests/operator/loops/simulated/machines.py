@@ -5,7 +5,7 @@ from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
 from ballast_operator.kube.pinning import pinned_node
-from ballast_operator.views.clock import Time, show_micro
+from ballast_operator.views.clock import Time, show, show_micro
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     FINISHED_ANNOTATION,
@@ -40,7 +40,7 @@ def run_pods(world: World) -> None:
             continue
         if pod["metadata"].get("deletionTimestamp"):
             world.drop(POD, namespace, name)
-        elif pod["status"]["phase"] == "Pending" and node is not None:
+        elif pod["status"]["phase"] == "Pending" and node is not None and _can_start(world, pod):
             number = int(pod["metadata"]["uid"].split("-")[1])
             world.patch(
                 POD,
@@ -53,14 +53,32 @@ def run_pods(world: World) -> None:
             )
 
 
+def _can_start(world: World, pod: dict[str, Any]) -> bool:
+    """Whether the ConfigMaps that the container's environment refers to have the keys."""
+    for variable in pod["spec"]["containers"][0].get("env", []):
+        wanted = variable.get("valueFrom", {}).get("configMapKeyRef")
+        if wanted is not None:
+            found = world.get(CONFIG_MAP, pod["metadata"]["namespace"], wanted["name"])
+            if found is None or wanted["key"] not in found["data"]:
+                return False
+    return True
+
+
 def end_pod(
-    world: World, namespace: str, name: str, code: int, message: TerminationMessage | None = None
+    world: World,
+    namespace: str,
+    name: str,
+    code: int,
+    message: TerminationMessage | None = None,
+    at: Time | None = None,
 ) -> None:
     """The pod's process ends."""
     pod = world.get(POD, namespace, name)
     if pod is None or pod["status"]["phase"] in ("Succeeded", "Failed"):
         return
     ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+    if at is not None:
+        ended["finishedAt"] = show(at)
     if message is not None:
         ended["message"] = message.to_json()
     container = pod["spec"]["containers"][0]["name"]

@@ -22,6 +22,7 @@ from ballast_operator.waits import Waits
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.contract import JOB_LABEL
 
+from tests.operator.loops.simulated.commands import Command
 from tests.operator.loops.simulated.machines import Trainer, node, run_pods
 from tests.operator.loops.simulated.world import Crash, FakeCluster, World
 
@@ -77,7 +78,7 @@ class Simulation:
     def __init__(self, *, nodes: dict[str, tuple[str, int]], **policy_spec: Any) -> None:
         self.world = World()
         self.now = START
-        self.trainers: dict[str, Trainer] = {}
+        self.trainers: dict[str, Trainer | Command] = {}
         self.restarts = 0
         self.died_at = ""
         for name, (pool, gpus) in nodes.items():
@@ -89,6 +90,21 @@ class Simulation:
     def add_job(self, name: str, *, trainer: dict[str, Any] | None = None, **spec: Any) -> None:
         self.world.put(JOB, job(name, **spec))
         self.trainers[name] = Trainer(NAMESPACE, name, **(trainer or {}))
+
+    def add_script(
+        self,
+        name: str,
+        *,
+        command: dict[str, Any] | None = None,
+        ranks: tuple[int, int] = (2, 2),
+        **spec: Any,
+    ) -> None:
+        """A job without a model, and what its pods run."""
+        item = job(name, **spec)
+        own = {key: item["spec"][key] for key in ("totalSteps", "template", *spec)}
+        sizes = {"pipeline": {"minStages": ranks[0], "maxStages": ranks[1]}}
+        self.world.put(JOB, {**item, "spec": {**own, **sizes}})
+        self.trainers[name] = Command(NAMESPACE, name, **(command or {}))
 
     def start_operator(self) -> None:
         """A fresh process: nothing is remembered."""

@@ -1,0 +1,141 @@
+"""Jobs without a model, from their creation to their end, over a cluster in memory."""
+
+import pytest
+from ballast_operator.api.cause import Cause
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POD
+
+from tests.operator.loops.simulated.machines import end_pod
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+
+def small_cluster(**policy) -> Simulation:
+    return Simulation(nodes={"a": ("fast", 2), "b": ("slow", 2)}, **policy)
+
+
+async def running(**command) -> Simulation:
+    simulation = small_cluster()
+    simulation.add_script("one", command={"total": 1000, **command}, totalSteps=1000)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    return simulation
+
+
+def environment(pod) -> dict:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in pod["spec"]["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("client", [False, True])
+async def test_a_script_runs_and_succeeds_when_every_rank_has_exited_with_success(client):
+    """No lease is needed; with the client there is progress."""
+    simulation = small_cluster()
+    simulation.add_script("one", command={"client": client})
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    status = simulation.status("one")
+    assert status.allocation is None and status.launches == 1 and not status.restarts
+    assert (status.progress is not None) is client
+    assert simulation.pods("one") == []
+
+
+async def test_the_ranks_of_a_script_find_each_other():
+    """Rank 0 knows its own address; the others read it once it is known."""
+    simulation = await running()
+    first, second = sorted(simulation.pods("one"), key=lambda pod: pod["metadata"]["name"])
+    own, other = environment(first), environment(second)
+    assert (own["RANK"], own["WORLD_SIZE"], own["LOCAL_RANK"]) == ("0", "2", "0")
+    assert own["MASTER_ADDR"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert (other["RANK"], other["PET_NODE_RANK"], other["MASTER_PORT"]) == ("1", "1", "29400")
+    reference = other["MASTER_ADDR"]["configMapKeyRef"]
+    told = simulation.world.get(CONFIG_MAP, NAMESPACE, reference["name"])
+    assert told["data"][reference["key"]] == first["status"]["podIP"]
+
+
+async def test_a_script_that_ends_before_the_plan_is_written_has_succeeded():
+    """A command may take less time than a pass of the operator."""
+    simulation = small_cluster()
+    simulation.add_script("one", ranks=(1, 1))
+    await simulation.until(lambda: bool(simulation.world.items(POD)))
+    (pod,) = simulation.world.items(POD)
+    end_pod(simulation.world, NAMESPACE, pod["metadata"]["name"], 0)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").launches == 1
+
+
+async def test_without_the_client_the_status_says_what_is_lost():
+    """After a while, since the client has to be imported first."""
+    simulation = await running(total=10_000)
+    assert simulation.status("one").condition("Reporting") is None
+    await simulation.until(lambda: simulation.status("one").condition("Reporting") is not None)
+    condition = simulation.status("one").condition("Reporting")
+    assert (condition.is_true, condition.reason) == (False, "NoClient")
+    assert "since spec.throughput does not have" in condition.message
+    assert simulation.state("one") == "Running"
+
+
+async def test_a_script_without_the_client_is_deleted_at_once_and_resumes_by_itself():
+    """Nobody would hear a request to save: its pods get SIGTERM."""
+    simulation = await running()
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    ticks = await simulation.until(lambda: simulation.state("one") == "Suspended")
+    assert ticks < 10 and not simulation.pods("one")
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert simulation.status("one").launches == 2
+
+
+async def test_a_script_with_the_client_saves_before_it_stops():
+    """Nothing is lost by a preemption."""
+    simulation = await running(client=True)
+    command = simulation.trainers["one"]
+    await simulation.until(lambda: command.step > 20)
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    saved = command.step
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert command.resumed_from == [0, saved]
+
+
+async def test_an_exit_with_success_after_the_order_to_stop_is_no_success():
+    """A script that leaves its loop when it is told to, and falls off its end, is not done."""
+    simulation = await running(client=True)
+    simulation.trainers["one"].silent = True
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    await simulation.tick()
+    await simulation.tick()
+    for pod in simulation.pods("one"):
+        end_pod(simulation.world, NAMESPACE, pod["metadata"]["name"], 0)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+
+
+async def test_a_rank_that_loses_its_peer_is_not_at_fault():
+    """One pod is killed, the other fails for want of it: no failure of the job's own."""
+    simulation = await running()
+    end_pod(simulation.world, NAMESPACE, "one-1-0", 137)
+    await simulation.until(lambda: simulation.status("one").launches == 2)
+    assert simulation.status("one").restarts == {Cause.POD_LOST: 1}
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+
+
+async def test_an_error_counts_once_a_lost_peer_would_have_been_seen():
+    """All ranks of a wrong script fail, and it fails for good after backoffLimit."""
+    simulation = small_cluster()
+    simulation.add_script("one", command={"total": 1000}, totalSteps=1000, backoffLimit=0)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    end_pod(simulation.world, NAMESPACE, "one-1-1", 1)
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    assert simulation.status("one").restarts == {Cause.USER_ERROR: 1}
+
+
+async def test_a_lost_node_under_a_script_is_no_failure_of_its_own():
+    """Its peers fail at once; the node is known to be lost much later."""
+    simulation = Simulation(nodes={"a": ("fast", 1), "b": ("fast", 1)})
+    simulation.add_script("one", command={"total": 1000}, totalSteps=1000)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    command = simulation.trainers["one"]
+    command.silent = True
+    end_pod(simulation.world, NAMESPACE, "one-1-1", 1, at=simulation.now)
+    for _ in range(40):
+        await simulation.tick()
+    assert simulation.status("one").restarts == {}
+    simulation.set_node_ready("a", False)
+    await simulation.until(lambda: simulation.status("one").restarts != {})
+    assert simulation.status("one").restarts == {Cause.NODE_LOST: 1}
