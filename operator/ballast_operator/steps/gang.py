@@ -115,9 +115,7 @@ def _environment(context: ReconcileContext, pod: int) -> list[dict[str, Any]]:
     if not context.spec.is_script:
         return []
     save_seconds = context.settings.stop_seconds
-    return script_environment(
-        context.view, context.allocation, pod=pod, save_seconds=save_seconds
-    )
+    return script_environment(context.view, context.allocation, pod=pod, save_seconds=save_seconds)
 
 
 def tell_address(

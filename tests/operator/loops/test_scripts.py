@@ -20,7 +20,9 @@ async def running(**command) -> Simulation:
 
 
 def environment(pod) -> dict:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in pod["spec"]["containers"][0]["env"]}
+    return {
+        one["name"]: one.get("value", one.get("valueFrom")) for one in pod["spec"]["containers"][0]["env"]
+    }
 
 
 @pytest.mark.parametrize("client", [False, True])
