@@ -164,7 +164,7 @@ def job_of(stragglers, steps, folder, size):
 
 def accuracy_of(job):
     """Share of next bytes that the whole model predicts, on windows that it was not trained on."""
-    world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+    world = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
     layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
     layers.hold(layers.make(index) for index in range(job.model.layer_count))
     path = job.config.checkpoint.path
@@ -195,7 +195,7 @@ def run_case(rank, store, number, stragglers, chi, steps, folder, size, *, sleep
     try:
         train(
             job,
-            RankLaunch(plan=plan, pod=f"rank-{rank}", store=store),
+            RankLaunch(plan=plan, process=f"rank-{rank}", store=store),
             channel=StandaloneChannel(plan),
             reporter=recorder,
             stop=StopSignal(),

@@ -126,14 +126,14 @@ class RankLaunch:
 
     Attributes:
         plan: the ranks.
-        pod: the name of this process among them.
+        process: the name of this one among them (``Rank.process``).
         store: where ranks meet; None for one rank that never grows.
         local_rank: which GPU of the machine to use.
         joining: the plan grows a job that runs already, and this pod is new in it.
     """
 
     plan: Plan
-    pod: str
+    process: str
     store: Any = None
     local_rank: int = 0
     joining: bool = False
@@ -143,11 +143,11 @@ class RankLaunch:
         """This process's rank.
 
         Raises:
-            ConfigurationError: the plan does not name the pod.
+            ConfigurationError: the plan does not name the process.
         """
-        rank = self.plan.rank_of(self.pod)
+        rank = self.plan.rank_of(self.process)
         if rank is None:
-            raise ConfigurationError("plan.ranks", f"plan {self.plan.epoch} does not name {self.pod!r}")
+            raise ConfigurationError("plan.ranks", f"plan {self.plan.epoch} does not name {self.process!r}")
         return rank
 
 
@@ -213,7 +213,9 @@ def train(
             closing.callback(channel_thread.close)
         heartbeat = None
         if launch.store is not None and lost is not None:
-            heartbeat = RankHeartbeat(launch.store, pod=launch.pod, hang_seconds=hang_seconds, lost=lost)
+            heartbeat = RankHeartbeat(
+                launch.store, process=launch.process, hang_seconds=hang_seconds, lost=lost
+            )
             closing.callback(heartbeat.close)
         session = Session(
             training,
@@ -246,7 +248,7 @@ def _training_state(
     if len(plan.ranks) > 1:
         preload()
     if launch.joining:
-        announce_ready(launch.store, plan, launch.pod)
+        announce_ready(launch.store, plan, launch.process)
     world = join(
         store=launch.store,
         plan=plan,

@@ -89,7 +89,7 @@ def _whole_model(config: JobConfig, model: Model) -> TrainingState:
         layers=LayerSet(model, config.training, device, prepare),
         meter=Meter(model.layer_count, device, None),
         profile=Profile(model.layer_count),
-        world=World(epoch=1, rank=0, size=1, pods=("local",), device=device),
+        world=World(epoch=1, rank=0, size=1, processes=("local",), device=device),
         plan=Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=ranks),
         stages=(Stage(rank=0, first_layer=0, end_layer=model.layer_count),),
     )

@@ -1,6 +1,8 @@
 """The end of the process: exit code, termination message, and the message on standard error."""
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ _CODES = {
     ExitReason.CONFIGURATION: ExitCode.USAGE,
     ExitReason.FAILED: ExitCode.ERROR,
 }
+_PR_SET_PDEATHSIG = 1
 _MESSAGE_CHARACTERS = 2000
 """Kubernetes keeps 4096 bytes of a termination message."""
 
@@ -62,3 +65,11 @@ def end_on_lost_peer(log: Path | None = None) -> Callable[[str], None]:
         os._exit(end(ExitReason.PEER_LOST, message, log=log))
 
     return lost
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this fork as soon as process ``parent``, which forked it, is gone; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)

@@ -10,7 +10,6 @@ listens, or the pod's environment differs in variables that torch reads at impor
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -23,12 +22,13 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
+from ballast_trainer.process_exit import end_with_parent
+
 WARM_START_ENV = "BALLAST_WARM_START"
 """Path of the socket; set by the runner of the pods. Missing: a pod imports torch itself."""
 COMMAND_LINE = "ballast_trainer.cli.main:main"
 """What forks run, by name: this module is below the command line, which uses it."""
 _REQUEST_BYTES = 4 << 20
-_PR_SET_PDEATHSIG = 1
 _CONNECT_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0
 """How long a pod waits for a server that is still importing; its own import would take no less."""
@@ -176,9 +176,7 @@ def _kill_group(child: int) -> None:
 
 
 def _become(request: dict[str, object], streams: list[int], parent: int, target: str) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
+    end_with_parent(parent)
     os.setsid()
     for descriptor, stream in enumerate(streams):
         os.dup2(stream, descriptor)

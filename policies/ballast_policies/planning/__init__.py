@@ -19,6 +19,7 @@ from ballast_policies.planning.step_time import (
     predict_step_seconds,
     simulated_step_seconds,
 )
+from ballast_policies.planning.whole_pods import kept_positions
 
 __all__ = [
     "Move",
@@ -34,6 +35,7 @@ __all__ = [
     "exact_partition",
     "fitted_action_seconds",
     "imbalance",
+    "kept_positions",
     "moves_between",
     "predict_step_seconds",
     "repack",

@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.trainer.tensor_parallel.ranks import on_ranks
 
-ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
 
 
 def one_layer():

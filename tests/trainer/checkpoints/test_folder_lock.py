@@ -13,7 +13,7 @@ from ballast_trainer.errors import CheckpointError
 
 from tests.trainer.checkpoints.test_checkpoint_folder import one_layer
 
-ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
 HERE = Owner.this_process(1, {})
 ELSEWHERE = dataclasses.replace(HERE, host="other", machine="another machine", token="theirs")
 

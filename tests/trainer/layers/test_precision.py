@@ -182,7 +182,7 @@ def train_here(small_config):
         lines = Lines()
         train(
             ValidatedJob.from_mapping(config),
-            RankLaunch(plan=plan, pod="job-1-0"),
+            RankLaunch(plan=plan, process="job-1-0"),
             channel=StandaloneChannel(plan),
             reporter=lines,
             stop=StopSignal(),

@@ -10,7 +10,7 @@ from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.profiling.profile import Meter
 
 CPU = torch.device("cpu")
-ALONE = World(epoch=1, rank=0, size=1, pods=("rank-0",), device=CPU)
+ALONE = World(epoch=1, rank=0, size=1, processes=("rank-0",), device=CPU)
 LAYERS = 8
 
 

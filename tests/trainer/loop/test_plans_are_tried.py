@@ -28,7 +28,7 @@ def job(model, *, schedule="1F1B", args=None, pipeline=None, **fields):
 def whole_state(config, folder):
     """All tensors of all layers, buffers too, of the newest checkpoint in ``folder``."""
     made = ValidatedJob.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
-    world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+    world = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
     count = made.model.layer_count
     layers = LayerSet(made.model, made.config.training, world.device, lambda _, module: module)
     layers.hold(layers.make(index) for index in range(count))

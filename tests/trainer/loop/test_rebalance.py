@@ -57,7 +57,7 @@ def job(bounds, *, repack=None, microbatches=4, activation_bytes=(), schedule="1
         layers=LayerSet(model, config.training, device, lambda index, module: module),
         meter=Meter(LAYERS, device, None),
         profile=Profile(LAYERS),
-        world=World(epoch=1, rank=0, size=len(pods), pods=pods, device=device),
+        world=World(epoch=1, rank=0, size=len(pods), processes=pods, device=device),
         plan=plan,
         stages=stages_over(Partition(bounds=bounds), tuple(range(len(pods)))),
     )
@@ -174,6 +174,33 @@ def test_no_repack_is_offered_to_ranks_on_which_the_schedule_does_not_exist(micr
     assert (repack_proposal(training, SIZES, reference_step_seconds=10.0) is not None) == offered
 
 
+def in_pods(training, ranks_per_pod, **parallelism):
+    """The job with its ranks in pods of this many."""
+    pods = [f"pod-{number}" for number in range(len(training.plan.ranks) // ranks_per_pod)]
+    training.plan = local_plan(pods, ranks_per_pod=ranks_per_pod)
+    return training
+
+
+def test_a_repack_of_pods_with_several_ranks_releases_whole_pods():
+    """One rank would do, but it shares its pod: two stay. Of the others, neither pod is released in part."""
+    offered = repack_proposal(in_pods(job((0, 2, 4, 6, 8)), 2), SIZES, reference_step_seconds=10.0)
+    assert (offered.kept_pods, offered.released_pods) == (("pod-0",), ("pod-1",))
+    assert [stage.rank for stage in offered.stages] == [0, 1]
+
+
+def test_of_pods_with_several_ranks_the_one_that_holds_the_most_stays():
+    """Rank 0's pod stays in any case; of the two others, the one whose layers need not travel."""
+    training = in_pods(job((0, 1, 2, 3, 4, 6, 8), repack={"targetStages": 4}), 2)
+    offered = repack_proposal(training, SIZES, reference_step_seconds=10.0)
+    assert (offered.kept_pods, offered.released_pods) == (("pod-0", "pod-2"), ("pod-1",))
+
+
+def test_a_job_of_one_pod_offers_no_repack():
+    """A part of a pod frees nothing that another job could have."""
+    training = in_pods(job((0, 2, 4, 6, 8)), 4)
+    assert repack_proposal(training, SIZES, reference_step_seconds=10.0) is None
+
+
 def test_no_repack_is_offered_to_more_stages_than_there_are_layers():
     """Two chunks a rank, 8 layers: five ranks would have ten stages."""
     training = job((0, 1, 2, 3, 4, 5, 6, 8), schedule="LoopedBFS", repack={"targetStages": 5})
@@ -213,7 +240,7 @@ def test_idle_time_is_the_schedules_own_and_imbalances(microbatches):
 def test_layer_sizes_are_those_of_the_layers_held():
     """Parameters and their gradients, as they are now."""
     training = job((0, 4, 8))
-    training.world = World(epoch=1, rank=0, size=1, pods=("rank-0",), device=training.device)
+    training.world = World(epoch=1, rank=0, size=1, processes=("rank-0",), device=training.device)
     training.stages = stages_over(Partition(bounds=(0, LAYERS)), (0,))
     training.layers.hold(training.layers.make(index) for index in range(LAYERS))
     sizes = layer_sizes(training)

@@ -14,7 +14,7 @@ from ballast_trainer.errors import ConfigurationError
 from tests.support.plans import local_plan
 
 PODS = ["job-1-0", "job-1-1", "job-1-2"]
-ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
 
 
 @pytest.fixture

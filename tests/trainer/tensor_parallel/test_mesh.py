@@ -50,7 +50,7 @@ def test_a_mesh_learns_as_one_process_does(gang, small_config, single_process_lo
 def whole_model(config, folder=None):
     """All parameters by layer and name: of a checkpoint, its parts put together, or as they start."""
     job = ValidatedJob.from_mapping({key: value for key, value in config.items() if key != "parallelism"})
-    world = World(epoch=1, rank=0, size=1, pods=("local",), device=torch.device("cpu"))
+    world = World(epoch=1, rank=0, size=1, processes=("local",), device=torch.device("cpu"))
     count = job.model.layer_count
     layers = LayerSet(job.model, job.config.training, world.device, lambda _, module: module)
     layers.hold(layers.make(index) for index in range(count))

@@ -1,9 +1,10 @@
-"""``ballast-train pod``: one rank of a TrainingJob, driven by its plan."""
+"""``ballast-train pod``: the ranks of a TrainingJob in one pod, driven by its plan."""
 
 import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,12 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import click
-from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitReason, Plan
+from ballast_policies.contract import (
+    POD_RANKS_ENV,
+    RENDEZVOUS_PORT,
+    Directive,
+    ExitReason,
+    Plan,
+    process_name,
+)
+from ballast_policies.contract.limits import MOST_RANKS
 
 from ballast_trainer.causes import describe, explains_itself
 from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
@@ -48,20 +58,20 @@ def _open_channel(job: str, pod: str) -> Channel:
     return KubernetesChannel(api, namespace=_required("BALLAST_NAMESPACE"), job=job, pod=pod)
 
 
-def wait_for_plan(channel: Channel, pod: str, stop: StopSignal) -> tuple[Plan, Mapping[str, Any]]:
-    """The first plan that names this pod and lets it train, and the job's configuration.
+def wait_for_plan(channel: Channel, process: str, stop: StopSignal) -> tuple[Plan, Mapping[str, Any]]:
+    """The first plan that names this process and lets it train, and the job's configuration.
 
     Raises:
         Stopped: SIGTERM, or a plan with the directive to stop.
     """
     complaint = ""
-    logger.info("waiting for a plan that names %s", pod)
+    logger.info("waiting for a plan that names %s", process)
     while True:
         if stop.received:
             raise Stopped("told to stop before the first step; nothing to save")
         try:
             plan = channel.read_plan()
-            if plan is not None and plan.rank_of(pod) is not None:
+            if plan is not None and plan.rank_of(process) is not None:
                 if plan.directive is Directive.CHECKPOINT_AND_STOP:
                     raise Stopped(f"plan {plan.epoch} stops the job before the first step; nothing to save")
                 config = channel.read_config()
@@ -80,12 +90,34 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
+def _count(name: str) -> int:
+    text = os.environ.get(name) or "1"
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
+        raise ConfigurationError(name, f"{text!r} is not a number of ranks. To fix: 1 to {MOST_RANKS}")
+    return int(text)
+
+
+def _run_rank(local_rank: int, log: Path | None) -> int:
+    """Train as one rank of the pod; returns its exit code."""
+    stop = StopSignal()
+    try:
+        stop.install(seconds=stop_seconds(), overdue=end_on_lost_peer(log))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), local_rank, stop, log)
+    except Exception as error:
+        reason = ExitReason.STOPPED if stop.received else reason_of(error)
+        if reason is ExitReason.FAILED and not explains_itself(error):
+            logger.exception("training failed")
+        return end(reason, describe(error), log=log)
+
+
+def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path | None) -> int:
+    process = process_name(pod, local_rank)
     channel = _open_channel(job_name, pod)
     # Torch takes seconds to import: import it while waiting for the plan.
     preload = threading.Thread(target=importlib.import_module, args=("ballast_trainer.preload",), daemon=True)
     preload.start()
-    plan, value = wait_for_plan(channel, pod, stop)
+    plan, value = wait_for_plan(channel, process, stop)
     preload.join()
     from ballast_trainer.distributed.process_group import reach_store, serve_store
     from ballast_trainer.launch import RankLaunch, ValidatedJob, train
@@ -100,7 +132,7 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
     if os.environ.get(METRICS_PORT_ENV):
         value["metrics"] = {**(value.get("metrics") or {}), "port": _port(os.environ[METRICS_PORT_ENV])}
     job = ValidatedJob.from_mapping(value, unknown="ignore")
-    rank = plan.rank_of(pod)
+    rank = plan.rank_of(process)
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))
     if rank == 0:
@@ -110,7 +142,13 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
     outcome = train(
         job,
-        RankLaunch(plan=plan, pod=pod, store=store, joining=plan.directive is Directive.GROW),
+        RankLaunch(
+            plan=plan,
+            process=process,
+            store=store,
+            local_rank=local_rank,
+            joining=plan.directive is Directive.GROW,
+        ),
         channel=channel,
         reporter=JsonReporter(),
         stop=stop,
@@ -121,11 +159,11 @@ def _train(job_name: str, pod: str, stop: StopSignal, log: Path | None) -> int:
 
 @click.command()
 def pod() -> None:
-    """Run one rank of a TrainingJob in its pod.
+    """Run the ranks of a TrainingJob that are in this pod, one process for each of its GPUs.
 
-    The operator sets BALLAST_JOB, BALLAST_JOB_UID, BALLAST_NAMESPACE, BALLAST_POD_NAME, BALLAST_POD_IP and
-    BALLAST_CHECKPOINT_PATH. With BALLAST_CHANNEL the plan is read from files in that directory
-    in place of the Kubernetes API.
+    The operator sets BALLAST_JOB, BALLAST_JOB_UID, BALLAST_NAMESPACE, BALLAST_POD_NAME, BALLAST_POD_IP,
+    BALLAST_POD_RANKS and BALLAST_CHECKPOINT_PATH. With BALLAST_CHANNEL the plan is read from files in that
+    directory in place of the Kubernetes API.
     """
     warm = start_warm(os.environ)
     if warm is not None:
@@ -133,15 +171,11 @@ def pod() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     log = Path(os.environ.get("BALLAST_TERMINATION_LOG", os.fspath(TERMINATION_LOG)))
     log_or_none = log if log.exists() else None
-    stop = StopSignal()
     try:
-        stop.install(seconds=stop_seconds(), overdue=end_on_lost_peer(log_or_none))
-        code = _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), stop, log_or_none)
-    except Exception as error:
-        reason = ExitReason.STOPPED if stop.received else reason_of(error)
-        if reason is ExitReason.FAILED and not explains_itself(error):
-            logger.exception("training failed")
-        code = end(reason, describe(error), log=log_or_none)
+        ranks = _count(POD_RANKS_ENV)
+    except ConfigurationError as error:
+        os._exit(end(reason_of(error), describe(error), log=log_or_none))
+    code = _run_rank(0, log_or_none) if ranks == 1 else run_pod_ranks(ranks, _run_rank, log_or_none)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.

@@ -27,9 +27,27 @@ _SAID_ONCE = {ExitReason.CONFIGURATION: ExitCode.USAGE, ExitReason.STOPPED: Exit
 """Ends before the first step that all local ranks share."""
 
 
-def _local_plan(ranks: int) -> Plan:
+def _local_plan(ranks: int, per_pod: int) -> Plan:
+    """All ranks on this machine; with ``gpusPerPod`` in pods, so that a repack releases whole ones.
+
+    Raises:
+        ConfigurationError: the ranks do not fill whole pods.
+    """
+    if ranks > 1 and ranks % per_pod:
+        reason = (
+            f"{ranks} ranks do not fill pods of {per_pod}. To fix: start {per_pod}, {2 * per_pod}, ... ranks"
+        )
+        raise ConfigurationError("parallelism.gpusPerPod", reason)
+    name = "rank" if per_pod == 1 else "pod"
     members = tuple(
-        Rank(rank=rank, pod=f"rank-{rank}", address="127.0.0.1", gpu_type="local") for rank in range(ranks)
+        Rank(
+            rank=rank,
+            pod=f"{name}-{rank // per_pod}",
+            local_rank=rank % per_pod,
+            address="127.0.0.1",
+            gpu_type="local",
+        )
+        for rank in range(ranks)
     )
     return Plan(job="local", epoch=1, launch=1, directive=Directive.RUN, ranks=members)
 
@@ -88,7 +106,7 @@ def _run(
     job.check_ranks(ranks)
     if rank == 0:
         job.check_layers()
-    plan = _local_plan(ranks)
+    plan = _local_plan(ranks, job.config.parallelism.ranks_per_pod)
     channel: Channel = StandaloneChannel(plan)
     if channel_folder is not None:
         folder = DirectoryChannel(channel_folder)
@@ -102,7 +120,7 @@ def _run(
     store = _open_store(launched, stop) if ranks > 1 else None
     outcome = train(
         job,
-        RankLaunch(plan=plan, pod=f"rank-{rank}", store=store, local_rank=launched.local_rank),
+        RankLaunch(plan=plan, process=plan.ranks[rank].process, store=store, local_rank=launched.local_rank),
         channel=channel,
         reporter=JsonReporter() if log == "json" else TextReporter(job.config.total_steps),
         stop=stop,

@@ -21,13 +21,13 @@ BEAT_SECONDS = 1.0
 
 
 class RankHeartbeat:
-    """Beats for this pod and watches the others until it is closed."""
+    """Beats for this process and watches the others until it is closed."""
 
     def __init__(
         self,
         store: Any,
         *,
-        pod: str,
+        process: str,
         hang_seconds: float,
         lost: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -36,13 +36,13 @@ class RankHeartbeat:
 
         Args:
             store: where ranks meet; a separate connection is opened.
-            pod: this process.
+            process: name of this one.
             hang_seconds: a rank whose counter has not grown for this long is hung.
             lost: called once, on the heartbeat's thread, with the reason as text.
             clock: seconds.
         """
         self._store = store.clone()
-        self._pod = pod
+        self._process = process
         self._hang_seconds = hang_seconds
         self._lost = lost
         self._clock = clock
@@ -53,11 +53,11 @@ class RankHeartbeat:
         for name, work in (("heartbeat", self._run), ("heartbeat-store", self._watch_store)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    def watch(self, pods: Iterable[str]) -> None:
-        """Watch these pods from now on, and no others."""
+    def watch(self, processes: Iterable[str]) -> None:
+        """Watch these processes from now on, and no others."""
         now = self._clock()
         with self._lock:
-            self._seen = {pod: (b"", now) for pod in pods if pod != self._pod}
+            self._seen = {name: (b"", now) for name in processes if name != self._process}
 
     def close(self) -> None:
         """Stop the heartbeat, and stop watching the others."""
@@ -68,7 +68,7 @@ class RankHeartbeat:
         while not self._closed.wait(BEAT_SECONDS):
             beats += 1
             try:
-                self._store.set(_key(self._pod), str(beats))
+                self._store.set(_key(self._process), str(beats))
                 hung = self._hung()
             except (dist.DistError, RuntimeError) as error:
                 # The store ends with rank 0; this rank may be ending too.
@@ -88,20 +88,20 @@ class RankHeartbeat:
 
     def _hung(self) -> str | None:
         with self._lock:
-            pods = list(self._seen)
-        for pod in pods:
-            beat = self._store.get(_key(pod)) if self._store.check([_key(pod)]) else b""
+            names = list(self._seen)
+        for name in names:
+            beat = self._store.get(_key(name)) if self._store.check([_key(name)]) else b""
             now = self._clock()
             with self._lock:
-                if pod not in self._seen:
+                if name not in self._seen:
                     continue
-                last, since = self._seen[pod]
+                last, since = self._seen[name]
                 if beat != last:
-                    self._seen[pod] = (beat, now)
+                    self._seen[name] = (beat, now)
                 elif now - since > self._hang_seconds:
-                    return f"{pod} has not been heard of for {now - since:.0f} s"
+                    return f"{name} has not been heard of for {now - since:.0f} s"
         return None
 
 
-def _key(pod: str) -> str:
-    return f"heartbeat/{pod}"
+def _key(process: str) -> str:
+    return f"heartbeat/{process}"

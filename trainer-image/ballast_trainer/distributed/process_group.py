@@ -82,7 +82,7 @@ class World:
     Attributes:
         epoch: the plan's epoch.
         rank, size: of all ranks, over all axes of the mesh.
-        pods: names of all ranks' pods, by rank.
+        processes: names of all ranks' processes, by rank (``Rank.process``).
         device: where tensors live.
         store: where ranks meet; None for a process alone.
         mesh: how ranks are laid out.
@@ -94,7 +94,7 @@ class World:
     epoch: int
     rank: int
     size: int
-    pods: tuple[str, ...]
+    processes: tuple[str, ...]
     device: torch.device
     store: Any = None
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
@@ -250,7 +250,7 @@ def join(
         epoch=plan.epoch,
         rank=rank,
         size=size,
-        pods=tuple(member.pod for member in plan.ranks),
+        processes=tuple(member.process for member in plan.ranks),
         device=device,
         store=store,
         mesh=mesh,

@@ -63,7 +63,7 @@ class PlanFollower:
     def watch_peers(self) -> None:
         """Watch the ranks of the process group in force."""
         if self._heartbeat is not None:
-            self._heartbeat.watch(self._training.world.pods)
+            self._heartbeat.watch(self._training.world.processes)
 
     def newest_epoch(self) -> int:
         """The newest plan's epoch, on rank 0; a plan that grows counts once its new ranks are there."""
@@ -85,7 +85,7 @@ class PlanFollower:
             return None
         plan: Plan = training.world.from_rank_0(channel_thread.plan() if channel_thread is not None else None)
         self._proposal = None
-        old, new = set(training.world.pods), {rank.pod for rank in plan.ranks}
+        old, new = set(training.world.processes), {rank.process for rank in plan.ranks}
         stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != training.plan.launch
         if stop or not (new <= old or new > old):
             saved = self._save()
@@ -132,7 +132,7 @@ class PlanFollower:
         predicted = None
         if costs is not None:
             predicted = [predicted_step_seconds(training, costs, of) for of in (training.stages, stages)]
-        released = [pod for pod in training.world.pods if pod not in new]
+        released = [pod for pod in training.plan.pods if pod not in plan.pods]
         change = shrink if new < old else grow
         reshaped = change(training, plan, stages, self._timeout)
         if reshaped.released:

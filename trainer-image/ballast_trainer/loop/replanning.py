@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
@@ -11,6 +12,7 @@ from ballast_policies.planning import (
     RebalanceDecision,
     decide_rebalance,
     exact_partition,
+    kept_positions,
     predict_step_seconds,
     repack,
 )
@@ -166,9 +168,15 @@ def repack_proposal(
     def bytes_on(ranks: int) -> list[list[float]]:
         return stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=ranks, by_rank=True)
 
+    column, per_pod = training.world.mesh.column, len(training.plan.ranks) // len(training.plan.pods)
+    # Positions that fill whole pods together.
+    block = math.lcm(column, per_pod) // column
+
     def schedulable(ranks: int) -> bool:
+        if ranks % block:
+            return False
         try:
-            placement = training.placement(ranks * training.world.mesh.column)
+            placement = training.placement(ranks * column)
         except ConfigurationError:
             return False
         return len(placement) <= training.model.layer_count
@@ -189,12 +197,10 @@ def repack_proposal(
     )
     if not decision.repack:
         return None
-    mesh, pods = training.world.mesh, training.world.pods
-
-    def pods_at(positions: Sequence[int]) -> tuple[str, ...]:
-        return tuple(pods[rank] for position in positions for rank in mesh.column_ranks(position))
-
-    placement = training.placement(len(decision.kept_ranks) * mesh.column)
+    kept = kept_positions(decision, in_force, block, sizes.bytes)
+    ranks = [training.plan.ranks[rank] for at in kept for rank in training.world.mesh.column_ranks(at)]
+    kept_pods = tuple(dict.fromkeys(rank.pod for rank in ranks))
+    placement = training.placement(len(kept) * column)
     if len(placement) == decision.partition.ranks:
         stages = stages_over(decision.partition, placement)
     else:
@@ -202,8 +208,8 @@ def repack_proposal(
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,
-        kept_pods=pods_at(decision.kept_ranks),
-        released_pods=pods_at(decision.released_ranks),
+        kept_pods=kept_pods,
+        released_pods=tuple(pod for pod in training.plan.pods if pod not in kept_pods),
         stages=stages,
         step_seconds_before=reference_step_seconds or decision.step_seconds_before,
         step_seconds_after=decision.step_seconds_after,

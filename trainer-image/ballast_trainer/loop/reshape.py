@@ -53,7 +53,7 @@ def _new_positions(world: World, plan: Plan) -> dict[int, int]:
     mesh = world.mesh
     found = {}
     for position in range(world.positions):
-        members = [plan.rank_of(world.pods[rank]) for rank in mesh.column_ranks(position)]
+        members = [plan.rank_of(world.processes[rank]) for rank in mesh.column_ranks(position)]
         first = members[0]
         if first is None and members == [None] * mesh.column:
             continue
@@ -120,7 +120,7 @@ def shrink(
 
     Args:
         training: the job.
-        plan: the new epoch; its pods are a subset of today's.
+        plan: the new epoch; its processes are a subset of today's.
         stages: the partition, ranks in the new plan's numbering.
         timeout_seconds: how long to wait for the other ranks.
 
@@ -133,7 +133,7 @@ def shrink(
     today = _renumbered(stages, old_position)
     moves = plan_moves(training.stages, today)
     migration, boundaries = _move_and_try(training, moves, today, len(old_position))
-    rank = plan.rank_of(training.world.pods[training.world.rank])
+    rank = plan.rank_of(training.world.processes[training.world.rank])
     store = training.world.store
     training.world.leave()
     if rank is None:
@@ -156,9 +156,9 @@ def grow(
     """
     watch = Stopwatch()
     positions = _new_positions(training.world, plan)
-    store, rank = training.world.store, plan.rank_of(training.world.pods[training.world.rank])
+    store, rank = training.world.store, plan.rank_of(training.world.processes[training.world.rank])
     if rank is None or len(positions) < training.world.positions:
-        raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.pods}")
+        raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.processes}")
     old_plan, old_rank, unchanged = training.plan, training.world.rank, training.stages
     old_stages = _renumbered(unchanged, positions)
     training.world.leave()
@@ -179,18 +179,18 @@ def grow(
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
-def _ready_key(plan: Plan, pod: str) -> str:
-    return f"ready/launch-{plan.launch}/epoch-{plan.epoch}/{pod}"
+def _ready_key(plan: Plan, process: str) -> str:
+    return f"ready/launch-{plan.launch}/epoch-{plan.epoch}/{process}"
 
 
-def announce_ready(store: Any, plan: Plan, pod: str) -> None:
+def announce_ready(store: Any, plan: Plan, process: str) -> None:
     """Announce that a new rank is ready: the others may stop for it."""
-    store.set(_ready_key(plan, pod), "1")
+    store.set(_ready_key(plan, process), "1")
 
 
 def new_ranks_ready(world: World, plan: Plan) -> bool:
     """Whether all ranks of ``plan`` that are not in ``world`` have announced themselves."""
-    missing = [_ready_key(plan, rank.pod) for rank in plan.ranks if rank.pod not in world.pods]
+    missing = [_ready_key(plan, rank.process) for rank in plan.ranks if rank.process not in world.processes]
     return not missing or (world.store is not None and bool(world.store.check(missing)))
 
 

@@ -1,0 +1,53 @@
+"""Pods with several ranks: they train as single processes do, and are released whole."""
+
+import json
+
+import pytest
+from ballast_policies.contract import Ack, Proposal
+from ballast_trainer.channel.directory import DirectoryChannel
+
+from tests.support.plans import local_plan
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.processes
+
+FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
+
+
+def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
+    pods, small_config, single_process_losses, tmp_path
+):
+    """Four ranks in two pods; one rank would do, so a whole pod leaves, the other trains on with two."""
+    config = small_config(
+        totalSteps=60,
+        dynamics=[FREEZING],
+        parallelism={"gpusPerPod": 2},
+        repack={"enabled": True, "everySteps": 5, "maxSlowdown": 9.0},
+    )
+    folder = tmp_path / "channel"
+    channel = DirectoryChannel(folder)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    channel.publish(local_plan(["job-1-0", "job-1-1"], network=40, ranks_per_pod=2))
+    for pod in ("job-1-0", "job-1-1"):
+        pods.start_pod(pod, folder, {"BALLAST_POD_RANKS": "2"})
+    eventually((folder / "proposal.json").exists, "a repack is proposed", pods.errors)
+    proposal = Proposal.from_json((folder / "proposal.json").read_text())
+    assert (proposal.kept_pods, proposal.released_pods) == (("job-1-0",), ("job-1-1",))
+    channel.publish(channel.read_plan().shrink(proposal))
+    assert pods.exit_codes() == {"job-1-0": 0, "job-1-1": 0}, pods.errors()
+    assert pods.termination("job-1-1")["reason"] == "Released"
+    (repacked,) = pods.events("repack", "job-1-0")
+    assert (repacked["ranks_before"], repacked["ranks_after"]) == (4, 2)
+    assert repacked["released"] == ["job-1-1"]
+    assert Ack.from_json((folder / "ack.json").read_text()).epoch == 2
+    losses, reference = pods.losses("job-1-0"), single_process_losses(config)
+    assert sorted(losses) == list(range(1, 61))
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+def test_local_ranks_that_fill_no_pods_are_refused(gang, small_config):
+    """Three ranks in pods of two: named before the first step."""
+    running = gang(small_config(parallelism={"gpusPerPod": 2}), ranks=3)
+    assert set(running.exit_codes().values()) == {2}
+    assert "parallelism.gpusPerPod: 3 ranks do not fill pods of 2" in running.errors()

@@ -1,0 +1,237 @@
+"""The ranks of a pod with several GPUs: one process each, supervised as one.
+
+The supervisor starts them, passes on SIGTERM, puts the local rank in front of what they print, and reaps what
+they leave behind.  Where one fails, the others have some seconds to notice and leave, then they are killed;
+the pod's exit code and termination message are those of the first rank that failed by itself.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ballast_policies.contract import ContractError, ExitCode, TerminationMessage
+
+from ballast_trainer.process_exit import end_with_parent
+
+Body = Callable[[int, Path], int]
+"""What a rank runs: gets its local rank and where to write its termination message, returns an exit code. It
+unblocks SIGTERM once it has a handler."""
+
+LEAVE_SECONDS = 10.0
+"""How long the other ranks have to leave when one has failed; they notice by themselves."""
+
+_POLL_SECONDS = 0.05
+_OUTPUT_SECONDS = 1.0
+"""How long the last lines are waited for: processes that a rank has left behind may hold its output open."""
+_LONGEST_LINE = 1 << 16
+_NOT_TO_BLAME = (ExitCode.OK, ExitCode.STOPPED, ExitCode.PEER_LOST)
+
+
+class _Rank:
+    """One process of the pod, as the supervisor holds it: its id, and the pipes that it writes to."""
+
+    def __init__(self, local_rank: int) -> None:
+        self.local_rank = local_rank
+        self.process = 0
+        self.code: int | None = None
+        self.outputs = {1: os.pipe(), 2: os.pipe()}
+        self.message = os.pipe()
+
+    def close(self) -> None:
+        """Close all pipes, which belong to another process."""
+        for read, write in (*self.outputs.values(), self.message):
+            os.close(read)
+            os.close(write)
+
+    def become(self, ranks: int, body: Body) -> int:
+        """In the fork: run ``body`` under torchrun's names of the local rank."""
+        for descriptor, (_, write) in self.outputs.items():
+            os.dup2(write, descriptor)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        os.environ.update({"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(ranks)})
+        return body(self.local_rank, Path(f"/dev/fd/{self.message[1]}"))
+
+    def copy_output(self) -> list[threading.Thread]:
+        """Threads that copy what the rank prints, until it has closed its output."""
+        threads = []
+        for descriptor, (read, write) in self.outputs.items():
+            os.close(write)
+            # The first rank's standard output is the job's figures, a JSON object a line.
+            figures = descriptor == 1 and self.local_rank == 0
+            prefix = b"" if figures else f"[local rank {self.local_rank}] ".encode()
+            arguments = (read, descriptor, prefix)
+            threads.append(threading.Thread(target=_copy_lines, args=arguments, daemon=True))
+            threads[-1].start()
+        os.close(self.message[1])
+        return threads
+
+    def termination(self) -> TerminationMessage | None:
+        """What it wrote as its termination message; None: nothing that can be read."""
+        os.set_blocking(self.message[0], False)
+        try:
+            text = os.read(self.message[0], _LONGEST_LINE).decode()
+            first, _ = json.JSONDecoder().raw_decode(text)
+            return TerminationMessage.from_json(json.dumps(first))
+        except (BlockingIOError, ValueError, ContractError):
+            return None
+
+
+def run_pod_ranks(
+    ranks: int,
+    body: Body,
+    log: Path | None,
+    *,
+    imports: str = "ballast_trainer.preload",
+    leave_seconds: float = LEAVE_SECONDS,
+) -> int:
+    """Run ``body`` in as many forks, and wait for all.
+
+    Args:
+        ranks: how many.
+        body: of each.
+        log: the pod's termination log; None: there is none.
+        imports: a module to import first: the forks share it, one import and one copy in memory.
+        leave_seconds: how long ranks may stay when another has failed.
+
+    Returns:
+        the exit code of the pod: 0 where all ranks end well, else that of the first that failed by itself;
+        128 + n where signal n killed it.
+    """
+    # No SIGTERM is missed while they start, and none runs this process's handler in a fork.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    importlib.import_module(imports)
+    members = [_Rank(number) for number in range(ranks)]
+    _fork(members, body)
+    copying = [thread for member in members for thread in member.copy_output()]
+
+    def pass_on(number: int, frame: types.FrameType | None) -> None:
+        for member in members:
+            if member.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.process, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    ended = _wait(members, leave_seconds)
+    deadline = time.monotonic() + _OUTPUT_SECONDS
+    for thread in copying:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return _report(ended, log)
+
+
+def _fork(members: Sequence[_Rank], body: Body) -> None:
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for member in members:
+        member.process = os.fork()
+        if member.process == 0:
+            code = int(ExitCode.ERROR)
+            try:
+                end_with_parent(parent)
+                for other in members:
+                    if other is not member:
+                        other.close()
+                code = member.become(len(members), body)
+            finally:
+                with contextlib.suppress(OSError):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.
+                os._exit(code)
+
+
+def _wait(members: Sequence[_Rank], leave_seconds: float) -> list[_Rank]:
+    """The ranks, in the order of their ends."""
+    by_process = {member.process: member for member in members}
+    ended: list[_Rank] = []
+    deadline: float | None = None
+    while len(ended) < len(members):
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            if deadline is not None and time.monotonic() > deadline:
+                _kill_the_rest(members)
+                deadline = None
+            time.sleep(_POLL_SECONDS)
+        elif process in by_process:  # otherwise it is one that a rank has left behind
+            member = by_process[process]
+            code = os.waitstatus_to_exitcode(status)
+            if member.code is None:
+                member.code = code
+                if deadline is None and code not in (ExitCode.OK, ExitCode.STOPPED):
+                    deadline = time.monotonic() + leave_seconds
+            ended.append(member)
+    return ended
+
+
+def _kill_the_rest(members: Sequence[_Rank]) -> None:
+    for member in members:
+        if member.code is None:
+            _print_error(
+                f"local rank {member.local_rank} did not leave after another had failed, and is killed"
+            )
+            # It is not the cause.
+            member.code = ExitCode.PEER_LOST
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.process, signal.SIGKILL)
+
+
+def _report(ended: Sequence[_Rank], log: Path | None) -> int:
+    """Write the pod's termination message, and return its exit code."""
+    first = _decisive(ended)
+    code, who = first.code or 0, f"local rank {first.local_rank}"
+    said, text = first.termination(), None
+    if said is not None:
+        message = said.message if code == ExitCode.OK else f"{who}: {said.message}"
+        text = TerminationMessage(reason=said.reason, message=message, step=said.step).to_json()
+        if code not in _NOT_TO_BLAME:
+            # Its own line is above those of the ranks that only lost it.
+            _print_error(f"{said.reason}: {message}")
+    elif code < 0:
+        # Not in the contract's form: whether the job is to blame is for Kubernetes to say (OOMKilled).
+        text = f"{who} was killed by {signal.Signals(-code).name}"
+        _print_error(text)
+    if log is not None and text is not None:
+        try:
+            log.write_text(text)
+        except OSError as error:
+            _print_error(f"cannot write {log}: {error}")
+    return 128 - code if code < 0 else code
+
+
+def _decisive(ended: Sequence[_Rank]) -> _Rank:
+    """The rank whose end is the pod's: the first that failed by itself, else one that stopped or lost one."""
+    failed = [member for member in ended if member.code not in _NOT_TO_BLAME]
+    stopped = [member for member in ended if member.code == ExitCode.STOPPED]
+    lost = [member for member in ended if member.code == ExitCode.PEER_LOST]
+    first_rank = [member for member in ended if member.local_rank == 0]
+    return next(iter((*failed, *stopped, *lost, *first_rank)))
+
+
+def _copy_lines(source: int, target: int, prefix: bytes) -> None:
+    rest = b""
+    while chunk := os.read(source, _LONGEST_LINE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        _write(target, b"".join(prefix + line + b"\n" for line in lines))
+    if rest:
+        _write(target, prefix + rest + b"\n")
+
+
+def _write(target: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(target, data) :]
+
+
+def _print_error(text: str) -> None:
+    print(f"ballast-train: {text}", file=sys.stderr, flush=True)
