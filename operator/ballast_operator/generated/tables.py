@@ -79,12 +79,11 @@ def planners_table() -> str:
         (
             f"`{name}`",
             row.summary,
-            "needed" if row.needs_links else "optional",
             "yes" if row.simulates else "no",
         )
         for name, row in PLANNERS.builtin.items()
     ]
-    return table(("planner", "plans", "bandwidth", "`--sweep`, `--trace`, `--picture`, `--csv`"), rows)
+    return table(("planner", "plans", "`--sweep`, `--trace`, `--csv`, SVG"), rows)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

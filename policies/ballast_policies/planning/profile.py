@@ -15,6 +15,8 @@ class LayerProfile:
         weight_bytes: the parameters alone; each further version of the weights costs them again.
         activation_bytes: kept for the backward, of one microbatch.
         output_bytes: sent to the next layer, of one microbatch.
+        overhead_seconds: what a microbatch costs whatever its size (kernel launches): a part of the forward
+            and backward seconds; none given: 0.
     """
 
     forward_seconds: tuple[float, ...]
@@ -23,8 +25,11 @@ class LayerProfile:
     weight_bytes: tuple[float, ...]
     activation_bytes: tuple[float, ...]
     output_bytes: tuple[float, ...]
+    overhead_seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.overhead_seconds:
+            object.__setattr__(self, "overhead_seconds", (0.0,) * len(self.forward_seconds))
         lengths = {field.name: len(getattr(self, field.name)) for field in dataclasses.fields(self)}
         if len(set(lengths.values())) != 1 or not self.forward_seconds:
             raise PlanningError(f"every layer needs every value, the counts are: {lengths}")

@@ -20,6 +20,8 @@ class ProfiledLayer(Settings):
         weight_bytes: the parameters alone.
         activation_bytes: kept for the backward.
         output_bytes: sent to the next layer.
+        overhead_seconds: what a microbatch costs whatever its size: a part of the forward and backward
+            seconds that larger microbatches pay less often.
         reduced_bytes: all-reduced by tensor parallelism, both ways together; None: four outputs, as in a
             transformer.
     """
@@ -33,7 +35,15 @@ class ProfiledLayer(Settings):
     weight_bytes: float = setting(0.0, ge=0)
     activation_bytes: float = setting(0.0, ge=0)
     output_bytes: float = setting(0.0, ge=0)
+    overhead_seconds: float = setting(0.0, ge=0)
     reduced_bytes: float | None = setting(None, ge=0)
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        whole = self.forward_seconds + self.backward_seconds
+        if self.overhead_seconds > whole:
+            reason = f"{self.overhead_seconds} is more than the {whole} s of forward and backward"
+            raise ContractError(Problem("overheadSeconds", f"{reason}, of which it is a part"))
 
     def step_seconds(self, microbatches: int) -> float:
         """Seconds of a step, as a rebalance weighs them: the optimizer included."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from ballast_policies.planning import PlanningError
+from ballast_policies.planning.planners.cost_model import CostModel
 from ballast_policies.planning.planners.registry import (
     DEFAULT_PLANNER,
     PLANNERS,
@@ -24,13 +25,39 @@ from ballast_policies.planning.schedules import (
 )
 
 from ballast_operator.cli.option_names import with_option
-from ballast_operator.cli.plan.input import ClusterInput, layer_costs, read_cluster, read_profile
+from ballast_operator.cli.plan.input import (
+    ClusterInput,
+    known_tensor,
+    layer_costs,
+    read_cluster,
+    read_profile,
+    reduced_bytes,
+    step_microbatches,
+)
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+PICTURE_HERE = "-"
+"""The value of ``--picture`` without a file: the picture is part of the output."""
+
+
+class _OptionalPicture(click.Command):
+    """``--picture`` takes a file or nothing; the word after it is PROFILE or CLUSTER where one is missing."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.MissingParameter:
+            here = [f"--picture={PICTURE_HERE}" if arg == "--picture" else arg for arg in args]
+            if here == args:
+                raise
+            ctx.params.clear()
+            return super().parse_args(ctx, here)
+
+
+@click.command(cls=_OptionalPicture)
 @click.argument("profile_file", metavar="PROFILE", type=FILE)
 @click.argument("cluster_file", metavar="CLUSTER", type=FILE)
 @click.option(
@@ -49,12 +76,28 @@ OUT = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--microbatches", type=click.IntRange(1), default=8, show_default=True, help="Of a step.")
 @click.option("--chunks", type=click.IntRange(1), default=1, show_default=True, help="Stages a rank.")
-@click.option("--batch-size", type=click.IntRange(1), help="amp: samples of a step; default --microbatches.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Samples of a step; default: --microbatches x the profile's microbatchSize.",
+)
+@click.option("--top", type=click.IntRange(1), help="Plans to show, best first; default 1, amp: 5.")
+@click.option(
+    "--max-tensor",
+    type=click.IntRange(1),
+    help="Largest tensor-parallel degree; default: any, or 1 where its transfers are not known.",
+)
 @click.option("--evaluations", type=click.IntRange(1), default=200, show_default=True, help="amp: to try.")
 @click.option("--seed", type=int, default=0, show_default=True, help="amp: of its search.")
 @click.option("--sweep", is_flag=True, help="pipeline: also plan with fewer GPUs, fastest first.")
 @click.option("--trace", type=OUT, help="pipeline: write the simulated step for chrome://tracing.")
-@click.option("--picture", type=OUT, help="pipeline: write the simulated step as SVG.")
+@click.option(
+    "--picture",
+    type=OUT,
+    is_flag=False,
+    flag_value=PICTURE_HERE,
+    help="Show the step, stages x time, as text; with a file, pipeline: write it as SVG.",
+)
 @click.option("--csv", "csv_file", type=OUT, help="pipeline: write the schedule as torch reads it.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def plan(
@@ -65,6 +108,8 @@ def plan(
     microbatches: int,
     chunks: int,
     batch_size: int | None,
+    top: int | None,
+    max_tensor: int | None,
     evaluations: int,
     seed: int,
     sweep: bool,
@@ -73,29 +118,40 @@ def plan(
     csv_file: Path | None,
     output: str,
 ) -> None:
-    """Plan a pipeline: layers to stages to ranks, and the predicted time of a step.
+    """Plan how a model trains: layers to stages to GPUs, and the predicted time of a step.
 
     PROFILE has the layers' seconds and bytes (or is a job's report), CLUSTER the GPUs and links;
     both are YAML or JSON. All times are predictions: nothing is run. See docs/planning.md.
     """
     layers, cluster = read_profile(profile_file), read_cluster(cluster_file)
+    shown = picture is not None and str(picture) == PICTURE_HERE
+    drawn = None if shown else picture
     try:
         chosen = PLANNERS.find(planner, PlanningError)
         if not chosen.simulates:
-            _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=picture, csv=csv_file)
+            _refuse_without_simulation(planner, sweep=sweep, trace=trace, picture=drawn, csv=csv_file)
+        if chosen.needs_links:
+            cluster.check_links()
+        count = step_microbatches(layers, microbatches, batch_size)
+        profile = layers.profile(count)
         request = PlanRequest(
-            profile=layers.profile(microbatches),
-            costs=tuple(layer_costs(layers, microbatches)),
+            profile=profile,
+            costs=tuple(layer_costs(layers, count)),
             gpus=tuple(cluster.kinds()),
             bandwidth=cluster.pipeline_bandwidth(cluster.total),
-            levels=tuple(cluster.levels()) if chosen.needs_links else None,
-            grid=cluster.grid() if chosen.needs_links else None,
-            microbatches=microbatches,
-            samples=batch_size or microbatches,
+            levels=tuple(cluster.levels()),
+            grid=cluster.grid(),
+            microbatches=count,
+            samples=batch_size or count * layers.microbatch_size,
             schedule=schedule,
             chunks=chunks,
             evaluations=evaluations,
             seed=seed,
+            top=top,
+            most_tensor=max_tensor or known_tensor(layers, cluster),
+            cost_model=CostModel(
+                profile, reduced_bytes(layers, count), layers.microbatch_size, cluster.devices()
+            ),
         )
         found = chosen.plan(request)
         answer, text = dict(found.content), found.text
@@ -104,12 +160,16 @@ def plan(
         if sweep:
             answer["sweep"], table = _sweep(chosen, request, cluster)
             text += table
+        if shown:
+            answer["picture"] = found.picture
+            # The pipeline planner's text has it in any case.
+            text += "" if found.picture in text else f"\n\n{found.picture}"
     except (PlanningError, ScheduleError) as error:
         raise click.ClickException(with_option(str(error), {"planner": "--planner"})) from error
     if found.plan is not None:
         simulated = found.plan
         _write(trace, lambda: chrome_trace(simulated.trace))
-        _write(picture, lambda: schedule_svg(simulated.trace))
+        _write(drawn, lambda: schedule_svg(simulated.trace))
         _write(csv_file, lambda: schedule_csv(simulated.schedule))
     click.echo(json.dumps({"planner": planner, **answer}) if output == "json" else text)
 

@@ -1,5 +1,6 @@
 """The two files that ``ballast plan`` reads: a profile of layers, and a description of a cluster."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -8,9 +9,10 @@ import numpy as np
 import pydantic
 import yaml
 from ballast_policies.contract.errors import ContractError
-from ballast_policies.planning import profile_file
+from ballast_policies.planning import PlanningError, profile_file
 from ballast_policies.planning.planners import Level
 from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
+from ballast_policies.planning.planners.layout import Devices, devices_of
 from ballast_policies.planning.profile import GpuKind
 from ballast_policies.planning.profile_file import ProfileFile
 from pydantic.alias_generators import to_camel
@@ -81,60 +83,107 @@ class ClusterInput(_Input):
         one_server = self.gpus_per_server is None or gpus <= self.gpus_per_server
         return self.bandwidth.inside_server if one_server else self.bandwidth.between_servers
 
+    def devices(self) -> Devices:
+        """All GPUs in the order in which they fill the servers."""
+        links = self.bandwidth
+        return devices_of(
+            [
+                GpuKind(gpu_type=gpu.type, count=gpu.count, speed=gpu.speed, memory_bytes=gpu.memory_bytes)
+                for gpu in self.gpus
+            ],
+            gpus_per_server=self.gpus_per_server,
+            inside=float("inf") if links is None else links.inside_server,
+            between=float("inf") if links is None else links.between_servers,
+        )
+
     def levels(self) -> list[Level]:
-        """For PipeDream: GPUs of a server, then servers."""
-        network = self._network()
-        per_server, servers = self._servers()
+        """For PipeDream: GPUs of a server, then servers, of those that are full."""
+        devices, (per_server, servers) = self.devices(), self._servers()
         return [
-            Level(components=per_server, bandwidth=network.inside_server),
-            Level(components=servers, bandwidth=network.between_servers),
+            Level(components=per_server, bandwidth=devices.inside),
+            Level(components=servers, bandwidth=devices.between),
         ]
 
     def grid(self) -> DeviceGrid:
-        """For AMP: a column a server."""
-        network = self._network()
-        rows, columns = self._servers()
-        speeds = np.repeat([gpu.speed for gpu in self.gpus], [gpu.count for gpu in self.gpus])
+        """For AMP: a column a server, of those that are full."""
+        devices, (rows, columns) = self.devices(), self._servers()
         server = np.arange(rows * columns) % columns
         same = server[:, None] == server[None, :]
-        memory = [gpu.memory_bytes for gpu in self.gpus if gpu.memory_bytes is not None]
+
+        def by_row(values: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(np.array(values[: rows * columns]).reshape(columns, rows).T.ravel().tolist())
+
         return DeviceGrid(
             rows=rows,
             columns=columns,
-            speeds=tuple(speeds.reshape(columns, rows).T.ravel().tolist()),
-            bandwidth=np.where(same, network.inside_server, network.between_servers).astype(float),
-            memory_bytes=min(memory, default=None),
+            speeds=by_row(devices.speeds),
+            bandwidth=np.where(same, devices.inside, devices.between).astype(float),
+            memory_bytes=by_row(devices.memory),
         )
 
-    def _network(self) -> BandwidthInput:
+    def check_links(self) -> None:
+        """Refuse a cluster without bandwidth.
+
+        Raises:
+            ClickException: it has none.
+        """
         if self.bandwidth is None:
             raise click.ClickException(
                 "this planner weighs transfers. To fix: give the cluster "
                 "`bandwidth: {insideServer: ..., betweenServers: ...}` in bytes/s"
             )
-        return self.bandwidth
 
     def _servers(self) -> tuple[int, int]:
-        per_server = self.gpus_per_server or self.total
-        if self.total % per_server:
-            raise click.ClickException(
-                f"{self.total} GPUs do not fill servers of {per_server}. To fix: change gpusPerServer"
-            )
+        """GPUs of a full server, and how many of these there are."""
+        per_server = min(self.gpus_per_server or self.total, self.total)
         return per_server, self.total // per_server
+
+
+def step_microbatches(profile: ProfileFile, microbatches: int, batch_size: int | None) -> int:
+    """Microbatches of the profile's size in a step.
+
+    Raises:
+        PlanningError: they do not divide the batch.
+    """
+    if batch_size is None:
+        return microbatches
+    if batch_size % profile.microbatch_size:
+        raise PlanningError(
+            f"a batch of {batch_size} is not a multiple of the profile's microbatchSize of "
+            f"{profile.microbatch_size}. To fix: choose a multiple"
+        )
+    return batch_size // profile.microbatch_size
+
+
+def known_tensor(profile: ProfileFile, cluster: ClusterInput) -> int:
+    """Any tensor-parallel degree, where profile and cluster tell what its all-reduces cost; else 1."""
+    known = cluster.bandwidth is not None and all(bytes_ > 0 for bytes_ in reduced_bytes(profile, 1))
+    return cluster.total if known else 1
+
+
+def reduced_bytes(profile: ProfileFile, microbatches: int) -> tuple[float, ...]:
+    """By layer, what tensor parallelism all-reduces for one microbatch, both ways together."""
+    return tuple(
+        4 * layer.output_bytes if layer.reduced_bytes is None else layer.reduced_bytes
+        for layer in profile.each_layer(microbatches)
+    )
 
 
 def layer_costs(profile: ProfileFile, microbatches: int) -> list[LayerCost]:
     """For AMP: the layers' cost of one sample."""
     size = profile.microbatch_size
+    each = zip(profile.each_layer(microbatches), reduced_bytes(profile, microbatches), strict=True)
     return [
         LayerCost(
-            seconds=(layer.forward_seconds + layer.backward_seconds) / size,
+            seconds=(layer.forward_seconds + layer.backward_seconds - layer.overhead_seconds) / size,
+            overhead_seconds=layer.overhead_seconds,
             weight_bytes=layer.weight_bytes,
             output_bytes=layer.output_bytes / size,
-            reduced_bytes=(4 * layer.output_bytes if layer.reduced_bytes is None else layer.reduced_bytes)
-            / size,
+            reduced_bytes=reduced / size,
+            held_bytes=layer.held_bytes,
+            activation_bytes=layer.activation_bytes / size,
         )
-        for layer in profile.each_layer(microbatches)
+        for layer, reduced in each
     ]
 
 
@@ -169,8 +218,17 @@ def _read(path: Path, model: type[Model]) -> Model:
         raise click.ClickException(f"{path}: {reasons}") from error
 
 
+class _Numbers(yaml.SafeLoader):
+    """Reads ``4.0e10`` as a number, as YAML 1.2 and JSON do; PyYAML alone wants ``4.0e+10``."""
+
+
+_Numbers.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def _content(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text())
+        return yaml.load(path.read_text(), Loader=_Numbers)
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise click.ClickException(f"{path}: neither YAML nor JSON: {error}") from error

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from ballast_operator.cli.main import main
+from ballast_policies.planning.planners.registry import PLANNERS
 from ballast_policies.planning.schedules import schedule_from_csv, validate
 from click.testing import CliRunner
 
@@ -12,6 +13,12 @@ layers:
   - {name: embedding, forwardSeconds: 0.01, backwardSeconds: 0.02, heldBytes: 100, outputBytes: 10}
   - {name: block, repeat: 10, forwardSeconds: 0.03, backwardSeconds: 0.06, heldBytes: 50, outputBytes: 10}
   - {name: head, forwardSeconds: 0.04, backwardSeconds: 0.08, heldBytes: 100, outputBytes: 10}
+"""
+BIG = """
+microbatchSize: 2
+layers:
+  - {repeat: 2, forwardSeconds: 1, backwardSeconds: 2, heldBytes: 1e9}
+  - {forwardSeconds: 1, backwardSeconds: 2, heldBytes: 31e9}
 """
 CLUSTER = """
 gpus:
@@ -107,9 +114,7 @@ def test_pipedream_replicates_stages(run):
     answer = json.loads(run("--planner", "pipedream", "--output", "json", cluster=cluster).output)
     assert answer["configuration"] == "4"
     assert answer["activeMinibatches"] == 1
-    mixed = run("--planner", "pipedream")
-    assert mixed.exit_code == 1
-    assert "pipedream plans equal GPUs" in mixed.output
+    assert "all are taken for the slowest" in run("--planner", "pipedream").output
 
 
 def test_amp_proposes_strategies_best_first(run):
@@ -119,6 +124,71 @@ def test_amp_proposes_strategies_best_first(run):
     seconds = [strategy["stepSeconds"] for strategy in strategies]
     assert seconds == sorted(seconds)
     assert all(s["tensor"] * s["data"] * s["pipeline"] == 4 for s in strategies)
+
+
+@pytest.mark.parametrize("name", list(PLANNERS.builtin))
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        CLUSTER,
+        "gpus: [{type: a100, count: 4}]",
+        CLUSTER.replace("gpusPerServer: 2", "gpusPerServer: 3"),
+        CLUSTER.replace("gpusPerServer: 2", "gpusPerServer: 8"),
+    ],
+    ids=["two servers", "free links", "a server that is not full", "one server"],
+)
+def test_every_planner_answers_on_every_cluster_with_the_same_keys(run, name, cluster):
+    """A plan's step by the one cost model, its bytes, its GPUs, and what a TrainingJob says to run it, or why
+    it cannot; `best` is no slower than any of them.
+    """
+    answer = json.loads(run("--planner", name, "--output", "json", "--picture", cluster=cluster).output)
+    best = json.loads(run("--planner", "best", "--output", "json", cluster=cluster).output)
+    (plan, *_) = answer["plans"]
+    assert answer["stepSeconds"] >= plan["stepSeconds"] * (1 - 1e-9)
+    assert best["boundSeconds"] <= best["stepSeconds"] <= plan["stepSeconds"] * (1 + 1e-9)
+    used = [gpu for stage in plan["stages"] for group in stage["gpus"] for gpu in group]
+    assert len(used) == len(set(used)) == plan["gpus"] <= 4
+    assert [stage["firstLayer"] for stage in plan["stages"]][1:] == [
+        stage["endLayer"] for stage in plan["stages"][:-1]
+    ]
+    assert plan["microbatches"] * plan["microbatchSize"] == 8
+    job = plan["job"]
+    assert job["pipeline"]["globalBatchSize"] == 8
+    if name not in {"2bw", "pipedream"}:
+        assert plan["refused"] is None
+    assert "stage  0" in answer["picture"] or "rank  0" in answer["picture"]
+
+
+def test_top_plans_are_the_fastest_first_and_unlike(run):
+    """Each of another shape; the first is that of one plan."""
+    answer = json.loads(run("--planner", "best", "--top", "4", "--output", "json").output)
+    seconds = [plan["stepSeconds"] for plan in answer["plans"]]
+    assert len(seconds) == 4 and seconds == sorted(seconds)
+    assert answer["stepSeconds"] == seconds[0]
+    alone = json.loads(run("--planner", "best", "--output", "json").output)
+    assert alone["stepSeconds"] == pytest.approx(seconds[0])
+    assert alone["optimal"]
+
+
+def test_a_plan_that_the_trainer_does_not_run_says_so(run):
+    """2BW over parallel pipelines: planned as published, refused by the trainer, with the reason."""
+    cluster = "gpus: [{type: a100, count: 4}]"
+    text = run("--planner", "2bw", cluster=cluster).output
+    assert "The trainer refuses this plan: parallelism: a schedule without a flush has one rank" in text
+
+
+@pytest.mark.parametrize("place", ["before", "between", "after"])
+def test_a_picture_may_be_asked_for_anywhere(tmp_path, place):
+    """The words after ``--picture`` are still PROFILE and CLUSTER."""
+    (tmp_path / "profile.yaml").write_text(PROFILE)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    files = [str(tmp_path / "profile.yaml"), str(tmp_path / "cluster.yaml")]
+    words = {"before": ["--picture", *files], "between": [files[0], "--picture", files[1]]}.get(
+        place, [*files, "--picture"]
+    )
+    result = CliRunner().invoke(main, ["plan", *words, "--planner", "best"])
+    assert result.exit_code == 0, result.output
+    assert "stage  0" in result.output
 
 
 @pytest.mark.parametrize(
@@ -133,12 +203,14 @@ def test_amp_proposes_strategies_best_first(run):
         ({"cluster": "gpus: [{type: a, count: 0}]"}, (), "gpus.0.count"),
         ({"cluster": "gpus: [{type: a, count: 1}, {type: a, count: 2}]"}, (), "listed twice"),
         ({"cluster": "gpus: [{type: a, count: 99}]"}, (), "cannot be cut into 99 stages"),
-        ({"cluster": "gpus: [{type: a, count: 2, memoryBytes: 10}]"}, (), "do not fit the memory"),
-        ({"cluster": "gpus: [{type: a, count: 4}]"}, ("--planner", "amp"), "insideServer"),
-        (
-            {"cluster": CLUSTER.replace("gpusPerServer: 2", "gpusPerServer: 3")},
-            ("--planner", "amp"),
-            "do not fill servers of 3",
+        ({"cluster": "gpus: [{type: a, count: 2, memoryBytes: 200}]"}, (), "do not fit the memory"),
+        *(
+            (
+                {"profile": BIG, "cluster": "gpus: [{type: a, count: 4, memoryBytes: 1.6e10}]"},
+                ("--planner", name),
+                "layer 2 needs 31 GB, the largest GPU has 16",
+            )
+            for name in PLANNERS.builtin
         ),
         (
             {},
@@ -146,7 +218,13 @@ def test_amp_proposes_strategies_best_first(run):
             "To fix: use 8 or 12",
         ),
         ({}, ("--schedule", "PipeDream2BW", "--microbatches", "6"), "To fix: use 8"),
-        ({}, ("--planner", "ptdp"), "--planner: 'ptdp' is not one of pipeline, pipedream, amp"),
+        (
+            {},
+            ("--planner", "ptdp"),
+            "--planner: 'ptdp' is not one of pipeline, best, pipedream, 2bw, megatron, amp",
+        ),
+        ({}, ("--planner", "best", "--schedule", "GPipe"), "best plans 1F1B, not GPipe"),
+        ({"profile": BIG}, ("--batch-size", "3"), "not a multiple of the profile's microbatchSize of 2"),
         ({}, ("--schedule", "2F2B"), "--schedule: '2F2B' is not one of 1F1B"),
     ],
 )

@@ -1,9 +1,17 @@
 """AMP: tensor, data and pipeline degrees, placement and layers on unlike devices and links."""
 
-from ballast_policies.planning.planners.amp.annealing import Search, all_strategies, anneal
+from ballast_policies.planning.planners.amp.annealing import (
+    Search,
+    all_strategies,
+    anneal,
+    microbatch_sizes,
+    search,
+)
 from ballast_policies.planning.planners.amp.cost import (
     boundary_seconds,
     device_bytes,
+    stage_bytes,
+    stage_memory,
     stage_seconds,
     step_seconds,
     sync_seconds,
@@ -24,8 +32,12 @@ __all__ = [
     "assign_layers",
     "boundary_seconds",
     "device_bytes",
+    "microbatch_sizes",
     "pipeline_seconds",
     "sample_tiling",
+    "search",
+    "stage_bytes",
+    "stage_memory",
     "stage_seconds",
     "step_seconds",
     "sync_seconds",

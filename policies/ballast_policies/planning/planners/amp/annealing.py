@@ -6,6 +6,7 @@ arms are followed by a new microbatch size, placement and assignment of the new 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from math import exp
 
@@ -58,6 +59,7 @@ def anneal(
     evaluations: int = 200,
     seed: int = 0,
     first_temperature: float = 1.0,
+    most_tensor: float = float("inf"),
 ) -> Search:
     """Simulated annealing over degrees, microbatch size and placement.
 
@@ -71,12 +73,13 @@ def anneal(
         evaluations: strategies to score, the first included.
         seed: the same seed gives the same search.
         first_temperature: at the start, in units of the first state's cost.
+        most_tensor: largest tensor-parallel degree.
 
     Raises:
         PlanningError: no strategy fits the memory in the evaluations given.
     """
     random = np.random.default_rng(seed)
-    allowed = degrees(grid, len(layers), batch_size)
+    allowed = [pair for pair in degrees(grid, len(layers), batch_size) if pair[0] <= most_tensor]
     if not allowed:
         raise PlanningError(
             f"no tensor x data degrees tile {grid.rows} x {grid.columns} devices for a batch of {batch_size}"
@@ -109,10 +112,47 @@ def all_strategies(
     layers: Sequence[LayerCost], grid: DeviceGrid, *, batch_size: int
 ) -> Iterator[tuple[float, Strategy]]:
     """Every degree, microbatch size and tiling with its best layers: for small grids."""
-    for tensor, data in degrees(grid, len(layers), batch_size):
+    for placement, size in _candidates(grid, degrees(grid, len(layers), batch_size), batch_size):
+        yield _scored(layers, grid, placement, size, batch_size)
+
+
+def search(
+    layers: Sequence[LayerCost],
+    grid: DeviceGrid,
+    *,
+    batch_size: int,
+    evaluations: int = 200,
+    seed: int = 0,
+    most_tensor: float = float("inf"),
+) -> Search:
+    """All strategies, where there are at most as many as evaluations; else :func:`anneal`.
+
+    Raises:
+        PlanningError: nothing fits the memory.
+    """
+    allowed = [pair for pair in degrees(grid, len(layers), batch_size) if pair[0] <= most_tensor]
+    few = list(itertools.islice(_candidates(grid, allowed, batch_size), evaluations + 1))
+    if not few or len(few) > evaluations:
+        return anneal(
+            layers,
+            grid,
+            batch_size=batch_size,
+            evaluations=evaluations,
+            seed=seed,
+            most_tensor=most_tensor,
+        )
+    every = [_scored(layers, grid, placement, size, batch_size) for placement, size in few]
+    running = itertools.accumulate((seconds for seconds, _ in every), min)
+    return _search({strategy: seconds for seconds, strategy in every}, list(running))
+
+
+def _candidates(
+    grid: DeviceGrid, allowed: Sequence[tuple[int, int]], batch_size: int
+) -> Iterator[tuple[Placement, int]]:
+    for tensor, data in allowed:
         for placement in tilings(grid.rows, grid.columns, tensor=tensor, data=data):
             for size in microbatch_sizes(batch_size, data):
-                yield _scored(layers, grid, placement, size, batch_size)
+                yield placement, size
 
 
 def _scored(

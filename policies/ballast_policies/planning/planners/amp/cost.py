@@ -82,7 +82,8 @@ def step_seconds(
             f"{strategy.microbatch_size}. To fix: use a multiple of {per_round}"
         )
     gas = batch_size // per_round
-    if grid.memory_bytes is not None and device_bytes(strategy, layers, gas) > grid.memory_bytes:
+    taken = _taken(strategy, layers, gas)
+    if any(held > limit for held, limit in zip(taken, stage_memory(grid, strategy.placement), strict=True)):
         return float("inf")
     size, placement = strategy.microbatch_size, strategy.placement
     t = stage_seconds(layers, grid, placement, size)
@@ -93,16 +94,35 @@ def step_seconds(
 
 
 def device_bytes(strategy: Strategy, layers: Sequence[LayerCost], microbatches: int) -> float:
-    """Bytes of the fullest device: optimizer state, and outputs of the microbatches in flight (1F1B)."""
-    fullest = 0.0
-    bounds = strategy.partition.bounds
-    for stage in range(strategy.pipeline):
-        own = layers[bounds[stage] : bounds[stage + 1]]
-        in_flight = min(microbatches, strategy.pipeline - stage)
-        outputs = sum(layer.output_bytes for layer in own) * strategy.microbatch_size * in_flight
-        weights = sum(layer.weight_bytes for layer in own) * _STATE_FACTOR
-        fullest = max(fullest, (weights + outputs) / strategy.tensor)
-    return fullest
+    """Bytes of the fullest device: optimizer state, and activations of the microbatches in flight (1F1B)."""
+    return float(max(_taken(strategy, layers, microbatches)))
+
+
+def stage_bytes(
+    layers: Sequence[LayerCost], placement: Placement, microbatch_size: int, microbatches: int
+) -> np.ndarray:
+    """Bytes of each layer on a device of each stage, shape (p, L)."""
+    held = np.array(
+        [_STATE_FACTOR * each.weight_bytes if each.held_bytes is None else each.held_bytes for each in layers]
+    )
+    kept = np.array(
+        [each.output_bytes if each.activation_bytes is None else each.activation_bytes for each in layers]
+    )
+    stages = len(placement)
+    in_flight = np.minimum(microbatches, stages - np.arange(stages))
+    taken: np.ndarray = (held + microbatch_size * in_flight[:, None] * kept) / len(placement[0][0])
+    return taken
+
+
+def stage_memory(grid: DeviceGrid, placement: Placement) -> list[float]:
+    """What the smallest device of each stage holds, bytes."""
+    return [min(grid.memory(device) for group in stage for device in group) for stage in placement]
+
+
+def _taken(strategy: Strategy, layers: Sequence[LayerCost], microbatches: int) -> list[float]:
+    taken = stage_bytes(layers, strategy.placement, strategy.microbatch_size, microbatches)
+    cuts = itertools.pairwise(strategy.partition.bounds)
+    return [float(taken[stage, first:end].sum()) for stage, (first, end) in enumerate(cuts)]
 
 
 def with_best_layers(
@@ -113,17 +133,27 @@ def with_best_layers(
     microbatch_size: int,
     batch_size: int,
 ) -> Strategy:
-    """The strategy of this placement and microbatch size, layers assigned by :func:`assign_layers`."""
+    """The strategy of this placement and microbatch size, layers assigned by :func:`assign_layers`.
+
+    Where no layers fit the memory, those that would be fastest: their step is infinite.
+    """
     data, tensor = len(placement[0]), len(placement[0][0])
     t = stage_seconds(layers, grid, placement, microbatch_size)
     e = boundary_seconds(layers, grid, placement, microbatch_size)
+    gas = batch_size // (data * microbatch_size)
+    limits = stage_memory(grid, placement)
+    taken = stage_bytes(layers, placement, microbatch_size, gas)
+    try:
+        partition = assign_layers(t, e, gas, taken=taken, memory=limits)
+    except PlanningError:
+        partition = assign_layers(t, e, gas)
     return Strategy(
         tensor=tensor,
         data=data,
         pipeline=len(placement),
         microbatch_size=microbatch_size,
         placement=placement,
-        partition=assign_layers(t, e, batch_size // (data * microbatch_size)),
+        partition=partition,
     )
 
 

@@ -12,6 +12,7 @@ for c upwards from the smallest feasible, until (gas - 1) c alone rules the rest
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,24 +37,42 @@ def pipeline_seconds(
     return float((microbatches - 1) * max(t) + sum(t) + sum(e))
 
 
-def assign_layers(stage_seconds: np.ndarray, boundary_seconds: np.ndarray, microbatches: int) -> Partition:
+def assign_layers(
+    stage_seconds: np.ndarray,
+    boundary_seconds: np.ndarray,
+    microbatches: int,
+    *,
+    taken: np.ndarray | None = None,
+    memory: Sequence[float] | None = None,
+) -> Partition:
     """The contiguous assignment with the least T; arguments as for :func:`pipeline_seconds`.
 
+    Args:
+        stage_seconds: see there.
+        boundary_seconds: see there.
+        microbatches: see there.
+        taken: bytes of each layer on each stage's devices, shape (p, L).
+        memory: bytes that each stage's devices hold; needs ``taken``.
+
     Raises:
-        PlanningError: fewer layers than stages.
+        PlanningError: fewer layers than stages, or nothing fits the memory.
     """
     ranks = stage_seconds.shape[0]
-    first = partition_by_rank(stage_seconds)
+    first = partition_by_rank(stage_seconds, rank_bytes=taken, memory=memory)
     S = np.concatenate([np.zeros((ranks, 1)), np.cumsum(stage_seconds, axis=1)], axis=1)
     # times[i][k, j]: stage i with layers k..j-1.
     times = S[:, None, :] - S[:, :, None]
+    if taken is not None and memory is not None:
+        H = np.concatenate([np.zeros((ranks, 1)), np.cumsum(taken, axis=1)], axis=1)
+        held = H[:, None, :] - H[:, :, None]
+        times = np.where(held <= np.asarray(memory, dtype=float)[:, None, None], times, np.inf)
     # A hair above every candidate, so that a bound equal to a stage's own time admits it.
     smallest = max(times[i, a, b] for i, (a, b) in enumerate(itertools.pairwise(first.bounds))) * (1 + 1e-12)
     best = first
     value = pipeline_seconds(first, stage_seconds, boundary_seconds, microbatches)
     free = _least_sum(times, boundary_seconds, np.inf)
     floor = pipeline_seconds(free, stage_seconds, boundary_seconds, 1)
-    candidates = np.unique(times[times >= smallest / (1 + 2e-12)])
+    candidates = np.unique(times[np.isfinite(times) & (times >= smallest / (1 + 2e-12))])
     for bottleneck in candidates:
         if (microbatches - 1) * bottleneck + floor >= value:
             break

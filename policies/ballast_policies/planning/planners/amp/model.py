@@ -17,6 +17,8 @@ class LayerCost:
         weight_bytes: its parameters.
         output_bytes: activations of one sample that the next layer needs.
         reduced_bytes: of one sample, all-reduced inside a tensor-parallel group, both ways together.
+        held_bytes: weights, gradients and optimizer state; None: four times the weights.
+        activation_bytes: of one sample, kept for the backward; None: its output.
     """
 
     seconds: float
@@ -24,6 +26,8 @@ class LayerCost:
     weight_bytes: float = 0.0
     output_bytes: float = 0.0
     reduced_bytes: float = 0.0
+    held_bytes: float | None = None
+    activation_bytes: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ class DeviceGrid:
         rows, columns: e.g. GPUs of a server, servers.
         speeds: relative, by device.
         bandwidth: bytes/s between devices, shape (n, n), symmetric; the diagonal is not used.
-        memory_bytes: of every device; None: not limited.
+        memory_bytes: of every device, or by device; None: not limited.
 
     Raises:
         PlanningError: shapes that do not match, or a speed or bandwidth that is not above 0.
@@ -44,7 +48,7 @@ class DeviceGrid:
     columns: int
     speeds: tuple[float, ...]
     bandwidth: np.ndarray
-    memory_bytes: float | None = None
+    memory_bytes: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         n = self.devices
@@ -53,6 +57,8 @@ class DeviceGrid:
                 f"a grid of {self.rows} x {self.columns} needs {n} speeds and {n} x {n} bandwidths, got "
                 f"{len(self.speeds)} and {self.bandwidth.shape}"
             )
+        if isinstance(self.memory_bytes, tuple) and len(self.memory_bytes) != n:
+            raise PlanningError(f"memory of {len(self.memory_bytes)} devices does not fit a grid of {n}")
         off_diagonal = self.bandwidth[~np.eye(n, dtype=bool)]
         if min(self.speeds) <= 0 or (off_diagonal <= 0).any():
             raise PlanningError("speeds and bandwidths must be above 0")
@@ -61,6 +67,12 @@ class DeviceGrid:
     def devices(self) -> int:
         """Number of devices."""
         return self.rows * self.columns
+
+    def memory(self, device: int) -> float:
+        """Bytes that the device holds; infinite where it is not limited."""
+        if isinstance(self.memory_bytes, tuple):
+            return self.memory_bytes[device]
+        return float("inf") if self.memory_bytes is None else self.memory_bytes
 
     def slowest_link(self, devices: tuple[int, ...]) -> float:
         """Least bandwidth within a group; infinite for a single device."""

@@ -1,0 +1,171 @@
+"""What planners answer: the same keys and the same table for every plan, judged by the one cost model."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ballast_policies.planning.pipeline_plan import PipelinePlan
+from ballast_policies.planning.planners.cost_model import CostModel
+from ballast_policies.planning.planners.layout import Layout
+from ballast_policies.planning.planners.runnable import trainer_fields
+from ballast_policies.planning.schedules import DEFAULT_SCHEDULE, timeline
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerAnswer:
+    """A plan for programs and for people.
+
+    Attributes:
+        content: keys of the JSON object.
+        text: a table, and what it predicts.
+        plan: the simulated pipeline, of planners that simulate one.
+        picture: the step of the first plan, stages x time as text; empty where it is part of the text.
+    """
+
+    content: Mapping[str, Any]
+    text: str
+    plan: PipelinePlan | None = None
+    picture: str = ""
+
+
+def plan_content(
+    model: CostModel,
+    layout: Layout,
+    *,
+    schedule: str = DEFAULT_SCHEDULE,
+    predicted_seconds: float | None = None,
+) -> dict[str, Any]:
+    """One plan as JSON.
+
+    Args:
+        model: judges it.
+        layout: the plan.
+        schedule: that the planner plans for.
+        predicted_seconds: of a step by the planner's own formula, where it has one.
+    """
+    cost, job = model.judge(layout), trainer_fields(layout, schedule)
+    content: dict[str, Any] = {
+        "stepSeconds": cost.seconds,
+        "samplesPerSecond": layout.batch_size / cost.seconds if cost.seconds else None,
+        "predictedSeconds": predicted_seconds,
+        "pipeline": layout.pipeline,
+        "tensor": layout.tensor,
+        "data": layout.data,
+        "gpus": sum(len(stage.gpus) for stage in layout.stages),
+        "microbatchSize": layout.microbatch_size,
+        "microbatches": layout.microbatches,
+        "recompute": layout.recompute,
+        "fits": cost.fits,
+        "stages": [
+            {
+                "stage": index,
+                "firstLayer": stage.first_layer,
+                "endLayer": stage.end_layer,
+                "replicas": stage.replicas,
+                "gpus": [list(group) for group in stage.groups],
+                "gpuTypes": sorted({model.devices.types[gpu] for gpu in stage.gpus}),
+                "bytes": held,
+            }
+            for index, (stage, held) in enumerate(zip(layout.stages, cost.bytes, strict=True))
+        ],
+        "job": job.fields,
+        "refused": job.refused,
+    }
+    return content
+
+
+def stage_table(model: CostModel, layout: Layout) -> list[str]:
+    """A row a stage: layers, GPUs, replicas, bytes."""
+    cost = model.judge(layout)
+    lines = [f"{'stage':>5} {'layers':>9} {'replicas':>8} {'tensor':>6} {'GB':>8}  GPUs"]
+    for index, (stage, held) in enumerate(zip(layout.stages, cost.bytes, strict=True)):
+        types: dict[str, list[int]] = {}
+        for gpu in stage.gpus:
+            types.setdefault(model.devices.types[gpu], []).append(gpu)
+        names = "; ".join(f"{gpu_type} {_ranges(gpus)}" for gpu_type, gpus in sorted(types.items()))
+        lines.append(
+            f"{index:>5} {stage.first_layer:>4}-{stage.end_layer - 1:<4} {stage.replicas:>8} "
+            f"{layout.tensor:>6} {held / 1e9:>8.3g}  {names}"
+        )
+    return lines
+
+
+def plans_table(model: CostModel, plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row a plan."""
+    lines = [
+        f"{'s/step':>10} {'pipeline':>8} {'tensor':>6} {'data':>5} {'GPUs':>5} "
+        f"{'microbatches':>16} {'recompute':>9}  layers"
+    ]
+    for plan in plans:
+        bounds = " ".join(str(stage["endLayer"]) for stage in plan["stages"])
+        data = "x" if plan["data"] is None else plan["data"]
+        size = f"{plan['microbatches']} of {plan['microbatchSize']}"
+        lines.append(
+            f"{plan['stepSeconds']:>10.4g} {plan['pipeline']:>8} {plan['tensor']:>6} {data:>5} "
+            f"{plan['gpus']:>5} {size:>16} {'yes' if plan['recompute'] else 'no':>9}  0 {bounds}"
+        )
+    return lines
+
+
+def picture(model: CostModel, layout: Layout) -> str:
+    """The layout's step, stages x time; of pipelines alike, one."""
+    drawn = timeline(model.trace(layout))
+    if layout.data is None:
+        return drawn
+    return "\n".join(line.replace("rank", "stage", 1) for line in drawn.splitlines())
+
+
+def layouts_answer(
+    model: CostModel,
+    plans: Sequence[tuple[float | None, Layout]],
+    *,
+    schedule: str = DEFAULT_SCHEDULE,
+    keys: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> PlannerAnswer:
+    """The answer of a planner whose plans are layouts.
+
+    Args:
+        model: judges them.
+        plans: (seconds of a step by the planner's own formula, or None; the layout), best first.
+        schedule: that the planner plans for.
+        keys: further keys of the JSON object.
+        notes: lines below the table.
+    """
+    contents = [
+        plan_content(model, layout, schedule=schedule, predicted_seconds=predicted)
+        for predicted, layout in plans
+    ]
+    best, layout = contents[0], plans[0][1]
+    lines = stage_table(model, layout)
+    size = f"{best['microbatches']} microbatches of {best['microbatchSize']}"
+    lines += [
+        "",
+        f"{best['stepSeconds']:.4g} s a step of {layout.batch_size} samples with a flush (simulated): {size}"
+        + (", recomputed" if layout.recompute else ""),
+    ]
+    if best["predictedSeconds"] is not None:
+        lines.append(f"{best['predictedSeconds']:.4g} s by the planner's own formula")
+    lines += notes
+    if best["refused"] is not None:
+        lines.append(f"The trainer refuses this plan: {best['refused']}")
+    if not best["fits"]:
+        lines.append("With a flush its stages do not fit the GPUs' memory.")
+    if len(contents) > 1:
+        lines += ["", *plans_table(model, contents)]
+    return PlannerAnswer(
+        content={"stepSeconds": best["stepSeconds"], **(keys or {}), "plans": contents},
+        text="\n".join(lines),
+        picture=picture(model, layout),
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0-3 8``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

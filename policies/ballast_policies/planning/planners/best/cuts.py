@@ -1,0 +1,130 @@
+"""Layers to stages for a fixed placement: all cuts where they are few, else the best found and improved."""
+
+import functools
+import itertools
+from math import comb
+
+import numpy as np
+
+from ballast_policies.planning.balancers.mixed_gpus import partition_by_rank
+from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.planners.cost_model import CostModel, Degrees, StageGpus
+
+_MOST_ROUNDS = 60
+"""Of improvement; each accepts the best move."""
+_WIDE = 24
+"""Stages up to which runs of boundaries of any length move together; beyond, of up to four."""
+_CELLS = 1 << 19
+"""Numbers in an array that is worked on at once: larger ones leave the cache."""
+
+
+@functools.lru_cache(maxsize=64)
+def all_cuts(layers: int, stages: int, *, most: int) -> np.ndarray | None:
+    """Bounds of every partition, shape (n, p + 1); None where there are more than ``most``."""
+    if comb(layers - 1, stages - 1) > most:
+        return None
+    cuts = list(itertools.combinations(range(1, layers), stages - 1))
+    inner = np.array(cuts, dtype=int).reshape(len(cuts), stages - 1)
+    ends = np.full((len(cuts), 1), layers)
+    return np.concatenate([np.zeros_like(ends), inner, ends], axis=1)
+
+
+def rows(gpus: StageGpus, index: np.ndarray | int) -> StageGpus:
+    """Some of several placements."""
+    return StageGpus(
+        speed=gpus.speed[index],
+        memory=gpus.memory[index],
+        tensor_link=gpus.tensor_link[index],
+        data_link=gpus.data_link[index],
+        boundary_link=gpus.boundary_link[index],
+    )
+
+
+def best_of_all(
+    model: CostModel, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray, limit: float
+) -> tuple[float, int, np.ndarray]:
+    """The best of every placement with every partition: (seconds, placement, bounds).
+
+    What cannot be below ``limit`` is not played; the seconds are then infinite.
+    """
+    best, placement, cut = np.inf, 0, bounds[0]
+    for index in range(len(gpus.speed)):
+        own = rows(gpus, index)
+        times = model.times(degrees, own, bounds)
+        loads, m = times.forward + times.backward, degrees.microbatches
+        p = loads.shape[1]
+        after = (m - 1) * times.backward + np.maximum(m - p + np.arange(p), 0) * times.forward
+        least = np.maximum((m * loads + times.exchange).max(axis=1), loads.sum(axis=1) + after.max(axis=1))
+        least[(model.bytes(degrees, bounds) > own.memory * (1 + 1e-9)).any(axis=1)] = np.inf
+        order = np.flatnonzero(least < min(best, limit))
+        order = order[np.argsort(least[order], kind="stable")]
+        # The likeliest first: what they reach rules most of the others out.
+        size = 16
+        while len(order):
+            chosen, order = order[:size], order[size:]
+            seconds = model.step_seconds(degrees, own, bounds[chosen])
+            k = int(np.argmin(seconds))
+            if seconds[k] < best:
+                best, placement, cut = float(seconds[k]), index, bounds[chosen[k]]
+            order = order[least[order] < min(best, limit)]
+            size = min(2 * size, max(16, _CELLS // p))
+    return best, placement, cut
+
+
+def quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> tuple[float, np.ndarray] | None:
+    """The partition whose busiest stage is least busy, within the memory: (seconds, bounds), or None."""
+    stages = len(gpus.speed)
+    t, m = degrees.tensor, degrees.microbatches
+    scale = degrees.microbatch_size / model.profiled_size
+    again = 2.0 if degrees.recompute else 1.0
+    work = np.diff(again * (scale / t * model.F + model.O) + scale / t * model.B + model.P)
+    reduced = (1 + again) * (t - 1) / t * scale * np.diff(model.R)
+    r = degrees.data
+    exchange = 2 * (r - 1) / r * np.diff(model.W) / t
+    busy = (
+        m * (work / gpus.speed[:, None] + reduced / gpus.tensor_link[:, None])
+        + exchange / gpus.data_link[:, None]
+    )
+    memory = None if np.isinf(gpus.memory).all() else gpus.memory * (1 + 1e-9)
+    taken = None
+    if memory is not None:
+        active = np.minimum(m, stages - np.arange(stages))[:, None]
+        kept = np.diff(model.I if degrees.recompute else model.A)
+        taken = (np.diff(model.H) + active * scale * kept) / t
+        if degrees.recompute:
+            # The largest activation of the whole model: no less than the stage's.
+            memory = memory - scale * model.most_activation / t
+    try:
+        found = partition_by_rank(busy, rank_bytes=taken, memory=None if memory is None else memory.tolist())
+    except PlanningError:
+        return None
+    bounds = np.array(found.bounds)
+    return float(model.step_seconds(degrees, gpus, bounds[None])[0]), bounds
+
+
+def improved(
+    model: CostModel, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray, seconds: float
+) -> tuple[float, np.ndarray]:
+    """Boundaries move by a layer, alone or with their neighbours, while the step gets shorter."""
+    stages = len(bounds) - 1
+    if stages == 1:
+        return seconds, bounds
+    longest = stages - 1 if stages <= _WIDE else 4
+    moves = []
+    for first in range(1, stages):
+        for end in range(first + 1, min(first + longest, stages) + 1):
+            step = np.zeros(stages + 1, dtype=int)
+            step[first:end] = 1
+            moves += [step, -step]
+    every = np.array(moves)
+    for _ in range(_MOST_ROUNDS):
+        candidates = bounds + every
+        candidates = candidates[(np.diff(candidates, axis=1) > 0).all(axis=1)]
+        if not len(candidates):
+            break
+        found = model.step_seconds(degrees, gpus, candidates)
+        k = int(np.argmin(found))
+        if not found[k] < seconds * (1 - 1e-12):
+            break
+        seconds, bounds = float(found[k]), candidates[k]
+    return seconds, bounds

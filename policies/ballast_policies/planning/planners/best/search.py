@@ -1,0 +1,245 @@
+"""The best plan of all: tensor x pipeline x data x microbatch x recomputation x layers x order of the GPUs.
+
+Shapes are taken in the order of their bounds.  Where the placements of a shape and its partitions are few,
+all are tried, so that its best is known; else likely placements are cut so that the busiest stage is least
+busy.  Once no shape left has a bound below the best plan, the plans found are improved by moving boundaries
+and by swapping stages.  The optimum is at least the least bound of the shapes that were not tried in full:
+this is the bound that is printed, and where it is the plan's own step, the plan is optimal.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import comb
+
+import numpy as np
+
+from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.planners.best.cuts import (
+    all_cuts,
+    best_of_all,
+    improved,
+    quick_cut,
+)
+from ballast_policies.planning.planners.best.placements import (
+    Placement,
+    every_placement,
+    likely_placements,
+    unlike,
+)
+from ballast_policies.planning.planners.best.shapes import Shape, all_shapes
+from ballast_policies.planning.planners.cost_model import CostModel, Degrees
+from ballast_policies.planning.planners.layout import Layout, PlacedStage
+
+_FEW_PLACEMENTS = 3000
+_FEW_CUTS = 10_000
+_FEW_PLANS = 150_000
+"""Placements, partitions, and pairs of both, up to which a shape is tried in full."""
+_MOST_IMPROVED = 6
+"""Plans that are improved, the fastest first."""
+_MOST_LARGE = 40
+"""Shapes tried that are too large to be tried in full."""
+_MOST_SHAPES = 1500
+"""Shapes looked at; the bound tells what was left."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BestPlans:
+    """What the search found.
+
+    Attributes:
+        plans: (seconds of a step, layout), the fastest first, one for each shape.
+        bound: seconds; no plan of any of the shapes is faster.
+        shapes: how many there are.
+    """
+
+    plans: tuple[tuple[float, Layout], ...]
+    bound: float
+    shapes: int
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bound proves that the first plan is the best there is."""
+        return self.plans[0][0] <= self.bound * (1 + 1e-9)
+
+
+@dataclasses.dataclass(slots=True)
+class _Found:
+    seconds: float
+    shape: Shape
+    placement: Placement
+    bounds: np.ndarray
+    exact: bool
+
+
+def plan_best(
+    model: CostModel,
+    *,
+    batch_size: int,
+    most_tensor: int,
+    top: int = 1,
+    others: Callable[[float], Iterable[Layout]] = lambda best: (),
+) -> BestPlans:
+    """The fastest plans, and a bound on how much faster any could be.
+
+    Args:
+        model: profile and cluster.
+        batch_size: samples of a step.
+        most_tensor: largest tensor-parallel degree.
+        top: how many plans.
+        others: given the best seconds so far, plans of other planners to compare with.
+
+    Raises:
+        PlanningError: nothing fits the memory.
+    """
+    model.check_layers_fit(most_tensor=min(most_tensor, model.devices.count), smallest=1)
+    usual = _usual_tensor(model, most_tensor)
+    first = all_shapes(model, batch_size, usual)
+    found, limit, open_bound = _tried(model, first, top)
+    shapes = len(first)
+    if most_tensor > usual:
+        more = all_shapes(model, batch_size, most_tensor, limit=limit, least_tensor=usual + 1)
+        shapes += len(more)
+        found_more, _, open_more = _tried(model, more, top, limit=limit)
+        found, open_bound = found + found_more, min(open_bound, open_more)
+    for plan in sorted((each for each in found if not each.exact), key=lambda f: f.seconds)[:_MOST_IMPROVED]:
+        _improve(model, plan)
+    if not found:
+        raise PlanningError(
+            f"none of {shapes} shapes over {model.devices.count} GPUs fits their memory. "
+            "To fix: use more GPUs, GPUs with more memory, or a larger --max-tensor"
+        )
+    best = min(each.seconds for each in found)
+    plans = {id(each): (each.seconds, _layout(each)) for each in found}
+    every = [*plans.values(), *_judged(model, others(best))]
+    every.sort(key=lambda plan: plan[0])
+    return BestPlans(plans=tuple(every[:top]), bound=min(open_bound, every[0][0]), shapes=shapes)
+
+
+def _usual_tensor(model: CostModel, most_tensor: int) -> int:
+    """Up to the GPUs of a server: beyond, shapes are many, and hardly one is below the best of these."""
+    return min(most_tensor, max(Counter(model.devices.servers).values()))
+
+
+def _tried(
+    model: CostModel, shapes: Sequence[Shape], top: int, limit: float = float("inf")
+) -> tuple[list[_Found], float, float]:
+    """Plans of shapes whose bound is below the ``top`` best; their limit; the least bound of what is open.
+
+    A shape that is too large to be tried in full is open; of those of the same degrees, the ones with the
+    least bounds are tried, and the numbers of stages next to the best ones.
+    """
+    found: list[_Found] = []
+    open_bound, large, of_degrees = np.inf, 0, Counter[Degrees]()
+    skipped: dict[tuple[Degrees, int], Shape] = {}
+
+    def attempt(shape: Shape) -> None:
+        nonlocal limit, open_bound
+        plan, complete = _best_of_shape(model, shape, limit)
+        if not complete:
+            open_bound = min(open_bound, shape.bound)
+        if plan is not None:
+            found.append(plan)
+            if len(found) >= top:
+                limit = min(limit, sorted(each.seconds for each in found)[top - 1])
+
+    for number, shape in enumerate(shapes):
+        if shape.bound >= limit:
+            break
+        if number >= _MOST_SHAPES:
+            open_bound = min(open_bound, shape.bound)
+            break
+        if comb(model.layers - 1, shape.stages - 1) > _FEW_CUTS:
+            of_degrees[shape.degrees] += 1
+            if of_degrees[shape.degrees] > 1 or large >= _MOST_LARGE:
+                skipped[shape.degrees, shape.stages] = shape
+                open_bound = min(open_bound, shape.bound)
+                continue
+            large += 1
+        attempt(shape)
+    for plan in sorted(found, key=lambda each: each.seconds)[:_MOST_IMPROVED]:
+        for stages in (plan.shape.stages - 1, plan.shape.stages + 1, plan.shape.stages // 2):
+            near = skipped.pop((plan.shape.degrees, stages), None)
+            if near is not None and near.bound < limit:
+                attempt(near)
+    return found, limit, open_bound
+
+
+def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found | None, bool]:
+    """The best plan found, and whether all plans of the shape below ``limit`` were tried."""
+    degrees, stages = shape.degrees, shape.stages
+    cuts = all_cuts(model.layers, stages, most=_FEW_CUTS)
+    if cuts is not None:
+        most = min(_FEW_PLACEMENTS, max(1, 4 * _FEW_PLANS // len(cuts)))
+        placements = every_placement(model.devices, degrees.tensor, degrees.data, stages, most=most)
+        if placements is not None:
+            gpus, kept = unlike(model.devices, placements)
+            if len(kept) * len(cuts) <= _FEW_PLANS:
+                seconds, index, bounds = best_of_all(model, degrees, gpus, cuts, limit)
+                if not np.isfinite(seconds):
+                    return None, True
+                placement = _groups(placements[kept[index]])
+                return _Found(seconds, shape, placement, bounds, True), True
+    best: _Found | None = None
+    for placement in likely_placements(model.devices, degrees.tensor, degrees.data, stages):
+        cut = quick_cut(model, degrees, model.stage_gpus(placement))
+        if cut is not None and np.isfinite(cut[0]) and (best is None or cut[0] < best.seconds):
+            best = _Found(cut[0], shape, placement, cut[1], False)
+    return best, False
+
+
+def _improve(model: CostModel, plan: _Found) -> None:
+    """Move boundaries, then swap two stages and move boundaries again, while the step gets shorter."""
+    degrees = plan.shape.degrees
+    gpus = model.stage_gpus(plan.placement)
+    plan.seconds, plan.bounds = improved(model, degrees, gpus, plan.bounds, plan.seconds)
+    for _ in range(len(plan.placement)):
+        swaps = _swaps(plan.placement, gpus.speed, gpus.memory)
+        best = None
+        for placement in swaps:
+            cut = quick_cut(model, degrees, model.stage_gpus(placement))
+            if cut is not None and (best is None or cut[0] < best[0]):
+                best = (*cut, placement)
+        if best is None:
+            return
+        moved = model.stage_gpus(best[2])
+        seconds, bounds = improved(model, degrees, moved, best[1], best[0])
+        if not seconds < plan.seconds * (1 - 1e-9):
+            return
+        plan.seconds, plan.bounds, plan.placement, gpus = seconds, bounds, best[2], moved
+
+
+def _swaps(placement: Placement, speed: np.ndarray, memory: np.ndarray) -> list[Placement]:
+    """Two neighbouring stages of unlike GPUs change places, or an outer one goes to the other end."""
+    found = []
+    last = len(placement) - 1
+    for i in range(last):
+        if (speed[i], memory[i]) != (speed[i + 1], memory[i + 1]):
+            order = list(placement)
+            order[i], order[i + 1] = order[i + 1], order[i]
+            found.append(tuple(order))
+    if last > 1 and (speed[0], memory[0]) != (speed[last], memory[last]):
+        found += [(*placement[1:], placement[0]), (placement[last], *placement[:-1])]
+    return found
+
+
+def _judged(model: CostModel, layouts: Iterable[Layout]) -> list[tuple[float, Layout]]:
+    judged = [(model.judge(layout), layout) for layout in layouts]
+    return [(cost.seconds, layout) for cost, layout in judged if cost.fits]
+
+
+def _groups(placement: np.ndarray) -> Placement:
+    return tuple(tuple(tuple(group) for group in stage) for stage in placement.tolist())
+
+
+def _layout(found: _Found) -> Layout:
+    degrees, bounds = found.shape.degrees, found.bounds.tolist()
+    return Layout(
+        stages=tuple(
+            PlacedStage(first_layer=bounds[i], end_layer=bounds[i + 1], groups=groups)
+            for i, groups in enumerate(found.placement)
+        ),
+        microbatch_size=degrees.microbatch_size,
+        microbatches=degrees.microbatches * degrees.data,
+        recompute=degrees.recompute,
+    )

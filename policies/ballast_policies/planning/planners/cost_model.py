@@ -1,0 +1,281 @@
+"""The one cost model: seconds of a step and bytes of every GPU, for any layout of layers over GPUs.
+
+Of stage i with layers l, tensor-parallel groups of t, r replicas, the speed s of its slowest GPU, b samples
+a microbatch (k = b / the profile's), seconds of one microbatch:
+
+    forward  = sum (k F_l / t + O_l) / s + (t - 1) / t k sum R_l / tensor link
+    backward = sum (k B_l / t + P_l) / s + (t - 1) / t k sum R_l / tensor link  (+ forward, where recomputed)
+    transfer = k output / link, to the next stage and back
+    exchange = 2 (r - 1) / r sum W_l / t / data link                       once a step
+
+where O and P are the parts of the forward and the backward that do not depend on b, and F and B the rest.
+A step is a 1F1B step with a flush: the order is played exactly (:mod:`one_f_one_b`; the simulator where
+stages have different numbers of replicas), and ends with the last exchange of gradients.
+
+    bytes = (sum H_l + n k sum A_l) / t                       n microbatches in flight
+    bytes = (sum H_l + n k sum I_l + k max A_l) / t           where recomputed; I_l enters layer l
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.planners.layout import Devices, Groups, Layout
+from ballast_policies.planning.planners.one_f_one_b import backward_ends
+from ballast_policies.planning.profile import LayerProfile
+from ballast_policies.planning.schedules import Schedule, StageCosts, Trace, simulate
+from ballast_policies.planning.schedules.builders.synchronous import (
+    in_flight,
+    one_forward_one_backward_replicated,
+)
+
+_ROUNDING = 1 + 1e-9
+"""What fits exactly fits, also after rounding."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageGpus:
+    """What the GPUs of each stage are: arrays of shape (p,), or (n, p) for n placements.
+
+    ``boundary_link`` is of the link to the next stage, p - 1 values.
+    """
+
+    speed: np.ndarray
+    memory: np.ndarray
+    tensor_link: np.ndarray
+    data_link: np.ndarray
+    boundary_link: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Degrees:
+    """What is alike for all stages: tensor and data degree, samples and number of microbatches."""
+
+    tensor: int
+    data: int
+    microbatch_size: int
+    microbatches: int
+    recompute: bool = False
+    """``microbatches`` are of one pipeline."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of one microbatch, shape (n, p); ``transfer`` (n, p - 1); ``exchange`` once a step."""
+
+    forward: np.ndarray
+    backward: np.ndarray
+    transfer: np.ndarray
+    exchange: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What the model says of a layout.
+
+    Attributes:
+        seconds: of a step.
+        bytes: by stage, of each of its GPUs at the fullest moment.
+        fits: every GPU holds its stage.
+    """
+
+    seconds: float
+    bytes: tuple[float, ...]
+    fits: bool
+
+
+class CostModel:
+    """The model for one profile and one cluster.
+
+    Args:
+        profile: layers, of one microbatch of ``microbatch_size`` samples on a GPU of speed 1.
+        reduced_bytes: all-reduced by tensor parallelism, both ways together, shape (L,).
+        microbatch_size: the profile's.
+        devices: the GPUs.
+    """
+
+    def __init__(
+        self, profile: LayerProfile, reduced_bytes: tuple[float, ...], microbatch_size: int, devices: Devices
+    ) -> None:
+        self.profile, self.devices, self.profiled_size = profile, devices, microbatch_size
+        self.layers = profile.layers
+        outputs = profile.output_bytes
+        forward, backward = np.asarray(profile.forward_seconds), np.asarray(profile.backward_seconds)
+        whole = np.maximum(forward + backward, np.finfo(float).tiny)
+        fixed = np.asarray(profile.overhead_seconds) * forward / whole
+        fixed_backward = np.asarray(profile.overhead_seconds) * backward / whole
+        self.F, self.B = _sums(forward - fixed), _sums(backward - fixed_backward)
+        self.O, self.P = _sums(fixed), _sums(fixed_backward)
+        self.H, self.A = _sums(profile.held_bytes), _sums(profile.activation_bytes)
+        self.I, self.W = _sums((0.0, *outputs[:-1])), _sums(profile.weight_bytes)
+        self.R, self.outputs = _sums(reduced_bytes), np.asarray(outputs, dtype=float)
+        self.most_activation = max(profile.activation_bytes)
+
+    @functools.cached_property
+    def _largest_activation(self) -> np.ndarray:
+        """[first, end]: the largest activation of layers first..end-1."""
+        table = np.zeros((self.layers + 1, self.layers + 1))
+        for first in range(self.layers):
+            table[first, first + 1 :] = np.maximum.accumulate(self.profile.activation_bytes[first:])
+        return table
+
+    def stage_gpus(self, stages: tuple[Groups, ...]) -> StageGpus:
+        """Speeds, memory and links of the GPUs of each stage."""
+        devices = self.devices
+        each = [[gpu for group in groups for gpu in group] for groups in stages]
+        return StageGpus(
+            speed=np.array([min(devices.speeds[gpu] for gpu in gpus) for gpus in each]),
+            memory=np.array([min(devices.memory[gpu] for gpu in gpus) for gpus in each]),
+            tensor_link=np.array([min(devices.link(group) for group in groups) for groups in stages]),
+            data_link=np.array(
+                [min(devices.link(peers) for peers in zip(*groups, strict=True)) for groups in stages]
+            ),
+            boundary_link=np.array(
+                [
+                    min(devices.link(pair) for pair in _pairs(groups, following))
+                    for groups, following in itertools.pairwise(stages)
+                ],
+                dtype=float,
+            ),
+        )
+
+    def times(self, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray) -> StageTimes:
+        """Times of the stages; ``bounds`` of n partitions, shape (n, p + 1)."""
+        first, end = bounds[:, :-1], bounds[:, 1:]
+        scale, t, r = degrees.microbatch_size / self.profiled_size, degrees.tensor, degrees.data
+        reduced = (t - 1) / t * scale * (self.R[end] - self.R[first]) / gpus.tensor_link
+        F, B = scale / t * self.F + self.O, scale / t * self.B + self.P
+        forward = (F[end] - F[first]) / gpus.speed + reduced
+        backward = (B[end] - B[first]) / gpus.speed + reduced
+        return StageTimes(
+            forward=forward,
+            backward=backward + forward if degrees.recompute else backward,
+            transfer=scale * self.outputs[end[:, :-1] - 1] / gpus.boundary_link,
+            exchange=2 * (r - 1) / r * (self.W[end] - self.W[first]) / t / gpus.data_link,
+        )
+
+    def bytes(self, degrees: Degrees, bounds: np.ndarray) -> np.ndarray:
+        """Bytes of a GPU of each stage, shape (n, p)."""
+        stages = bounds.shape[1] - 1
+        active = np.minimum(degrees.microbatches, stages - np.arange(stages))
+        return self._bytes(degrees.tensor, degrees.microbatch_size, degrees.recompute, active, bounds)
+
+    def _bytes(
+        self, tensor: int, size: int, recompute: bool, active: np.ndarray, bounds: np.ndarray
+    ) -> np.ndarray:
+        first, end = bounds[:, :-1], bounds[:, 1:]
+        scale = size / self.profiled_size
+        kept = self.I if recompute else self.A
+        held = self.H[end] - self.H[first] + active * scale * (kept[end] - kept[first])
+        if recompute:
+            held = held + scale * self._largest_activation[first, end]
+        taken: np.ndarray = held / tensor
+        return taken
+
+    def step_seconds(self, degrees: Degrees, gpus: StageGpus, bounds: np.ndarray) -> np.ndarray:
+        """Seconds of a step by partition, shape (n,); infinite where a GPU's memory is not enough."""
+        times = self.times(degrees, gpus, bounds)
+        ends = backward_ends(times.forward, times.backward, times.transfer, degrees.microbatches)
+        seconds = (ends + times.exchange).max(axis=1)
+        fits = (self.bytes(degrees, bounds) <= gpus.memory * _ROUNDING).all(axis=1)
+        return np.where(fits, seconds, np.inf)
+
+    def judge(self, layout: Layout) -> StepCost:
+        """What the model says of any layout, also with different numbers of replicas."""
+        bounds = np.array([layout.bounds])
+        gpus = self.stage_gpus(tuple(stage.groups for stage in layout.stages))
+        data = layout.data
+        if data is not None and layout.microbatches % data == 0:
+            degrees = Degrees(
+                layout.tensor, data, layout.microbatch_size, layout.microbatches // data, layout.recompute
+            )
+            times, held = self.times(degrees, gpus, bounds), self.bytes(degrees, bounds)[0]
+            ends = backward_ends(times.forward, times.backward, times.transfer, degrees.microbatches)
+            seconds = float((ends + times.exchange).max())
+        else:
+            seconds = self.trace(layout).makespan
+            active = np.array(
+                [
+                    min(in_flight(layout.replicas, i), -(-layout.microbatches // r))
+                    for i, r in enumerate(layout.replicas)
+                ]
+            )
+            held = self._bytes(layout.tensor, layout.microbatch_size, layout.recompute, active, bounds)[0]
+        return StepCost(
+            seconds=seconds,
+            bytes=tuple(held.tolist()),
+            fits=bool((held <= gpus.memory * _ROUNDING).all()),
+        )
+
+    def trace(self, layout: Layout) -> Trace:
+        """The layout's step, played by the simulator; its ranks are tensor-parallel groups, stage by stage.
+
+        Where all stages have as many replicas, one of the equal pipelines is played.
+        """
+        bounds = np.array([layout.bounds])
+        gpus = self.stage_gpus(tuple(stage.groups for stage in layout.stages))
+        replicas, count = layout.replicas, layout.microbatches
+        data = layout.data
+        if data is not None and count % data == 0:
+            replicas, count = (1,) * layout.pipeline, count // data
+        own = np.array([stage.replicas for stage in layout.stages])
+        degrees = Degrees(layout.tensor, 2, layout.microbatch_size, 1, layout.recompute)
+        times = self.times(degrees, gpus, bounds)
+        return simulate(
+            _schedule(replicas, count),
+            StageCosts(
+                forward=tuple(times.forward[0].tolist()),
+                backward=tuple(times.backward[0].tolist()),
+                update=tuple((times.exchange[0] * 2 * (own - 1) / own).tolist()),
+                transfer=tuple(times.transfer[0].tolist()),
+                serial_links=True,
+            ),
+        )
+
+    def check_layers_fit(self, *, most_tensor: int = 1, smallest: int | None = None) -> None:
+        """Refuse a layer that no GPU holds, however the model is cut.
+
+        Args:
+            most_tensor: GPUs that a layer may be cut over.
+            smallest: microbatch size; None: the profile's.
+
+        Raises:
+            PlanningError: names the layer, what it needs, and what the largest GPU has.
+        """
+        scale = 1.0 if smallest is None else smallest / self.profiled_size
+        profile, largest = self.profile, max(self.devices.memory)
+        for layer, (held, activation) in enumerate(
+            zip(profile.held_bytes, profile.activation_bytes, strict=True)
+        ):
+            needed = (held + scale * activation) / most_tensor
+            if needed > largest * _ROUNDING:
+                raise PlanningError(
+                    f"layer {layer} needs {needed / 1e9:.3g} GB, the largest GPU has {largest / 1e9:.3g}"
+                    + (f", also cut over {most_tensor} GPUs" if most_tensor > 1 else "")
+                    + ". To fix: use GPUs with more memory, smaller microbatches or a smaller layer"
+                )
+
+
+@functools.lru_cache(maxsize=64)
+def _schedule(replicas: tuple[int, ...], microbatches: int) -> Schedule:
+    return one_forward_one_backward_replicated(replicas, microbatches)
+
+
+def _pairs(groups: Groups, following: Groups) -> list[tuple[int, int]]:
+    """Who sends to whom: microbatch k of replica k mod r; each tensor rank to its counterpart."""
+    rounds = np.lcm(len(groups), len(following))
+    return sorted(
+        {
+            pair
+            for k in range(int(rounds))
+            for pair in zip(groups[k % len(groups)], following[k % len(following)], strict=True)
+        }
+    )
+
+
+def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=float))])

@@ -1,0 +1,79 @@
+"""The best plan: equal to brute force where that is possible, and its bound true."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ballast_policies.planning import PlanningError
+from ballast_policies.planning.planners.best import plan_best
+from ballast_policies.planning.planners.layout import Layout, PlacedStage
+
+from tests.policies.planning.planners.random_instances import random_model
+
+
+def every_layout(model, batch):
+    """All GPUs in all orders, in all shapes, with all partitions; symmetric ones once."""
+    count, layers = model.devices.count, model.layers
+    shapes = (
+        (tensor, data, size, stages)
+        for tensor in range(1, count + 1)
+        for data in range(1, count // tensor + 1)
+        for size in range(1, batch + 1)
+        if batch % (data * size) == 0
+        for stages in range(1, min(layers, count // (tensor * data), batch // size) + 1)
+    )
+    for tensor, data, size, stages in shapes:
+        for order in itertools.permutations(range(count), tensor * data * stages):
+            groups = np.array(order).reshape(stages, data, tensor)
+            if (np.diff(groups, axis=2) < 0).any() or (np.diff(groups[0, :, 0]) < 0).any():
+                continue
+            for cuts in itertools.combinations(range(1, layers), stages - 1):
+                bounds = (0, *cuts, layers)
+                for recompute in (False, True):
+                    yield Layout(
+                        stages=tuple(
+                            PlacedStage(
+                                first_layer=bounds[i],
+                                end_layer=bounds[i + 1],
+                                groups=tuple(map(tuple, groups[i].tolist())),
+                            )
+                            for i in range(stages)
+                        ),
+                        microbatch_size=size,
+                        microbatches=batch // size,
+                        recompute=recompute,
+                    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_best_equals_brute_force(seed):
+    """Three types of GPUs, servers, memory: every layout is judged, none is faster, and the bound is it."""
+    random = np.random.default_rng(seed)
+    model = random_model(random, most_gpus=4 if seed % 3 else 3, most_layers=4)
+    batch = int(random.choice([1, 2, 3, 4]))
+    judged = [model.judge(layout) for layout in every_layout(model, batch)]
+    want = min((cost.seconds for cost in judged if cost.fits), default=None)
+    if want is None:
+        with pytest.raises(PlanningError, match=r"fits their memory|the largest GPU has"):
+            plan_best(model, batch_size=batch, most_tensor=model.devices.count)
+        return
+    found = plan_best(model, batch_size=batch, most_tensor=model.devices.count)
+    seconds, layout = found.plans[0]
+    cost = model.judge(layout)
+    assert cost.fits
+    assert seconds == pytest.approx(cost.seconds, rel=1e-9)
+    assert seconds == pytest.approx(want, rel=1e-9)
+    assert found.optimal
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_too_large_to_be_tried_in_full_has_a_bound_below_it(seed):
+    """20 layers on 9 GPUs: the plan is feasible, and is not below the bound."""
+    random = np.random.default_rng(seed)
+    model = random_model(random, most_gpus=9, most_layers=20, memory=0.3)
+    try:
+        found = plan_best(model, batch_size=12, most_tensor=4)
+    except PlanningError:
+        return
+    assert found.bound <= found.plans[0][0] * (1 + 1e-12)
+    assert model.judge(found.plans[0][1]).fits

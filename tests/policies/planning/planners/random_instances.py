@@ -1,0 +1,57 @@
+"""Random profiles and clusters: two levels of links, unlike GPUs, memory that is enough or not."""
+
+import numpy as np
+from ballast_policies.planning.planners.cost_model import CostModel
+from ballast_policies.planning.planners.layout import devices_of
+from ballast_policies.planning.profile import GpuKind, LayerProfile
+
+
+def random_profile(random, layers):
+    """Uneven layers; some without outputs, some without weights."""
+
+    def between(low, high):
+        return tuple(random.uniform(low, high, layers).tolist())
+
+    return LayerProfile(
+        forward_seconds=between(0.05, 1),
+        backward_seconds=between(0.05, 2),
+        held_bytes=between(0, 6),
+        weight_bytes=between(0, 5) if random.random() < 0.8 else (0.0,) * layers,
+        activation_bytes=between(0, 4) if random.random() < 0.8 else (0.0,) * layers,
+        output_bytes=between(0, 4) if random.random() < 0.8 else (0.0,) * layers,
+        overhead_seconds=between(0, 0.05) if random.random() < 0.4 else (),
+    )
+
+
+def random_kinds(random, most_gpus, *, memory=0.6, least=3.0, unlike=True):
+    """One to three types."""
+    kinds, left = [], most_gpus
+    for name in "abc"[: int(random.integers(1, 4)) if unlike else 1]:
+        if left:
+            count = int(random.integers(1, left + 1))
+            left -= count
+            kinds.append(
+                GpuKind(
+                    gpu_type=name,
+                    count=count,
+                    speed=float(random.choice([0.4, 1, 1, 1.7, 2.5])),
+                    memory_bytes=float(random.uniform(least, 40)) if random.random() < memory else None,
+                )
+            )
+    return kinds
+
+
+def random_model(random, *, most_gpus=5, most_layers=6, memory=0.6, unlike=True):
+    """A cost model of such an instance."""
+    profile = random_profile(random, int(random.integers(1, most_layers + 1)))
+    kinds = random_kinds(random, most_gpus, memory=memory, unlike=unlike)
+    count = sum(kind.count for kind in kinds)
+    links = random.random() < 0.8
+    devices = devices_of(
+        kinds,
+        gpus_per_server=int(random.integers(1, count + 1)) if random.random() < 0.7 else None,
+        inside=20.0 if links else np.inf,
+        between=float(random.choice([1, 3, 20])) if links else np.inf,
+    )
+    reduced = random.uniform(0, 4, profile.layers) if random.random() < 0.7 else np.zeros(profile.layers)
+    return CostModel(profile, tuple(reduced.tolist()), int(random.choice([1, 2])), devices)

@@ -1,0 +1,115 @@
+"""The one cost model against the simulator of schedules, and against arithmetic by hand."""
+
+import numpy as np
+import pytest
+from ballast_policies.planning import PlanningError
+from ballast_policies.planning.planners.cost_model import CostModel
+from ballast_policies.planning.planners.layout import Layout, PlacedStage, devices_of
+from ballast_policies.planning.planners.one_f_one_b import backward_ends
+from ballast_policies.planning.profile import GpuKind, LayerProfile
+from ballast_policies.planning.schedules import StageCosts, one_forward_one_backward, simulate
+
+from tests.policies.planning.planners.random_instances import random_model
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_steps_end_on_every_stage_is_the_simulators(seed):
+    """Any stages, links fast and slow, fewer microbatches than stages and many more."""
+    random = np.random.default_rng(seed)
+    p, m = int(random.integers(1, 9)), int(random.integers(1, 50))
+    forward, backward = random.uniform(0.1, 2, (3, p)), random.uniform(0.1, 3, (3, p))
+    transfer = random.uniform(0, random.choice([0, 0.1, 3]), (3, p - 1))
+    found = backward_ends(forward, backward, transfer, m)
+    for row in range(3):
+        costs = StageCosts(
+            forward=tuple(forward[row]),
+            backward=tuple(backward[row]),
+            transfer=tuple(transfer[row]),
+            serial_links=True,
+        )
+        trace = simulate(one_forward_one_backward(p, m), costs)
+        ends = [max(span.end for span in trace.spans if span.rank == rank) for rank in range(p)]
+        assert found[row] == pytest.approx(ends, rel=1e-9)
+
+
+def test_a_long_steady_run_is_not_played_microbatch_by_microbatch():
+    """It advances by the same seconds each microbatch: 60,000 end when arithmetic says."""
+    even = np.full((1, 4), 1.0)
+    (ends,) = backward_ends(even, 2 * even, np.zeros((1, 3)), 60_000)
+    assert ends[0] == pytest.approx(3.0 * (60_000 + 3))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_judge_agrees_with_the_simulator_for_any_layout(seed):
+    """Tensor and data degrees, recomputation, unlike GPUs and links, and stages with unlike replicas."""
+    random = np.random.default_rng(seed)
+    model = random_model(random, most_gpus=8)
+    gpus = random.permutation(model.devices.count).tolist()
+    tensor = int(random.integers(1, len(gpus) + 1))
+    groups = [tuple(gpus[i : i + tensor]) for i in range(0, len(gpus) - tensor + 1, tensor)]
+    stages = int(random.integers(1, min(len(groups), model.layers) + 1))
+    cuts = sorted(random.choice(np.arange(1, model.layers), stages - 1, replace=False).tolist())
+    ends = sorted(random.choice(np.arange(1, len(groups)), stages - 1, replace=False).tolist())
+    bounds, shares = [0, *cuts, model.layers], [0, *ends, len(groups)]
+    layout = Layout(
+        stages=tuple(
+            PlacedStage(
+                first_layer=bounds[i],
+                end_layer=bounds[i + 1],
+                groups=tuple(groups[shares[i] : shares[i + 1]]),
+            )
+            for i in range(stages)
+        ),
+        microbatch_size=int(random.integers(1, 4)),
+        microbatches=int(random.integers(1, 13)),
+        recompute=bool(random.integers(2)),
+    )
+    assert model.judge(layout).seconds == pytest.approx(model.trace(layout).makespan, rel=1e-9)
+
+
+def test_seconds_and_bytes_by_hand():
+    """Two stages of two replicas on a fast and a slow server; then the same recomputed."""
+    profile = LayerProfile(
+        forward_seconds=(1.0, 1.0),
+        backward_seconds=(2.0, 2.0),
+        held_bytes=(10.0, 20.0),
+        weight_bytes=(4.0, 8.0),
+        activation_bytes=(3.0, 5.0),
+        output_bytes=(2.0, 0.0),
+    )
+    kinds = [GpuKind(gpu_type="a", count=2, speed=2.0), GpuKind(gpu_type="b", count=2)]
+    devices = devices_of(kinds, gpus_per_server=2, inside=8.0, between=2.0)
+    model = CostModel(profile, (0.0, 0.0), 1, devices)
+    stages = tuple(
+        PlacedStage(first_layer=i, end_layer=i + 1, groups=((2 * i,), (2 * i + 1,))) for i in range(2)
+    )
+    cost = model.judge(Layout(stages=stages, microbatch_size=1, microbatches=4))
+    # The first stage sends after 0.5 s, arriving 1 s later; the second does 1 + 2 s twice and exchanges
+    # 8 bytes at 8 bytes/s; the first has the last gradient 1 s after it, 1 s of work and 4 bytes to exchange.
+    assert cost.seconds == pytest.approx(1.5 + 6.0 + max(1.0, 1.0 + 1.0 + 0.5))
+    assert cost.bytes == (10.0 + 2 * 3.0, 20.0 + 5.0)
+    again = model.judge(Layout(stages=stages, microbatch_size=1, microbatches=4, recompute=True))
+    assert again.bytes == (10.0 + 3.0, 20.0 + 2.0 + 5.0)
+    assert again.seconds > cost.seconds
+
+
+def test_a_layer_that_no_gpu_holds_is_named():
+    """With what it needs and what the largest GPU has."""
+    profile = LayerProfile(
+        forward_seconds=(1.0,) * 13,
+        backward_seconds=(1.0,) * 13,
+        held_bytes=(1e9,) * 12 + (31e9,),
+        weight_bytes=(0.0,) * 13,
+        activation_bytes=(0.0,) * 13,
+        output_bytes=(0.0,) * 13,
+    )
+    devices = devices_of(
+        [
+            GpuKind(gpu_type="a", count=1, memory_bytes=8e9),
+            GpuKind(gpu_type="b", count=4, memory_bytes=16e9),
+        ]
+    )
+    model = CostModel(profile, (0.0,) * 13, 1, devices)
+    with pytest.raises(PlanningError, match="layer 12 needs 31 GB, the largest GPU has 16"):
+        model.check_layers_fit()
+    model.check_layers_fit(most_tensor=2)

@@ -1,0 +1,222 @@
+"""The published planners within memory, on unlike GPUs and two levels of links, against brute force."""
+
+import itertools
+from math import ceil
+
+import numpy as np
+import pytest
+from ballast_policies.planning import PlanningError, even_partition
+from ballast_policies.planning.partition import Partition
+from ballast_policies.planning.planners import Level, plan_pipedream
+from ballast_policies.planning.planners.amp import (
+    DeviceGrid,
+    LayerCost,
+    Strategy,
+    microbatch_sizes,
+    search,
+    step_seconds,
+    tilings,
+)
+from ballast_policies.planning.planners.equal_gpus import megatron_candidates, two_versions_candidates
+from ballast_policies.planning.planners.pipedream import DeviceMemory
+
+from tests.policies.planning.planners.random_instances import random_model
+
+
+def pipelines(layers, first, end, components):
+    """Every cut of layers first..end-1 with every split of the components: [(first, end, replicas)]."""
+    for parts in range(1, min(end - first, components) + 1):
+        for cuts in itertools.combinations(range(first + 1, end), parts - 1):
+            for split in itertools.combinations(range(1, components), parts - 1):
+                bounds, shares = (first, *cuts, end), (0, *split, components)
+                yield [(bounds[i], bounds[i + 1], shares[i + 1] - shares[i]) for i in range(parts)]
+
+
+class PipeDream:
+    """The slowest stage of the best pipeline, by trying all pipelines of pipelines."""
+
+    def __init__(self, seconds, weights, outputs, levels, memory):
+        self.seconds, self.weights, self.outputs = seconds, weights, outputs
+        self.levels, self.memory = levels, memory
+
+    def best(self, level, first, end, copies, after):
+        """``copies`` of it exist, and ``after`` ranks come after them all."""
+        if level == 0:
+            active = ceil((after + copies) / copies)
+            held = sum(
+                self.memory.held[i] + (active - 1) * self.weights[i] + active * self.memory.activation[i]
+                for i in range(first, end)
+            )
+            return sum(self.seconds[first:end]) if held <= self.memory.limit else float("inf")
+        components, bandwidth = self.levels[level - 1].components, self.levels[level - 1].bandwidth
+        below = int(np.prod([each.components for each in self.levels[: level - 1]]))
+        least = float("inf")
+        for stages in pipelines(len(self.seconds), first, end, components):
+            worst, used = 0.0, 0
+            for a, b, replicas in stages:
+                used += replicas
+                later = after + copies * (components - used) * below
+                compute = self.best(level - 1, a, b, copies * replicas, later)
+                exchange = 2 * (replicas - 1) * sum(self.weights[a:b]) / bandwidth
+                worst = max(worst, max(compute, exchange) / replicas)
+                if b < end:
+                    worst = max(worst, 2 * self.outputs[b - 1] / bandwidth)
+            least = min(least, worst)
+        return least
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pipedream_within_memory_equals_brute_force(seed):
+    """Servers of GPUs; stages hold a version of the weights for each microbatch in flight."""
+    random = np.random.default_rng(seed)
+    layers = int(random.integers(1, 6))
+    seconds, weights, outputs, held, kept = (random.uniform(0.1, 5, layers).tolist() for _ in range(5))
+    levels = [
+        Level(components=int(random.integers(1, 4)), bandwidth=20.0),
+        Level(components=int(random.integers(1, 3)), bandwidth=float(random.uniform(0.5, 10))),
+    ]
+    memory = DeviceMemory(limit=float(random.uniform(5, 60)), held=held, activation=kept)
+    want = PipeDream(seconds, weights, outputs, levels, memory).best(2, 0, layers, 1, 0)
+    if np.isinf(want):
+        with pytest.raises(PlanningError, match="weight versions and activations"):
+            plan_pipedream(seconds, weights, outputs, levels, memory)
+        return
+    plan = plan_pipedream(seconds, weights, outputs, levels, memory)
+    assert plan.seconds_per_microbatch == pytest.approx(want, rel=1e-9)
+    gpus = [gpu for stage in plan.stages for gpu in stage.ranks]
+    assert sorted(gpus) == list(range(levels[0].components * levels[1].components))
+    after = len(gpus)
+    for stage in plan.stages:
+        active = ceil(after / stage.replicas)
+        own = range(stage.first_layer, stage.end_layer)
+        assert sum(held[i] + (active - 1) * weights[i] + active * kept[i] for i in own) <= memory.limit + 1e-6
+        after -= stage.replicas
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_amp_on_unlike_devices_within_their_memory_equals_brute_force(seed):
+    """Every degree, tiling, microbatch size and cut; each device with its own speed and memory."""
+    random = np.random.default_rng(seed)
+    rows, columns, count = *random.choice([(2, 2), (4, 1), (2, 3), (3, 1)]), int(random.integers(1, 6))
+    n = int(rows * columns)
+    column = np.arange(n) % columns
+    grid = DeviceGrid(
+        rows=int(rows),
+        columns=int(columns),
+        speeds=tuple(random.choice([0.5, 1.0, 2.5], n).tolist()),
+        bandwidth=np.where(column[:, None] == column[None, :], 20.0, 2.0),
+        memory_bytes=tuple(random.uniform(10, 60, n).tolist()) if seed % 4 else None,
+    )
+    layers = [
+        LayerCost(
+            seconds=float(random.uniform(0.1, 2)),
+            overhead_seconds=float(random.uniform(0, 0.2)),
+            weight_bytes=float(random.uniform(0, 4)),
+            output_bytes=float(random.uniform(0, 3)),
+            reduced_bytes=float(random.uniform(0, 3)),
+            held_bytes=float(random.uniform(1, 8)),
+            activation_bytes=float(random.uniform(0, 3)),
+        )
+        for _ in range(count)
+    ]
+    batch, best = int(random.choice([1, 2, 4, 6])), float("inf")
+    for tensor, data in itertools.product(range(1, n + 1), repeat=2):
+        if n % (tensor * data) or n // (tensor * data) > count or batch % data:
+            continue
+        stages = n // (tensor * data)
+        for placement in tilings(grid.rows, grid.columns, tensor=tensor, data=data):
+            for size in microbatch_sizes(batch, data):
+                for cuts in itertools.combinations(range(1, count), stages - 1):
+                    strategy = Strategy(
+                        tensor=tensor,
+                        data=data,
+                        pipeline=stages,
+                        microbatch_size=size,
+                        placement=placement,
+                        partition=Partition(bounds=(0, *cuts, count)),
+                    )
+                    best = min(best, step_seconds(strategy, layers, grid, batch_size=batch))
+    if np.isinf(best):
+        with pytest.raises(PlanningError):
+            search(layers, grid, batch_size=batch, evaluations=2000)
+        return
+    found = search(layers, grid, batch_size=batch, evaluations=2000)
+    assert found.plans[0][0] == pytest.approx(best, rel=1e-9)
+
+
+def stage_values(model, stages, tensor, data, size, recompute):
+    """Of even stages, by hand: seconds of a microbatch, to send, to exchange; bytes; memory."""
+    bounds = even_partition(model.layers, stages).bounds
+    profile, devices, scale = model.profile, model.devices, size / model.profiled_size
+    group = tensor * data
+    reduced = np.diff(model.R)
+    values = []
+    for i in range(stages):
+        own, layers = range(i * group, (i + 1) * group), range(bounds[i], bounds[i + 1])
+        teams = [own[k * tensor : (k + 1) * tensor] for k in range(data)]
+        link = min(devices.link(team) for team in teams)
+        peers = min(devices.link(own[j::tensor]) for j in range(tensor))
+        speed, memory = min(devices.speeds[g] for g in own), min(devices.memory[g] for g in own)
+        ring = (tensor - 1) / tensor * scale * sum(reduced[j] for j in layers) / link
+        forward = backward = ring
+        for j in layers:
+            whole = profile.forward_seconds[j] + profile.backward_seconds[j]
+            fixed = profile.overhead_seconds[j] / whole
+            work = (1 - fixed) * scale / tensor + fixed
+            forward += profile.forward_seconds[j] * work / speed
+            backward += profile.backward_seconds[j] * work / speed
+        sent = 0.0
+        if i + 1 < stages:
+            pairs = zip(own, range((i + 1) * group, (i + 2) * group), strict=True)
+            sent = scale * profile.output_bytes[bounds[i + 1] - 1] / min(devices.link(p) for p in pairs)
+        exchanged = 2 * (data - 1) / data * sum(profile.weight_bytes[j] for j in layers) / tensor / peers
+        inputs = [profile.output_bytes[j - 1] if j else 0.0 for j in layers]
+        kept = [profile.activation_bytes[j] for j in layers]
+        in_flight = scale * sum(inputs if recompute else kept)
+        held = sum(profile.held_bytes[j] for j in layers) + (scale * max(kept) if recompute else 0.0)
+        weights = sum(profile.weight_bytes[j] for j in layers)
+        seconds = forward * (2 if recompute else 1) + backward
+        values.append((seconds, sent, exchanged, held, in_flight, weights, memory))
+    return values
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_2bw_and_megatron_equal_brute_force(seed):
+    """Their formulas written out again, over every configuration that fits the memory."""
+    random = np.random.default_rng(seed)
+    model = random_model(random, most_gpus=6, most_layers=6)
+    batch, n = int(random.choice([2, 4, 6, 8])), model.devices.count
+    two_versions, megatron = float("inf"), float("inf")
+    degrees = range(1, n + 1)
+    for tensor, data, stages, size in itertools.product(degrees, degrees, degrees, range(1, batch + 1)):
+        if stages > model.layers or tensor * data * stages > n or batch % (data * size):
+            continue
+        m = batch // (data * size)
+        for recompute in (False, True):
+            values = stage_values(model, stages, tensor, data, size, recompute)
+            seconds, sent, exchanged, held, in_flight, weights, memory = map(list, zip(*values, strict=True))
+            active = [min(m, stages - i) for i in range(stages)]
+            taken = [(held[i] + active[i] * in_flight[i]) / tensor for i in range(stages)]
+            if tensor == 1 and m >= stages:
+                arriving = [(sent[i - 1] if i else 0) + sent[i] for i in range(stages)]
+                if all(taken[i] + weights[i] <= memory[i] for i in range(stages)):
+                    period = max(max(seconds[i] + arriving[i], exchanged[i] / m) for i in range(stages))
+                    two_versions = min(two_versions, m * period)
+            if (
+                recompute
+                and tensor * data * stages == n
+                and all(taken[i] <= memory[i] for i in range(stages))
+            ):
+                if m * data < stages:
+                    continue
+                filled = (m + stages - 1) * max(seconds) + 2 * (stages - 1) * max(sent)
+                megatron = min(megatron, filled + max(exchanged))
+    for want, plan in (
+        (two_versions, lambda: two_versions_candidates(model, batch_size=batch, most=1)),
+        (megatron, lambda: megatron_candidates(model, batch_size=batch, most=1, most_tensor=n)),
+    ):
+        if np.isinf(want):
+            with pytest.raises(PlanningError):
+                plan()
+        else:
+            assert plan()[0].predicted_seconds == pytest.approx(want, rel=1e-9)
