@@ -13,17 +13,18 @@ from tests.operator.views.builders import a_config, a_spec
 GPU = "nvidia.com/gpu"
 
 
-def built(template=None, **spec):
+def built(template=None, per_pod=1, **spec):
     template = (
         {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}}
         if template is None
         else template
     )
     view = a_running_view()
+    allocation = view.status.allocation.replace(gpus_per_pod=per_pod)
     return pod_object(
         view,
         a_spec(template=template, **spec),
-        view.status.allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
+        allocation.with_pods(dict(zip(PODS, "abcd", strict=True))),
         number=2,
         pod=PODS[2],
         gpu_resource=GPU,
@@ -49,6 +50,33 @@ def test_every_pod_asks_for_one_gpu_of_its_pool_and_is_never_restarted():
     resources = spec["containers"][0]["resources"]
     assert (resources["requests"][GPU], resources["limits"][GPU]) == ("1", "1")
     assert spec["restartPolicy"] == "Never"
+
+
+def test_a_pod_of_several_ranks_gets_their_gpus_and_shared_memory():
+    """A GPU for each rank, one process each, and /dev/shm of a size for all of them."""
+    pod = built(per_pod=4)
+    (container,) = pod["spec"]["containers"]
+    assert (container["resources"]["requests"][GPU], container["resources"]["limits"][GPU]) == ("4", "4")
+    assert environment(pod)["BALLAST_POD_RANKS"] == "4"
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "4096Mi"}
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/dev/shm"}]
+
+
+def test_a_pod_of_one_rank_has_no_volume_for_shared_memory():
+    """Nothing shares memory with it."""
+    pod = built()
+    assert "volumes" not in pod["spec"]
+    assert environment(pod)["BALLAST_POD_RANKS"] == "1"
+
+
+def test_shared_memory_of_the_template_is_kept():
+    """A user who sizes it for its data loaders knows better."""
+    mount, volume = {"name": "mine", "mountPath": "/dev/shm/"}, {"name": "mine", "emptyDir": {}}
+    container = {"name": "trainer", "image": "trainer:1", "volumeMounts": [mount]}
+    pod = built({"spec": {"containers": [container], "volumes": [volume]}}, per_pod=2)
+    assert pod["spec"]["volumes"] == [volume]
+    assert pod["spec"]["containers"][0]["volumeMounts"] == [mount]
 
 
 def test_the_template_keeps_what_the_user_wrote():

@@ -111,7 +111,7 @@ class Trainer:
         if config is None or PLAN_KEY not in config["data"] or self.silent:
             return
         plan = Plan.from_json(config["data"][PLAN_KEY])
-        pods = {r.pod: world.get(POD, self.namespace, r.pod) for r in plan.ranks}
+        pods = {name: world.get(POD, self.namespace, name) for name in plan.pods}
         if any(pod is None or pod["status"]["phase"] != "Running" for pod in pods.values()):
             return
         if plan.launch != self.launch:
@@ -131,9 +131,9 @@ class Trainer:
         self._write(world, now, report=self._report(plan))
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
-            for rank in plan.ranks:
-                end_pod(world, self.namespace, rank.pod, ExitCode.OK)
-        elif self.shrink_at is not None and self.step >= self.shrink_at and len(plan.ranks) > self.shrink_to:
+            for pod in plan.pods:
+                end_pod(world, self.namespace, pod, ExitCode.OK)
+        elif self.shrink_at is not None and self.step >= self.shrink_at and len(plan.pods) > self.shrink_to:
             self._propose(world, plan, now)
 
     def _reach(self, world: World, plan: Plan, now: Time) -> None:
@@ -142,8 +142,8 @@ class Trainer:
             ack = Ack(epoch=plan.epoch, step=self.step, checkpoint_step=self.saved)
             self._write(world, now, ack=ack)
             message = TerminationMessage(reason=ExitReason.STOPPED, message="as asked", step=self.step)
-            for rank in plan.ranks:
-                end_pod(world, self.namespace, rank.pod, ExitCode.STOPPED, message)
+            for pod in plan.pods:
+                end_pod(world, self.namespace, pod, ExitCode.STOPPED, message)
             return
         pause = 12.5 if plan.directive is Directive.SHRINK else None
         if plan.directive is Directive.SHRINK:
@@ -157,12 +157,12 @@ class Trainer:
         self._write(world, now, ack=Ack(epoch=plan.epoch, step=self.step, pause_ms=pause))
 
     def _propose(self, world: World, plan: Plan, now: Time) -> None:
-        names = [rank.pod for rank in plan.ranks]
+        names = plan.pods
         proposal = Proposal(
             epoch=plan.epoch,
             step=self.step,
-            kept_pods=tuple(names[: self.shrink_to]),
-            released_pods=tuple(names[self.shrink_to :]),
+            kept_pods=names[: self.shrink_to],
+            released_pods=names[self.shrink_to :],
             stages=(),
             step_seconds_before=0.10,
             step_seconds_after=0.105,
