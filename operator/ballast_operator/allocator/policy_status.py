@@ -7,6 +7,7 @@ from typing import Any
 
 from ballast_policies.rounds import Round
 
+from ballast_operator.allocator.bill import brought_up_to, next_bill
 from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -59,10 +60,10 @@ def policy_status(
     conditions = tuple(sorted(conditions, key=lambda condition: order.index(condition.type)))
     notices = flips(before, conditions)
     # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
+    status = _status(report, conditions, generation)
+    status = status.replace(bill=_bill(old, report, status, now), bill_at=now)
     content = {
-        name: value
-        for name, value in _status(report, conditions, generation).to_dict().items()
-        if value not in ({}, [])
+        name: value for name, value in status.to_dict().items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
     if not _worth_writing(old, content):
         return None, ()
@@ -182,6 +183,27 @@ def _status(
     )
 
 
+def _bill(
+    old: Object, report: PolicyReport, status: api.ClusterPolicyStatus, now: Time
+) -> tuple[api.PoolBill, ...]:
+    """The bill of the old status brought up to now; nothing new begins where a policy cannot be used."""
+    try:
+        before = api.ClusterPolicyStatus.model_validate(
+            {name: old[name] for name in ("bill", "billAt") if old.get(name) is not None}
+        )
+    except ValueError:
+        before = api.ClusterPolicyStatus()
+    if report.policy is None or not status.capacity:
+        return brought_up_to(before.bill, before.bill_at, now)
+    return next_bill(
+        before.bill,
+        before.bill_at,
+        now,
+        pools=report.policy.spec.node_pools,
+        capacity=status.capacity,
+    )
+
+
 def _capacity(
     policy: ClusterPolicy, capacity: Capacity, jobs: Sequence[JobView]
 ) -> tuple[api.PoolCapacity, ...]:
@@ -239,11 +261,15 @@ def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:
 
 
 def _worth_writing(old: Object, new: dict[str, Any]) -> bool:
-    """Whether more than the name, time and duration of the last round has changed."""
+    """Whether more than the name, time and duration of the last round, and sums of the bill, has changed."""
 
     def stable(status: Object) -> dict[str, Any]:
         last = status.get("lastRound") or {}
         kept = {k: v for k, v in last.items() if k not in ("planId", "time", "solveSeconds")}
-        return {**status, "lastRound": kept}
+        bill = [
+            {k: v for k, v in entry.items() if k not in ("gpuSeconds", "cost", "heldCost")}
+            for entry in status.get("bill") or []
+        ]
+        return {**status, "lastRound": kept, "bill": bill, "billAt": None}
 
     return stable(old) != stable(new)

@@ -25,6 +25,29 @@ class PoolCapacity(StatusModel):
     """GPUs that jobs hold."""
 
 
+class PoolBill(StatusModel):
+    """What the nodes of a pool have cost since Ballast has known them, up to ``billAt``."""
+
+    pool: _Name
+    """The pool's name."""
+    gpu_type: _Name = ""
+    """Its GPU type."""
+    since: Time
+    """When it was seen first."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs that are paid for since ``billAt``."""
+    gpus_held: Annotated[int, Field(ge=0)] = 0
+    """GPUs of them that jobs hold since ``billAt``."""
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] = 0.0
+    """Price since ``billAt``."""
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs x seconds."""
+    cost: Annotated[float, Field(ge=0)] = 0.0
+    """What they cost, held or idle."""
+    held_cost: Annotated[float, Field(ge=0)] = 0.0
+    """The part of ``cost`` in which jobs held them, jobs that are deleted by now among them."""
+
+
 class Proposed(StatusModel):
     """What a job would get: filled in while ``spec.dryRun`` is set."""
 
@@ -69,6 +92,13 @@ class ClusterPolicyStatus(StatusModel):
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
     ] = ()
     """What each pool has."""
+    bill: Annotated[
+        tuple[PoolBill, ...],
+        Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
+    ] = ()
+    """What each pool has cost."""
+    bill_at: Time | None = None
+    """When the bill was summed up last; what it says of GPUs and prices still holds."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs over all pools."""
     gpus_held: Annotated[int, Field(ge=0)] | None = None

@@ -10,6 +10,7 @@ from ballast_operator.api.base import StatusModel, Step, Time, schema
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
+from ballast_operator.api.job_cost import PoolCost
 
 _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]
@@ -215,6 +216,15 @@ class TrainingJobStatus(StatusModel):
     """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``."""
     cost_at: Time | None = None
     """When the cost was summed up last."""
+    pool_costs: Annotated[
+        tuple[PoolCost, ...],
+        Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
+    ] = ()
+    """``costSoFar`` by pool; ``ballast cost`` sums them up."""
+    lost_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps that were done and not saved when a launch ended: they are done twice."""
+    lost_cost: Annotated[float, Field(ge=0)] = 0.0
+    """What they cost, at the job's mean cost of a step until then."""
     isolated: Isolated | None = None
     """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
     suspended_since: Time | None = None

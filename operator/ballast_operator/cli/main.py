@@ -11,6 +11,7 @@ COMMANDS = {
         "ballast_operator.cli.allocate.command:allocate",
         "Solve one allocation from a file of jobs.",
     ),
+    "cost": ("ballast_operator.cli.live.cost:cost", "What jobs, teams and pools of a live cluster cost."),
     "crds": ("ballast_operator.cli.crds:crds", "Write the custom resource definitions."),
     "demo": ("ballast_operator.cli.local.demo:demo", "Run the demo on a local cluster."),
     "down": ("ballast_operator.cli.local.down:down", "Stop a local cluster."),

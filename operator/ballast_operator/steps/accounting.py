@@ -5,6 +5,8 @@ import math
 from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.contract import Report
 
+from ballast_operator.api.conditions import JobCondition
+from ballast_operator.api.job_cost import PoolCost
 from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since
 
@@ -20,8 +22,40 @@ def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> Trainin
         else allocation.since
     )
     gpu_seconds = max(0.0, seconds_since(context, since)) * allocation.gpus
-    total = status.cost_so_far + cost(gpu_seconds, context.price_per_hour)
-    return status.replace(cost_so_far=total, cost_at=context.now)
+    paid = cost(gpu_seconds, context.price_per_hour)
+    trains = context.view.status.is_true(JobCondition.RUNNING) and allocation.ending is None
+    known = {entry.pool: entry for entry in status.pool_costs}
+    entry = known.get(allocation.pool, PoolCost(pool=allocation.pool, gpu_type=allocation.gpu_type))
+    known[allocation.pool] = entry.replace(
+        gpu_seconds=entry.gpu_seconds + gpu_seconds,
+        cost=entry.cost + paid,
+        startup_cost=entry.startup_cost + (0.0 if trains else paid),
+    )
+    return status.replace(
+        cost_so_far=status.cost_so_far + paid,
+        cost_at=context.now,
+        pool_costs=tuple(known.values())[-MOST_POOLS:],
+    )
+
+
+def accrue_lost_steps(status: TrainingJobStatus, report: Report) -> TrainingJobStatus:
+    """The status with the steps that a launch has to do again: it reports fewer than were done before.
+
+    They cost what a step of the job has cost on average, start-ups not counted.
+    """
+    done = status.progress.step if status.progress is not None and status.progress.step is not None else 0
+    lost = done - max(0, report.step)
+    if lost <= 0:
+        return status
+    trained = status.cost_so_far - sum(entry.startup_cost for entry in status.pool_costs) - status.lost_cost
+    return status.replace(
+        lost_steps=status.lost_steps + lost,
+        lost_cost=status.lost_cost + max(0.0, trained) * lost / done,
+    )
+
+
+MOST_POOLS = 256
+"""Pools whose costs a job keeps."""
 
 
 def account_suspension(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:

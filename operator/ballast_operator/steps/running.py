@@ -8,7 +8,7 @@ from ballast_policies.contract import Directive, Report
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
-from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time
+from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time, accrue_lost_steps
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition
 from ballast_operator.steps.messages import with_reporting
 
@@ -43,6 +43,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     if report is None or plan is None or report.epoch > plan.epoch or not view.has_spoken:
         return status
     status = _rebalanced(context, status, report)
+    status = accrue_lost_steps(status, report)
     speed = context.assignment.isolated_speed if context.assignment is not None else 0.0
     status = status.replace(
         progress=progress(context, report),

@@ -1,0 +1,56 @@
+"""What the nodes of each pool have cost, summed up in the ClusterPolicy's status."""
+
+from collections.abc import Sequence
+
+from ballast_policies.accounting import cost
+
+from ballast_operator.api.cluster_policy import NodePool
+from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
+from ballast_operator.views.clock import Time
+
+MOST_POOLS = 256
+"""Pools that a bill keeps, those of earlier policies included."""
+
+
+def brought_up_to(bill: Sequence[PoolBill], at: Time | None, now: Time) -> tuple[PoolBill, ...]:
+    """The bill with the time from ``at`` to ``now`` added, at the GPUs and prices that it says.
+
+    Every change of these is written when it is seen, so that they held all the time; while no operator ran,
+    they are taken to have held as well.
+    """
+    seconds = 0.0 if at is None else max(0.0, (now - at).total_seconds())
+    return tuple(
+        entry.replace(
+            gpu_seconds=entry.gpu_seconds + entry.gpus * seconds,
+            cost=entry.cost + cost(entry.gpus * seconds, entry.price_per_gpu_hour),
+            held_cost=entry.held_cost
+            + cost(min(entry.gpus, entry.gpus_held) * seconds, entry.price_per_gpu_hour),
+        )
+        for entry in bill
+    )
+
+
+def next_bill(
+    bill: Sequence[PoolBill],
+    at: Time | None,
+    now: Time,
+    *,
+    pools: Sequence[NodePool],
+    capacity: Sequence[PoolCapacity],
+) -> tuple[PoolBill, ...]:
+    """The bill up to now, and what is paid from now on; pools that are gone keep what they have cost."""
+    known = {entry.pool: entry for entry in brought_up_to(bill, at, now)}
+    prices = {pool.name: pool.price_per_gpu_hour for pool in pools}
+    found = {name: entry.replace(gpus=0, gpus_held=0) for name, entry in known.items()}
+    for entry in capacity:
+        before = known.get(entry.pool, PoolBill(pool=entry.pool, since=now))
+        found[entry.pool] = before.replace(
+            gpu_type=entry.gpu_type,
+            gpus=max(entry.gpus, entry.gpus_held),
+            gpus_held=entry.gpus_held,
+            price_per_gpu_hour=prices.get(entry.pool, before.price_per_gpu_hour),
+        )
+    # The pools in use are last: where there are too many, those go that are gone.
+    used = {entry.pool for entry in capacity}
+    ordered = sorted(found.values(), key=lambda entry: entry.pool in used)
+    return tuple(ordered[-MOST_POOLS:])

@@ -1,0 +1,147 @@
+"""``ballast cost``: what jobs, teams and pools of a live cluster cost."""
+
+import asyncio
+import csv
+import dataclasses
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ballast_operator.report.costs import Costs
+
+
+@click.command()
+@click.option("-n", "--namespace", default="", help="Jobs of this namespace, without pools; default: all.")
+@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@click.option(
+    "--by",
+    type=click.Choice(["job", "team", "pool"]),
+    help="Only this table. [default: all; with --output csv: job]",
+)
+@click.option("--output", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True)
+def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str) -> None:
+    """What jobs, teams and pools have cost and will cost, what was saved, and what was wasted.
+
+    Amounts are in the currency of the ClusterPolicy's pricePerGpuHour.
+    """
+    from kubernetes.aio.config import ConfigException
+
+    from ballast_operator.errors import OperatorError
+
+    if namespace and by == "pool":
+        raise click.UsageError("--by pool: pools belong to no namespace. To fix: leave --namespace out")
+    try:
+        found = asyncio.run(_read(namespace, kubeconfig))
+    except (OperatorError, ConfigException) as error:
+        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
+    if output == "json":
+        content = found.to_dict()
+        kept = content if by is None else {"at": content["at"], f"{by}s": content[f"{by}s"]}
+        click.echo(json.dumps(kept, indent=2))
+    elif output == "csv":
+        click.echo(as_csv(found, by or "job"), nl=False)
+    else:
+        _print(found, by)
+
+
+async def _read(namespace: str, kubeconfig: str | None) -> "Costs":
+    from ballast_operator.kube.client import connect
+    from ballast_operator.kube.namespaces import is_missing, missing
+    from ballast_operator.report.costs import read_costs
+
+    async with await connect(kubeconfig) as cluster:
+        if namespace and await is_missing(cluster, namespace):
+            raise click.ClickException(missing(namespace))
+        return await read_costs(cluster, namespace)
+
+
+def as_csv(found: "Costs", by: str) -> str:
+    """One table, its first line the names of the columns; what is not known is empty."""
+    rows: list[dict[str, Any]] = [dataclasses.asdict(row) for row in _rows(found, by)]
+    for row in rows:
+        row.pop("by_pool", None)
+    text = io.StringIO()
+    names = [field.name for field in dataclasses.fields(_kind(by)) if field.name != "by_pool"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _kind(by: str) -> type[Any]:
+    from ballast_operator.report.costs import JobCost, PoolCostLine, TeamCost
+
+    return {"job": JobCost, "team": TeamCost, "pool": PoolCostLine}[by]
+
+
+def _rows(found: "Costs", by: str) -> tuple[Any, ...]:
+    return {"job": found.jobs, "team": found.teams, "pool": found.pools}[by]
+
+
+def _amount(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _saved(cost: float, other: float | None) -> str:
+    return "-" if other is None else f"{other - cost:,.2f}"
+
+
+def _print(found: "Costs", by: str | None) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for name, make in (("job", _job_table), ("team", _team_table), ("pool", _pool_table)):
+        if by in (None, name) and _rows(found, name):
+            console.print(make(found))
+    if by is None and not found.jobs and not found.pools:
+        console.print("there are no jobs, and no ClusterPolicy with a bill yet")
+
+
+def _table(title: str, first: str, *headings: str) -> "Table":
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    made.add_column(first, no_wrap=True)
+    for heading in headings:
+        made.add_column(heading, justify="right")
+    return made
+
+
+def _job_table(found: "Costs") -> "Table":
+    headings = ("state", "GPU h", "cost", "at the end", "start-up", "lost steps")
+    saved = ("saved to on-demand", "to any type")
+    table = _table(f"jobs, up to {found.at}", "job", *headings, *saved)
+    for job in found.jobs:
+        table.add_row(
+            f"{job.namespace}/{job.job}",
+            job.state,
+            f"{job.gpu_hours:,.2f}",
+            _amount(job.cost),
+            _amount(job.projected),
+            _amount(job.startup_cost),
+            _amount(job.lost_cost),
+            _saved(job.cost, job.on_demand_cost),
+            _saved(job.cost, job.type_blind_cost),
+        )
+    return table
+
+
+def _team_table(found: "Costs") -> "Table":
+    table = _table("teams", "team", "jobs", "cost", "at the end")
+    for team in found.teams:
+        table.add_row(team.team or "(none)", f"{team.jobs}", _amount(team.cost), _amount(team.projected))
+    return table
+
+
+def _pool_table(found: "Costs") -> "Table":
+    headings = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle")
+    table = _table("pools: bill = jobs + deleted jobs + idle", "pool", *headings)
+    for pool in found.pools:
+        amounts = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle)
+        table.add_row(f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(_amount, amounts))
+    return table

@@ -1,0 +1,289 @@
+"""What jobs, teams and pools of a live cluster have cost and will cost: for ``ballast cost``.
+
+The bill of the nodes is the ClusterPolicy's (``status.bill``); what jobs have cost is their own
+(``status.costSoFar``, ``status.poolCosts``). Both are summed up to the same moment, at the GPUs and prices
+that they say, so that for each pool
+
+    bill = jobs + deleted jobs + idle.
+"""
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ballast_policies.accounting import cost
+
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import JOB, POLICY, Object
+
+NO_TEAM = ""
+"""The team of jobs without ``spec.entity``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """A job. Amounts in the currency of ``pricePerGpuHour``; None: not known.
+
+    Attributes:
+        cost: so far.
+        projected: at its end, at its present speed and price.
+        startup_cost: of ``cost``: no step was done meanwhile.
+        lost_cost: of ``cost``: for steps that were done twice.
+        on_demand_cost: the same GPU time in the cheapest on-demand pool of the same GPU types.
+        type_blind_cost: the same steps on all GPU types, each for the part of the time that it is of the
+            cluster, as an isolated share is: what not choosing would have cost.
+        by_pool: pool -> cost there.
+    """
+
+    namespace: str
+    job: str
+    team: str
+    state: str
+    gpu_hours: float
+    cost: float
+    projected: float | None
+    startup_cost: float
+    lost_steps: int
+    lost_cost: float
+    on_demand_cost: float | None
+    type_blind_cost: float | None
+    by_pool: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TeamCost:
+    """The jobs of a team that are not deleted."""
+
+    team: str
+    jobs: int
+    cost: float
+    projected: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCostLine:
+    """A pool: ``bill`` = ``jobs`` + ``deleted_jobs`` + ``idle``.
+
+    Attributes:
+        price: of one GPU for an hour, now.
+        since: since when the bill is kept.
+    """
+
+    pool: str
+    gpu_type: str
+    gpus: int
+    price: float
+    since: str
+    bill: float
+    jobs: float
+    deleted_jobs: float
+    idle: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The cluster at one moment."""
+
+    at: str
+    jobs: tuple[JobCost, ...]
+    teams: tuple[TeamCost, ...]
+    pools: tuple[PoolCostLine, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with totals."""
+        return {
+            **dataclasses.asdict(self),
+            "total": {
+                "bill": sum(pool.bill for pool in self.pools),
+                "jobs": sum(job.cost for job in self.jobs),
+                "deleted_jobs": sum(pool.deleted_jobs for pool in self.pools),
+                "idle": sum(pool.idle for pool in self.pools),
+                "startup": sum(job.startup_cost for job in self.jobs),
+                "lost_steps": sum(job.lost_cost for job in self.jobs),
+                "saved_against_on_demand": _saved((job.cost, job.on_demand_cost) for job in self.jobs),
+                "saved_against_type_blind": _saved((job.cost, job.type_blind_cost) for job in self.jobs),
+            },
+        }
+
+
+def _saved(pairs: Iterable[tuple[float, float | None]]) -> float | None:
+    """The sum over jobs whose other cost is known; None where there is none."""
+    known = [other - paid for paid, other in pairs if other is not None]
+    return sum(known) if known else None
+
+
+async def read_costs(cluster: Cluster, namespace: str = "") -> Costs:
+    """Look once; ``namespace`` empty: the jobs of all."""
+    jobs, _ = await cluster.list(JOB, namespace=namespace)
+    policies, _ = await cluster.list(POLICY)
+    return costs(jobs, policies, now=datetime.datetime.now(datetime.UTC), all_jobs=not namespace)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Prices:
+    """By pool: price, GPU type, GPUs; by GPU type: the cheapest on-demand price."""
+
+    price: Mapping[str, float]
+    gpu_type: Mapping[str, str]
+    gpus: Mapping[str, int]
+    on_demand: Mapping[str, float]
+
+
+def costs(
+    jobs: Sequence[Object], policies: Sequence[Object], *, now: datetime.datetime, all_jobs: bool = True
+) -> Costs:
+    """The costs, from objects.
+
+    Args:
+        jobs: TrainingJobs.
+        policies: ClusterPolicies; the one in force has a bill.
+        now: the moment up to which everything is summed.
+        all_jobs: whether ``jobs`` are those of all namespaces; else what pools cost besides is not known, and
+            no pools are returned.
+    """
+    prices = _prices(policies)
+    lines = tuple(_job(job, prices, now) for job in sorted(jobs, key=_place))
+    teams = []
+    for team in sorted({line.team for line in lines}):
+        members = [line for line in lines if line.team == team]
+        projections = [line.projected for line in members if line.projected is not None]
+        teams.append(
+            TeamCost(
+                team=team,
+                jobs=len(members),
+                cost=sum(line.cost for line in members),
+                projected=sum(projections) if len(projections) == len(members) else None,
+            )
+        )
+    pools = tuple(line for policy in policies for line in _pools(policy, lines, now)) if all_jobs else ()
+    return Costs(at=now.isoformat(timespec="seconds"), jobs=lines, teams=tuple(teams), pools=pools)
+
+
+def _place(job: Object) -> tuple[str, str]:
+    return job["metadata"].get("namespace", ""), job["metadata"]["name"]
+
+
+def _prices(policies: Sequence[Object]) -> _Prices:
+    price: dict[str, float] = {}
+    gpu_type: dict[str, str] = {}
+    gpus: dict[str, int] = {}
+    on_demand: dict[str, float] = {}
+    for policy in policies:
+        status = policy.get("status") or {}
+        bill = {entry["pool"]: entry for entry in status.get("bill") or []}
+        capacity = {entry["pool"]: entry for entry in status.get("capacity") or []}
+        for pool in policy["spec"].get("nodePools") or []:
+            name, kind = pool["name"], pool["gpuType"]
+            now = (bill.get(name) or {}).get("pricePerGpuHour", pool.get("pricePerGpuHour") or 0.0)
+            price.setdefault(name, now)
+            gpu_type.setdefault(name, kind)
+            gpus.setdefault(name, (capacity.get(name) or {}).get("gpus", 0))
+            if pool.get("capacityType", "onDemand") == "onDemand" and now > 0:
+                on_demand[kind] = min(on_demand.get(kind, now), now)
+    return _Prices(price=price, gpu_type=gpu_type, gpus=gpus, on_demand=on_demand)
+
+
+def _job(job: Object, prices: _Prices, now: datetime.datetime) -> JobCost:
+    status: Any = job.get("status") or {}
+    spec: Any = job["spec"]
+    allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
+    pool, gpus = allocation.get("pool", ""), allocation.get("gpus", 0)
+    rate = cost(float(gpus), prices.price.get(pool, 0.0))  # per second
+    counted = max(filter(None, (status.get("costAt"), allocation.get("since"))), default=None)
+    seconds = _seconds_since(counted, now)
+    by_pool = {entry["pool"]: entry.get("cost", 0.0) for entry in status.get("poolCosts") or []}
+    gpu_seconds = {entry["pool"]: entry.get("gpuSeconds", 0.0) for entry in status.get("poolCosts") or []}
+    if pool and rate > 0:
+        by_pool[pool] = by_pool.get(pool, 0.0) + rate * seconds
+        gpu_seconds[pool] = gpu_seconds.get(pool, 0.0) + gpus * seconds
+    total = (status.get("costSoFar") or 0.0) + (rate * seconds if pool else 0.0)
+    steps, speed = progress.get("step") or 0, progress.get("stepsPerSecond") or 0.0
+    left = max(0, spec.get("totalSteps", 0) - steps)
+    finished = status.get("state") in ("Succeeded", "Failed")
+    projected = None
+    if finished or not left:
+        projected = total
+    elif speed > 0 and rate > 0:
+        projected = total + rate * left / speed
+    return JobCost(
+        namespace=job["metadata"].get("namespace", ""),
+        job=job["metadata"]["name"],
+        team=spec.get("entity") or NO_TEAM,
+        state=status.get("state") or "New",
+        gpu_hours=sum(gpu_seconds.values()) / 3600.0,
+        cost=total,
+        projected=projected,
+        startup_cost=sum(entry.get("startupCost", 0.0) for entry in status.get("poolCosts") or []),
+        lost_steps=status.get("lostSteps") or 0,
+        lost_cost=status.get("lostCost") or 0.0,
+        on_demand_cost=_on_demand(gpu_seconds, status, prices),
+        type_blind_cost=_type_blind(spec, steps, prices),
+        by_pool=by_pool,
+    )
+
+
+def _on_demand(gpu_seconds: Mapping[str, float], status: Any, prices: _Prices) -> float | None:
+    types = {entry["pool"]: entry.get("gpuType", "") for entry in status.get("poolCosts") or []}
+    total = 0.0
+    for pool, seconds in gpu_seconds.items():
+        price = prices.on_demand.get(types.get(pool) or prices.gpu_type.get(pool, ""))
+        if price is None:
+            return None
+        total += cost(seconds, price)
+    return total if gpu_seconds else None
+
+
+def _type_blind(spec: Any, steps: int, prices: _Prices) -> float | None:
+    """Cost of ``steps`` on all pools, each for its part of the GPUs; None where a speed is not stated."""
+    all_gpus = sum(prices.gpus.values())
+    speeds: dict[str, tuple[int, float]] = {}
+    for entry in spec.get("throughput") or []:
+        known = speeds.get(entry["gpuType"])
+        if known is None or entry["stages"] < known[0]:
+            speeds[entry["gpuType"]] = (entry["stages"], entry["stepsPerSecond"])
+    stated = {stages for stages, _ in speeds.values()}
+    if not steps or not all_gpus or len(stated) != 1:
+        return None
+    per_second = speed = 0.0
+    for pool, gpus in prices.gpus.items():
+        if not gpus:
+            continue
+        if prices.gpu_type[pool] not in speeds:
+            return None
+        stages, rate = speeds[prices.gpu_type[pool]]
+        per_second += gpus / all_gpus * cost(float(stages), prices.price[pool])
+        speed += gpus / all_gpus * rate
+    return steps / speed * per_second if speed > 0 else None
+
+
+def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> list[PoolCostLine]:
+    status: Any = policy.get("status") or {}
+    seconds = _seconds_since(status.get("billAt"), now)
+    found = []
+    for entry in status.get("bill") or []:
+        price = entry.get("pricePerGpuHour", 0.0)
+        gpus, held = entry.get("gpus", 0), min(entry.get("gpus", 0), entry.get("gpusHeld", 0))
+        bill = entry.get("cost", 0.0) + cost(gpus * seconds, price)
+        by_jobs = entry.get("heldCost", 0.0) + cost(held * seconds, price)
+        of_jobs = sum(job.by_pool.get(entry["pool"], 0.0) for job in jobs)
+        found.append(
+            PoolCostLine(
+                pool=entry["pool"],
+                gpu_type=entry.get("gpuType", ""),
+                gpus=gpus,
+                price=price,
+                since=entry.get("since", ""),
+                bill=bill,
+                jobs=of_jobs,
+                deleted_jobs=by_jobs - of_jobs,
+                idle=bill - by_jobs,
+            )
+        )
+    return found
+
+
+def _seconds_since(time: str | None, now: datetime.datetime) -> float:
+    if not time:
+        return 0.0
+    return max(0.0, (now - datetime.datetime.fromisoformat(time)).total_seconds())

@@ -1,0 +1,111 @@
+"""``ballast cost`` prints what :mod:`ballast_operator.report.costs` found."""
+
+import csv
+import datetime
+import io
+import json
+
+import pytest
+from ballast_operator.cli.live import cost as command
+from ballast_operator.report.costs import costs
+from click.testing import CliRunner
+
+NOW = datetime.datetime(2026, 1, 1, 2, tzinfo=datetime.UTC)
+POLICY = {
+    "metadata": {"name": "default"},
+    "spec": {
+        "nodePools": [
+            {"name": "spot", "gpuType": "v100", "capacityType": "spot", "pricePerGpuHour": 1.0},
+            {"name": "sure", "gpuType": "v100", "pricePerGpuHour": 3.0},
+            {"name": "old", "gpuType": "k80", "pricePerGpuHour": 0.5},
+        ]
+    },
+    "status": {
+        "billAt": "2026-01-01T01:00:00Z",
+        "capacity": [
+            {"pool": "spot", "gpus": 4},
+            {"pool": "sure", "gpus": 2},
+            {"pool": "old", "gpus": 2},
+        ],
+        "bill": [
+            {"pool": "spot", "gpuType": "v100", "since": "2026-01-01T00:00:00Z", "gpus": 4, "gpusHeld": 2,
+             "pricePerGpuHour": 1.0, "cost": 4.0, "heldCost": 2.0},
+        ],
+    },
+}  # fmt: skip
+JOB = {
+    "metadata": {"namespace": "team", "name": "one"},
+    "spec": {
+        "totalSteps": 1000,
+        "entity": "vision",
+        "throughput": [
+            {"gpuType": "v100", "stages": 2, "stepsPerSecond": 0.1},
+            {"gpuType": "k80", "stages": 2, "stepsPerSecond": 0.01},
+        ],
+    },
+    "status": {
+        "state": "Running",
+        "costSoFar": 2.0,
+        "costAt": "2026-01-01T01:00:00Z",
+        "poolCosts": [
+            {"pool": "spot", "gpuType": "v100", "gpuSeconds": 7200.0, "cost": 2.0, "startupCost": 0.1}
+        ],
+        "allocation": {"pool": "spot", "gpus": 2, "since": "2026-01-01T00:00:00Z"},
+        "progress": {"step": 640, "stepsPerSecond": 0.1},
+        "lostSteps": 10,
+        "lostCost": 0.05,
+    },
+}
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """The command, with a cluster of values."""
+
+    async def read(namespace, kubeconfig):
+        return costs([JOB], [POLICY], now=NOW, all_jobs=not namespace)
+
+    monkeypatch.setattr(command, "_read", read)
+    return lambda *arguments: CliRunner().invoke(command.cost, arguments, catch_exceptions=False)
+
+
+def test_json_has_every_figure_under_its_name(call):
+    """The keys are an interface; the amounts can be computed by hand."""
+    found = json.loads(call("--output", "json").stdout)
+    assert set(found) == {"at", "jobs", "teams", "pools", "total"}
+    (job,) = found["jobs"]
+    assert job["cost"] == pytest.approx(4.0)  # 2 so far, 2 GPUs for another hour
+    assert job["projected"] == pytest.approx(4.0 + 3600 * 2 / 3600)  # 360 steps at 0.1/s
+    assert job["on_demand_cost"] == pytest.approx(12.0)
+    # 8 GPUs: 4 at 1, 2 at 3, 2 at 0.5; 0.75 x 0.1 + 0.25 x 0.01 steps/s
+    assert job["type_blind_cost"] == pytest.approx(640 / 0.0775 * 2 * (4 + 6 + 1) / 8 / 3600)
+    (pool,) = found["pools"]
+    assert (pool["bill"], pool["jobs"], pool["idle"]) == (8.0, 4.0, 4.0)
+    assert pool["deleted_jobs"] == pytest.approx(0.0)
+    assert found["total"] == {
+        "bill": 8.0, "jobs": 4.0, "deleted_jobs": 0.0, "idle": 4.0, "startup": 0.1, "lost_steps": 0.05,
+        "saved_against_on_demand": pytest.approx(8.0),
+        "saved_against_type_blind": pytest.approx(job["type_blind_cost"] - 4.0),
+    }  # fmt: skip
+    assert set(json.loads(call("--output", "json", "--by", "team").stdout)) == {"at", "teams"}
+
+
+@pytest.mark.parametrize("by", ["job", "team", "pool"])
+def test_csv_is_one_table_with_the_names_of_its_columns(call, by):
+    """For spreadsheets."""
+    rows = list(csv.DictReader(io.StringIO(call("--output", "csv", "--by", by).stdout)))
+    assert len(rows) == 1
+    assert rows[0][by] in ("one", "vision", "spot")
+
+
+def test_text_has_all_three_tables(call):
+    """For people."""
+    text = call().stdout
+    for part in ("team/one", "vision", "bill = jobs + deleted jobs + idle"):
+        assert part in text
+
+
+def test_pools_belong_to_no_namespace(call):
+    """So that a namespace's jobs are not taken for all of them."""
+    assert call("--namespace", "team", "--by", "pool").exit_code == 2
+    assert json.loads(call("--namespace", "team", "--output", "json").stdout)["pools"] == []
