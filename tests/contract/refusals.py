@@ -141,6 +141,26 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "training.warmupSteps",
         "training.warmupSteps: 10, totalSteps: 10",
     ),
+    *(
+        (
+            {"model": {"name": name, "layers": 8}, "dynamics": [{"kind": "earlyExit"}]},
+            "dynamics",
+            f"models of the family {name}",
+        )
+        for name in ("recurrent", "autoencoder")
+    ),
+    ({"dynamics": [{"kind": "freezing"}]}, "dynamics[0].target", "needs a target"),
+    (
+        {"dynamics": [{"kind": "mixtureOfExperts", "target": 0.5}]},
+        "dynamics[0].kind",
+        "from the first step on",
+    ),
+    ({"dynamics": [{**PRUNING, "exits": {}}]}, "dynamics[0].exits", "kind: earlyExit alone"),
+    (
+        {"dynamics": [{"kind": "mixtureOfExperts", "experts": {"count": 2, "topK": 3}}]},
+        "dynamics[0].experts.topK",
+        "topK: 3, count: 2",
+    ),
     (
         {
             "dynamics": [

@@ -25,7 +25,7 @@ FIELDS = [
     ({"pipeline": {"schedule": "DualPipeV"}}, "pipeline.schedule", "'DualPipeV' is not one of 1F1B"),
     ({"pipeline": {"replicas": [2, 0]}}, "pipeline.replicas", "0 is below 1"),
     ({"pipeline": {"replicas": [2, "1"]}}, "pipeline.replicas[1]", "expected a whole number"),
-    ({"dynamics": [{"kind": "pruning", "endStep": 3}]}, "dynamics[0].target", "missing"),
+    ({"dynamics": [{"kind": "pruning", "endStep": 3}]}, "dynamics[0].target", "needs a target"),
     ({"dynamics": [{**PRUNING, "target": 2}]}, "dynamics[0].target", "2.0 is above 1. To fix: 0 to 1"),
     ({"dynamics": [{**PRUNING, "kind": "thaw"}]}, "dynamics[0].kind", "'thaw' is not one of pruning"),
     ({"dynamics": [PRUNING, PRUNING]}, "dynamics", "'pruning' is given twice"),

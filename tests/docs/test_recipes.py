@@ -12,6 +12,7 @@ from ballast_policies.allocation.policies.isolated import isolated_shares, on_ow
 from ballast_policies.allocation.policy import Policy
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import POLICIES, allocate
+from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase
 from ballast_policies.planning.schedules.builders.synchronous import gpipe
 from ballast_policies.planning.schedules.kind import ScheduleKind
@@ -86,7 +87,7 @@ def test_a_dynamic_case_by_the_recipe_is_built(monkeypatch):
     from ballast_trainer.dynamics.registry import build_dynamics
 
     monkeypatch.setitem(DYNAMICS.builtin, "mine", row("A dynamic case"))
-    config = types.SimpleNamespace(kind="mine", start_step=1, end_step=5, every_steps=1, target=0.5)
+    config = DynamicConfig(kind="mine", start_step=1, end_step=5, target=0.5)
     (built,) = build_dynamics([config], layer_count=4, family="any")
     assert type(built).__name__ == "Freezing"
 

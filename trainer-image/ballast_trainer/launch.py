@@ -20,7 +20,7 @@ from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.registry import build_dynamics
+from ballast_trainer.dynamics.registry import build_dynamics, check_changes
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
@@ -71,6 +71,7 @@ class ValidatedJob:
             raise ConfigurationError("model", reason)
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
+        check_changes(model, config.dynamics)
         check_tensor_parallel(model, config)
         return cls(config=config, model=model)
 

@@ -24,6 +24,8 @@ class DynamicCase:
         inside_layers: it changes the inside of layers, so that tensor parallelism cannot cut them.
         compares_ranks: it compares weights over all ranks, so that no stage may have replicas.
         excludes: kinds that one job cannot have together with it -> why.
+        needs_target: ``target`` has to be given: nothing else decides how far the change goes.
+        by_steps: it reads ``startStep``, ``endStep`` and ``target``; else it holds from the first step on.
         loads: model of how the layers' cost changes, for planning and simulation; None: there is none.
     """
 
@@ -33,6 +35,8 @@ class DynamicCase:
     inside_layers: bool = True
     compares_ranks: bool = False
     excludes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs_target: bool = False
+    by_steps: bool = True
     loads: Loads | None = None
 
 
@@ -45,45 +49,48 @@ DYNAMICS = Registry(
     row_type=DynamicCase,
     rows={
         "pruning": DynamicCase(
-            summary="Gradual global magnitude pruning; `target` is the final sparsity.",
-            build="ballast_trainer.dynamics.pruning:Pruning",
+            summary="Gradual global magnitude pruning of weights or neurons; `target` is the final sparsity.",
+            build="ballast_trainer.dynamics.pruning:build_pruning",
             compares_ranks=True,
+            needs_target=True,
             loads=changing_loads.pruning,
         ),
         "freezing": DynamicCase(
-            summary="Layers stop learning from the front; `target` is the fraction frozen at the end.",
+            summary="Layers stop learning from the front, by steps or by a criterion; `target` is the "
+            "fraction frozen at the end, or at most.",
             build="ballast_trainer.dynamics.freezing:Freezing",
             inside_layers=False,
+            needs_target=True,
             loads=changing_loads.freezing,
         ),
         "sparseAttention": DynamicCase(
-            summary="Deeper blocks attend to fewer key blocks; `target` is the fraction that the last layer "
-            "leaves out.",
-            build="ballast_trainer.dynamics.sparse_attention:SparseAttention",
+            summary="Queries attend to the keys that their content chooses; `target` is the most that "
+            "is left out.",
+            build="ballast_trainer.dynamics.attention.sparse_attention:SparseAttention",
             families=_TRANSFORMER,
             loads=changing_loads.sparse_attention,
         ),
         "earlyExit": DynamicCase(
-            summary="Settled positions skip the layers that follow; `target` is the fraction out before the "
-            "last layer.",
+            summary="Confident positions skip the layers that follow; `target` is the most that leave before "
+            "the last layer.",
             build="ballast_trainer.dynamics.early_exit:EarlyExit",
             families=_TRANSFORMER,
             excludes={"mixtureOfDepths": _BOTH_ROUTE},
             loads=changing_loads.early_exit,
         ),
         "mixtureOfDepths": DynamicCase(
-            summary="Every other block computes its router's picks only; `target` is the fraction that "
-            "passes it by.",
+            summary="A block computes its router's picks only; `target` is the fraction that passes it by.",
             build="ballast_trainer.dynamics.mixture_of_depths:MixtureOfDepths",
             families=_TRANSFORMER,
             excludes={"earlyExit": _BOTH_ROUTE},
+            needs_target=True,
             loads=changing_loads.mixture_of_depths,
         ),
         "mixtureOfExperts": DynamicCase(
-            summary="Every other block has experts; `target` is how far their capacity tightens towards the "
-            "mean.",
+            summary="MLPs become experts; each position goes to its best ones.",
             build="ballast_trainer.dynamics.mixture_of_experts:MixtureOfExperts",
             families=_TRANSFORMER,
+            by_steps=False,
             loads=changing_loads.mixture_of_experts,
         ),
     },

@@ -63,7 +63,13 @@ JOBS: list[Case] = [
         "spec.dynamics[0].kind",
         "pruning",
     ),
-    ("a change without a target", "spec.dynamics.0.target", REMOVED, "spec.dynamics[0].target", "required"),
+    (
+        "a change without a target",
+        "spec.dynamics.0.target",
+        REMOVED,
+        "spec.dynamics[0].target",
+        "needs a target",
+    ),
     (
         "pruning more than all",
         "spec.dynamics.0.target",

@@ -27,6 +27,7 @@ def dynamics(draw: st.DrawFn) -> list[dict[str, Any]]:
             "endStep": start + draw(st.integers(0, 1000)),
             "everySteps": draw(st.integers(1, 100)),
             "target": draw(st.floats(0, 1)),
+            "args": {},
         }
         for kind, start in zip(kinds, starts, strict=True)
     ]

@@ -20,11 +20,10 @@ from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScal
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.profiling.profile import Meter
 
+from tests.support.changes import change
 from tests.support.plans import local_plan
 
 CPU = torch.device("cpu")
-TARGETS = {"freezing": 0.5, "pruning": 0.95, "sparseAttention": 0.9, "earlyExit": 0.8}
-TARGETS |= {"mixtureOfDepths": 0.75, "mixtureOfExperts": 1.0}
 
 
 def assert_same(losses, reference, *, within):
@@ -195,9 +194,10 @@ def train_here(small_config):
 @pytest.mark.parametrize("kind", sorted(DYNAMICS))
 def test_each_kind_of_change_works_in_bf16_with_recomputation(train_here, kind):
     """The six dynamic cases under autocast and a second forward: the loss falls and stays finite."""
-    change = {"kind": kind, "startStep": 2, "endStep": 6, "everySteps": 2, "target": TARGETS[kind]}
     training = {"precision": "bf16", "recompute": True, "learningRate": 0.003}
-    losses = train_here(8, context=32, training=training, dynamics=[change])
+    losses = train_here(
+        8, context=32, training=training, dynamics=[change(kind, startStep=2, endStep=6, everySteps=2)]
+    )
     assert losses[8] < losses[1]
 
 

@@ -11,6 +11,7 @@ from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.pipeline.layout import ScheduleRequest
 
+from tests.support.changes import SHORT, change
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
 
@@ -135,23 +136,13 @@ def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_proce
     assert_same_curve(running.losses(), single_process_losses(config), 40)
 
 
-SIX = {
-    "freezing": {"target": 0.5},
-    "pruning": {"target": 0.95},
-    "sparseAttention": {"target": 0.9},
-    "earlyExit": {"target": 0.8},
-    "mixtureOfDepths": {"target": 0.75},
-    "mixtureOfExperts": {"target": 1.0},
-}
-
-
-@pytest.mark.parametrize("kind", SIX)
+@pytest.mark.parametrize("kind", SHORT)
 def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     gang, small_config, single_process_losses, kind, tmp_path
 ):
     """All six dynamic cases: layers move at random during the change."""
-    change = {"kind": kind, "startStep": 3, "endStep": 15, "everySteps": 3, **SIX[kind]}
-    config = small_config(totalSteps=24, dynamics=[change])
+    steps = {"startStep": 3, "endStep": 15, "everySteps": 3}
+    config = small_config(totalSteps=24, dynamics=[change(kind, **steps)])
     config["model"]["args"]["context"] = 32
     channel = DirectoryChannel(tmp_path / "channel")
     running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
@@ -176,7 +167,7 @@ def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replan
     Two kinds exclude each other: half of the schedules are tried with the one, half with the other.
     """
     steps = {"startStep": 2, "endStep": 11, "everySteps": 3}
-    changes = [{"kind": kind, **steps, **SIX[kind]} for kind in SIX if kind != left_out]
+    changes = [change(kind, **steps) for kind in SHORT if kind != left_out]
     config = small_config(totalSteps=16, dynamics=changes)
     config["model"]["args"]["context"] = 32
     config["pipeline"]["schedule"] = schedule

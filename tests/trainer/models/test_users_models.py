@@ -243,11 +243,11 @@ def test_the_hugging_face_example_partitioned_learns_as_in_one_process(gang, tmp
 def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
     """The layers one after the other give the logits of the whole module."""
     monkeypatch.syspath_prepend(EXAMPLE)
-    from decoder import adapt
+    from decoder import decoder
     from small_decoder import SmallForCausalLM
 
     whole = SmallForCausalLM(num_hidden_layers=3)
-    model = adapt(whole)
+    model = decoder(whole)
     tokens = torch.randint(0, 256, (2, 12))
     value = tokens
     for index in range(model.layer_count):
@@ -255,7 +255,7 @@ def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
     torch.testing.assert_close(value, whole(tokens))
     whole.lm_head.weight = whole.model.embed_tokens.weight
     with pytest.raises(ValueError, match="tie_word_embeddings=False"):
-        adapt(whole)
+        decoder(whole)
 
 
 def test_two_functions_make_a_model(users_module):

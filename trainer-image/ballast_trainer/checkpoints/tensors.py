@@ -9,6 +9,7 @@ import torch
 
 from ballast_trainer.checkpoints.manifest import Patience
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics.freezing import as_remembered
 from ballast_trainer.dynamics.sparse_linear import without_masks
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.layer import LayerSet
@@ -67,7 +68,8 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience) -> None
         prefix = _layer_key(layer.index, "")
         stored = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         try:
-            layer.load(without_masks(assembled(stored, layer, world.tensor), layer.module))
+            fitting = without_masks(assembled(stored, layer, world.tensor), layer.module)
+            layer.load(as_remembered(fitting, layer.module))
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split()[:40])
             raise CheckpointError(

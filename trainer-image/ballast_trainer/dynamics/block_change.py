@@ -1,4 +1,4 @@
-"""Base of the changes of transformer blocks, whose strength grows over time and with depth."""
+"""Base of the changes of transformer blocks, whose strength grows over time."""
 
 from ballast_policies.contract.job import DynamicConfig
 from torch import nn
@@ -7,7 +7,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.models.gpt import Block
+from ballast_trainer.models.blocks import lacking
 
 
 class ChangingModule(nn.Module):
@@ -15,36 +15,44 @@ class ChangingModule(nn.Module):
 
     Attributes:
         strength: 0 before the change starts, up to ``target`` from ``endStep`` on.
-        depth: the layer's place in the model, 0 for the first layer to 1 for the last.
     """
 
-    def __init__(self, depth: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.strength = 0.0
-        self.depth = depth
 
 
 class BlockChange(UnchangedHooks):
-    """Wraps each transformer block, and keeps the wrappers informed of the change's progress."""
+    """Changes transformer blocks, and keeps their changing parts informed of its progress.
+
+    Attributes:
+        needs: members of :class:`~ballast_trainer.models.blocks.TransformerBlock` that a block must have.
+        every_blocks: every so many layers are changed.
+        part: the class of this change's parts in a block.
+    """
+
+    part: type[ChangingModule] = ChangingModule
+    needs: tuple[str, ...] = ()
+    every_blocks = 1
 
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         self._steps = ChangeSteps.of(config)
-        self._target = config.target
+        self._target = 1.0 if config.target is None else config.target
         self._layer_count = layer_count
 
-    def change_block(self, block: Block, depth: float) -> nn.Module:
+    def change_block(self, block: nn.Module, index: int) -> nn.Module:
         """The block with its :class:`ChangingModule` in place, or its replacement."""
         raise NotImplementedError
 
-    def change_other(self, module: nn.Module, index: int) -> nn.Module:
-        """The replacement of a layer that is not a block; most are unchanged."""
-        return module
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """Why a layer stays as it is; empty: it is changed."""
+        if index % self.every_blocks:
+            return f"an index that everyBlocks: {self.every_blocks} passes over"
+        return lacking(module, self.needs)
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Change a newly built layer."""
-        if isinstance(module, Block):
-            return self.change_block(module, index / (self._layer_count - 1))
-        return self.change_other(module, index)
+        return module if self.lacks(index, module) else self.change_block(module, index)
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Set the state before ``step``."""
@@ -61,5 +69,5 @@ class BlockChange(UnchangedHooks):
         strength = self._target * self._steps.progress(step)
         for layer in layers:
             for module in layer.module.modules():
-                if isinstance(module, ChangingModule):
+                if isinstance(module, self.part):
                     module.strength = strength

@@ -1,54 +1,107 @@
-"""Early exit: positions whose hidden state no longer changes skip the layers that follow.
+"""Early exit: positions that are confident of their state skip the layers that follow (CALM, 2022).
 
-After each block the positions that the block changed least (cosine of its input and output, the
-saturation measure of CALM) exit; their hidden state goes to the head unchanged.  After layer i of L
-the fraction ``target * i / (L - 1)`` of the positions has left, so later layers get cheaper.
-The mask of exited positions travels as one more channel of the hidden state: shapes between stages
-stay fixed.  The same number of positions exits from every sequence, so that the remaining ones form a
-dense tensor.
+A position leaves where its confidence reaches ``exits.threshold``; its hidden state goes to the head
+unchanged, and takes no further part in attention.  How many leave, and where, follows from the states: the
+loads of the layers are measured, not set.  ``target`` bounds how many of a sequence may be out.
+
+Two measures: ``saturation``, the cosine of a position's state before and after a block (CALM, section 3.5);
+``head``, a linear head before each block that learns whether the block would leave the state as it is, and
+saves the block too.  The mask of those that left travels as one more channel of the hidden state, so shapes
+between stages stay fixed.
+
+The model's head reads the states of all exits, so its loss trains every exit where positions leave;
+``sampled`` lets some leave at a layer drawn at random, which is the weighted sum of the exits' losses,
+sampled.
 """
 
 import math
+from typing import Any
 
 import torch
+from ballast_policies.contract.job import Confidence, DynamicConfig, ExitsSettings
 from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
-from ballast_trainer.models.gpt import Block
+from ballast_trainer.dynamics.positions import run_at
+from ballast_trainer.dynamics.side_loss import with_side_loss
+from ballast_trainer.layers.layer import LayerSet
+
+_FIRST_DOUBT = 3.0
+"""Minus the first logit of a head: it lets 5 % leave at threshold 0.05, none at 0.95, before it has
+learnt."""
 
 
 class ExitingBlock(ChangingModule):
     """A block over the positions that are still in, [B, S, D + 1] -> [B, S, D + 1].
 
-    The last channel is 1 where a position has exited, else 0.
+    The last channel is 1 where a position has left, else 0.
+
+    Attributes:
+        left: fraction of the positions that are out after the block, in the newest forward.
     """
 
-    def __init__(self, block: Block, depth: float) -> None:
-        super().__init__(depth)
+    def __init__(self, block: nn.Module, settings: ExitsSettings, *, hazard: float) -> None:
+        """Wrap.
+
+        Args:
+            block: has ``run_at``, and ``width`` where a head is learnt.
+            settings: of the change.
+            hazard: probability with which a position leaves here because it was drawn.
+        """
+        super().__init__()
         self.block = block
+        self.left = 0.0
+        self._settings = settings
+        self._hazard = hazard
+        self.head: nn.Linear | None = None
+        if settings.confidence == Confidence.HEAD:
+            width: Any = block.width
+            self.head = nn.Linear(width, 1)
+            nn.init.zeros_(self.head.weight)
+            nn.init.constant_(self.head.bias, -_FIRST_DOUBT)
 
     def forward(self, marked: torch.Tensor) -> torch.Tensor:
-        """Run the block on the remaining positions, then let those that changed least exit."""
-        hidden, exited = marked[..., :-1], marked[..., -1].detach()
-        length = hidden.shape[1]
-        # The same in every sequence: each lets the same number out in each layer.
-        staying = length - int(exited[0].sum())
-        positions = torch.sort(torch.sort(exited, dim=1, stable=True).indices[:, :staying], dim=1).values
-        index = positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-        before = hidden.gather(1, index)
-        after = self.block(before)
-        wanted = math.floor(self.strength * self.depth * length)
-        leaving = min(max(0, wanted - (length - staying)), staying - 1)
-        if leaving > 0:
-            settled = functional.cosine_similarity(before.detach(), after.detach(), dim=-1)
-            chosen = torch.sort(settled, dim=1, descending=True, stable=True).indices[:, :leaving]
-            exited = exited.scatter(1, positions.gather(1, chosen), 1.0)
-        return torch.cat([hidden.scatter(1, index, after), exited.unsqueeze(-1)], dim=-1)
+        """Run the block on the remaining positions; before (head) or after it the confident ones leave."""
+        before, out = marked[..., :-1], marked[..., -1].detach() > 0.5
+        logits = None
+        if self.head is not None:
+            logits = self.head(before.detach()).squeeze(-1).float()
+            out = out | self._leaving(torch.sigmoid(logits.detach()), out)
+        if bool(out.all()):
+            self.left = 1.0
+            return torch.cat([before, out.to(before.dtype).unsqueeze(-1)], dim=-1)
+        states, after = run_at(self.block, before, ~out)
+        alike = functional.cosine_similarity(before.detach().float(), after.detach().float(), dim=-1)
+        if logits is None:
+            out = out | self._leaving(alike, out)
+        elif torch.is_grad_enabled():
+            unchanged = (alike >= self._settings.saturation).float()
+            loss = functional.binary_cross_entropy_with_logits(logits[~out], unchanged[~out])
+            states = with_side_loss(states, self._settings.head_weight * loss)
+        self.left = float(out.float().mean())
+        return torch.cat([states, out.to(states.dtype).unsqueeze(-1)], dim=-1)
+
+    def _leaving(self, confidence: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Who leaves [B, S]: the most confident first, as many as may still leave."""
+        length = out.shape[1]
+        most = min(math.floor(self.strength * length), length - 1)
+        if most == 0:
+            return torch.zeros_like(out)
+        willing = confidence >= self._settings.threshold
+        if self._hazard > 0 and self.training:
+            drawn = torch.rand(out.shape, device=out.device) < self._hazard
+            willing, confidence = willing | drawn, confidence + drawn
+        willing = willing & ~out
+        order = torch.sort(confidence.masked_fill(~willing, -math.inf), dim=1, descending=True, stable=True)
+        place = torch.empty_like(order.indices).scatter(
+            1, order.indices, torch.arange(length, device=out.device).expand_as(out)
+        )
+        return willing & (place < (most - out.sum(1, keepdim=True)))
 
 
 class MarkedStart(nn.Module):
-    """The first layer, with the mask channel added: no position has exited."""
+    """The first layer, with the mask channel added: no position has left."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -73,12 +126,38 @@ class UnmarkedEnd(nn.Module):
 
 
 class EarlyExit(BlockChange):
-    """Up to ``target`` of the positions exit before the last layer."""
+    """Up to ``target`` of the positions leave before the last layer."""
 
-    def change_block(self, block: Block, depth: float) -> nn.Module:
-        """A block that lets positions out."""
-        return ExitingBlock(block, depth)
+    measures: str | None = "exits"
+    every_layer_between = True
+    order = 2
+    part = ExitingBlock
 
-    def change_other(self, module: nn.Module, index: int) -> nn.Module:
-        """The first layer adds the channel, the last takes it away."""
-        return MarkedStart(module) if index == 0 else UnmarkedEnd(module)
+    def __init__(self, config: DynamicConfig, layer_count: int) -> None:
+        super().__init__(config, layer_count)
+        self._settings = config.exits or ExitsSettings()
+        head = self._settings.confidence == Confidence.HEAD
+        self.needs = ("run_at", "width") if head else ("run_at",)
+
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """The ends need nothing."""
+        return "" if index in (0, self._layer_count - 1) else super().lacks(index, module)
+
+    def change_block(self, block: nn.Module, index: int) -> nn.Module:
+        """The first layer adds the channel, the last takes it away; the blocks between let positions out."""
+        if index == 0:
+            return MarkedStart(block)
+        if index == self._layer_count - 1:
+            return UnmarkedEnd(block)
+        blocks = max(1, self._layer_count - 2)
+        # Drawn equally often at each of the blocks, of those that are left.
+        hazard = self._settings.sampled / blocks / (1 - self._settings.sampled * (index - 1) / blocks)
+        return ExitingBlock(block, self._settings, hazard=hazard)
+
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
+        """Fraction of the positions that are out after each block."""
+        return {
+            "layers": {
+                layer.index: m.left for layer in layers for m in [layer.module] if isinstance(m, ExitingBlock)
+            }
+        }

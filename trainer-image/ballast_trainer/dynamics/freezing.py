@@ -2,47 +2,106 @@
 
 A frozen layer computes no weight gradients, and below the first layer that learns no gradient is
 computed or sent at all.  PipeTransformer and Egeria freeze from the front for that reason.
+
+The prefix grows linearly in the steps, or by a criterion that each layer fulfils at several looks in a row:
+its weights hardly move, or its gradients have become small.  A frozen layer has neither, so after
+``thawSteps`` it learns again until the criterion holds anew (Egeria unfreezes when learning changes).  What
+a layer has to remember for that, 264 numbers, travels with it as a buffer.
 """
 
+import dataclasses
 import math
+from typing import Any
 
-from ballast_policies.contract.job import DynamicConfig
+import torch
+from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, FreezingSettings
+from torch import nn
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
+from ballast_trainer.seeding import mixed_key
+
+BUFFER = "ballast_freezing"
+"""Buffer of a layer's module: the entries of :class:`_Place`, then the sketch of its weights."""
+
+SKETCH = 256
+"""Numbers that stand for all weights of a layer; distances come out to about 6 % (Johnson-Lindenstrauss)."""
+
+_FIRST_LOOKS = 2
+"""Looks whose mean gradient norm later ones are compared with."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Place:
+    """What a layer remembers from look to look, as the head of its buffer."""
+
+    frozen: float = 0.0
+    held: float = 0.0
+    frozen_at: float = 0.0
+    looks: float = 0.0
+    first_norm: float = 0.0
+    norm_sum: float = 0.0
+    steps: float = 0.0
+    figure: float = math.inf
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_Place":
+        buffer = module.get_buffer(BUFFER)
+        return cls(*buffer[: len(dataclasses.fields(cls))].tolist())
+
+    def write(self, module: nn.Module) -> None:
+        values = dataclasses.astuple(self)
+        module.get_buffer(BUFFER)[: len(values)] = torch.tensor(values, dtype=torch.float64)
+
+
+_HEAD = len(dataclasses.fields(_Place))
 
 
 class Freezing(UnchangedHooks):
-    """Freezes up to ``target`` of the layers, linearly from ``startStep`` to ``endStep``.
-
-    The last layer always learns.
-    """
+    """Freezes up to ``target`` of the layers; the last layer always learns."""
 
     needs_rebuild = True
+    measures: str | None = "frozen"
+    order = 3
 
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
+        self._settings = config.freezing or FreezingSettings()
         self._steps = ChangeSteps.of(config)
-        self._target = config.target
+        target = 1.0 if config.target is None else config.target
+        self._most = min(math.floor(target * layer_count + 1e-9), layer_count - 1)
+        self._share = target * layer_count
         self._layer_count = layer_count
+        self._by_steps = self._settings.criterion == FreezingCriterion.SCHEDULE
 
     def frozen_count(self, step: int) -> int:
-        """How many layers are frozen when ``step`` runs."""
-        last = self._steps.last_at(step)
-        if last is None:
+        """How many layers the schedule has frozen when ``step`` runs."""
+        if self._steps.last_at(step) is None:
             return 0
-        progress = self._steps.progress(step)
-        count = math.floor(self._target * self._layer_count * progress + 1e-9)
+        count = math.floor(self._share * self._steps.progress(step) + 1e-9)
         return min(count, self._layer_count - 1)
+
+    def prepare(self, index: int, module: nn.Module) -> nn.Module:
+        """With a criterion, room for what the layer has to remember."""
+        if not self._by_steps:
+            state = torch.zeros(_HEAD + SKETCH, dtype=torch.float64)
+            state[:_HEAD] = torch.tensor(dataclasses.astuple(_Place()), dtype=torch.float64)
+            module.register_buffer(BUFFER, state)
+        return module
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Freeze the layers that are frozen before ``step``."""
-        frozen = self.frozen_count(step - 1) if step > 0 else 0
-        self._freeze(layers, frozen)
+        if self._by_steps:
+            self._freeze(layers, self.frozen_count(step - 1) if step > 0 else 0)
+            return
+        for layer in layers:
+            _learn(layer, _Place.of(layer.module).frozen == 0)
 
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
-        """Freeze the layers that are due at ``step``."""
+        """Freeze, or thaw, the layers that are due at ``step``."""
+        if not self._by_steps:
+            return self._steps.acts_at(step) and self._look(step, layers, world)
         now = self.frozen_count(step)
         before = self.frozen_count(step - 1) if step > 0 else 0
         if now == before:
@@ -50,10 +109,118 @@ class Freezing(UnchangedHooks):
         self._freeze(layers, now)
         return True
 
+    def after_backward(self, layers: LayerSet) -> None:
+        """Note the gradients' norms, for the criterion that reads them."""
+        if self._settings.criterion != FreezingCriterion.GRADIENT_NORM:
+            return
+        for layer in layers:
+            gradients = [p.grad for p in layer.module.parameters() if p.grad is not None]
+            if gradients:
+                place = _Place.of(layer.module)
+                norms = torch.stack(torch._foreach_norm(gradients)).double()
+                place.norm_sum += float(norms.square().sum().sqrt())
+                place.steps += 1
+                place.write(layer.module)
+
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
+        """Which layers are frozen, and the criterion's newest figure of those that learn."""
+        found: dict[str, dict[int, Any]] = {
+            "layers": {
+                layer.index: float(not any(p.requires_grad for p in layer.module.parameters()))
+                for layer in layers
+                if any(True for _ in layer.module.parameters())
+            }
+        }
+        if not self._by_steps:
+            figures = {layer.index: _Place.of(layer.module).figure for layer in layers}
+            found["figures"] = {i: value for i, value in figures.items() if math.isfinite(value)}
+        return found
+
+    def _look(self, step: int, layers: LayerSet, world: World) -> bool:
+        mine, were = {}, {}
+        for layer in layers:
+            place = _Place.of(layer.module)
+            were[layer.index] = bool(place.frozen)
+            if place.frozen and self._thaws(place, step):
+                place = _Place(first_norm=place.first_norm, looks=place.looks)
+            elif not place.frozen:
+                figure = self._figure(layer, place)
+                held = place.held + 1 if figure < self._settings.threshold else 0.0
+                place = dataclasses.replace(
+                    place, held=held, figure=figure, looks=place.looks + 1, norm_sum=0.0, steps=0.0
+                )
+            place.write(layer.module)
+            mine[layer.index] = bool(place.frozen) or place.held >= self._settings.patience
+        parts = world.gather((mine, were))
+        prefix = 0
+        # Ranks that hold the same layer measure it apart: all of them have to agree.
+        while prefix < self._most and all(ready.get(prefix, True) for ready, _ in parts):
+            prefix += 1
+        for layer in layers:
+            place = _Place.of(layer.module)
+            frozen = layer.index < prefix
+            if frozen and not place.frozen:
+                place.frozen_at = step
+            if place.frozen and not frozen:
+                # A layer before it learns again.
+                place.held = 0.0
+            place.frozen = float(frozen)
+            place.write(layer.module)
+            _learn(layer, not frozen)
+        return any(frozen != (index < prefix) for _, of in parts for index, frozen in of.items())
+
+    def _thaws(self, place: _Place, step: int) -> bool:
+        after = self._settings.thaw_steps
+        return after is not None and step - place.frozen_at >= after
+
+    def _figure(self, layer: Layer, place: _Place) -> float:
+        """What the criterion compares with the threshold; infinite where it cannot tell yet."""
+        if not any(True for _ in layer.module.parameters()):
+            return 0.0
+        if self._settings.criterion == FreezingCriterion.GRADIENT_NORM:
+            if place.steps == 0:
+                return math.inf
+            norm = place.norm_sum / place.steps
+            if place.looks < _FIRST_LOOKS:
+                place.first_norm += norm / _FIRST_LOOKS
+                return math.inf
+            return norm / place.first_norm if place.first_norm > 0 else 0.0
+        before = layer.module.get_buffer(BUFFER)[_HEAD:].clone()
+        after = self._sketch(layer)
+        if place.looks == 0:
+            return math.inf
+        size = float(after.norm())
+        return float((after - before).norm()) / size / self._steps.every if size > 0 else 0.0
+
+    @staticmethod
+    def _sketch(layer: Layer) -> torch.Tensor:
+        """Write the sketch of the layer's weights, added up with random signs, into its buffer."""
+        total = torch.zeros(SKETCH, dtype=torch.float64)
+        for number, parameter in enumerate(layer.module.parameters()):
+            generator = torch.Generator().manual_seed(mixed_key(layer.index, number) >> 1)
+            flat = parameter.detach().reshape(-1).cpu().double()
+            signs = torch.randint(0, 2, flat.shape, generator=generator, dtype=torch.int8) * 2 - 1
+            signed = torch.nn.functional.pad(flat * signs, (0, -len(flat) % SKETCH))
+            total += signed.view(-1, SKETCH).sum(0)
+        layer.module.get_buffer(BUFFER)[_HEAD:] = total
+        return total
+
     @staticmethod
     def _freeze(layers: LayerSet, count: int) -> None:
         for layer in layers:
             if layer.index < count:
-                for parameter in layer.module.parameters():
-                    parameter.requires_grad_(False)
-                    parameter.grad = None
+                _learn(layer, False)
+
+
+def as_remembered(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """A layer's saved tensors for a ``module`` for which freezing was switched on or off since."""
+    key, own = MODULE + BUFFER, module._buffers.get(BUFFER)
+    kept = {name: value for name, value in tensors.items() if name != key}
+    return kept if own is None else {**kept, key: tensors.get(key, own.clone())}
+
+
+def _learn(layer: Layer, learns: bool) -> None:
+    for parameter in layer.module.parameters():
+        parameter.requires_grad_(learns)
+        if not learns:
+            parameter.grad = None

@@ -1,46 +1,89 @@
 """Mixture of depths (Raposo et al. 2024): a block computes only the positions its router picks.
 
-Each block scores positions with a learnt router and runs on the top ones of each sequence; the
-others pass it by.  The block's output is scaled by the router's score, so that the router learns.
-The capacity falls from all positions to ``1 - target`` of them, in every other block, as published.
+A routed block scores positions with a learnt router and runs on the best ``1 - target`` of each sequence; the
+others pass it by.  The block's output is scaled by the router's score, so that the router learns.  The router
+compares positions with later ones, which are not known when text is generated: a predictor learns from each
+position alone whether it is picked (section 3.5), and decides in evaluation mode.
 """
 
 import math
+from typing import Any
 
 import torch
+from ballast_policies.contract.job import DepthsSettings, DynamicConfig
 from torch import nn
+from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
-from ballast_trainer.models.gpt import Block
+from ballast_trainer.dynamics.positions import run_at
+from ballast_trainer.dynamics.side_loss import with_side_loss
+from ballast_trainer.layers.layer import LayerSet
 
 
 class RoutedBlock(ChangingModule):
-    """A block over the positions that its router picks, [B, S, D] -> [B, S, D]."""
+    """A block over the positions that its router picks, [B, S, D] -> [B, S, D].
 
-    def __init__(self, block: Block, depth: float) -> None:
-        super().__init__(depth)
+    Attributes:
+        agreement: fraction of the positions for which the predictor says what the router does, in the newest
+            forward.
+    """
+
+    def __init__(self, block: nn.Module, settings: DepthsSettings) -> None:
+        super().__init__()
+        width: Any = block.width
         self.block = block
-        self.router = nn.Linear(block.dim, 1)
+        self.router = nn.Linear(width, 1)
+        self.predictor = nn.Linear(width, 1)
+        self.agreement = 0.0
+        self._weight = settings.predictor_weight
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Route, run, put back."""
-        length = hidden.shape[1]
-        capacity = max(1, math.ceil((1 - self.strength) * length))
         scores = self.router(hidden).squeeze(-1)
-        picked = torch.sort(scores.detach(), dim=1, descending=True, stable=True).indices[:, :capacity]
-        # In the order of the sequence, so that attention stays causal.
-        positions = torch.sort(picked, dim=1).values
-        index = positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-        before = hidden.gather(1, index)
-        weight = torch.sigmoid(scores.gather(1, positions)).unsqueeze(-1)
-        after = before + weight * (self.block(before) - before)
-        return hidden.scatter(1, index, after)
+        if self.strength == 0:
+            # Every position is computed.
+            picked = torch.ones_like(scores, dtype=torch.bool)
+        elif self.training:
+            picked = self._best(scores.detach())
+        else:
+            picked = self.predictor(hidden).squeeze(-1) > 0
+            if not bool(picked.any()):
+                return hidden
+        states, after = run_at(self.block, hidden, picked)
+        weight = torch.sigmoid(scores).unsqueeze(-1)
+        mixed = torch.where(picked.unsqueeze(-1), hidden + weight * (after - hidden), states)
+        if self.training and torch.is_grad_enabled() and self.strength > 0:
+            logits = self.predictor(hidden.detach()).squeeze(-1).float()
+            self.agreement = float(((logits.detach() > 0) == picked).float().mean())
+            loss = functional.binary_cross_entropy_with_logits(logits, picked.float())
+            mixed = with_side_loss(mixed, self._weight * loss)
+        return mixed
+
+    def _best(self, scores: torch.Tensor) -> torch.Tensor:
+        length = scores.shape[1]
+        capacity = max(1, math.ceil((1 - self.strength) * length))
+        best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :capacity]
+        return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
 
 
 class MixtureOfDepths(BlockChange):
-    """Every other block passes by up to ``target`` of the positions."""
+    """Routed blocks pass by ``target`` of the positions."""
 
-    def change_block(self, block: Block, depth: float) -> nn.Module:
-        """Every other block is routed."""
-        index = round(depth * (self._layer_count - 1))
-        return RoutedBlock(block, depth) if index % 2 == 0 else block
+    measures: str | None = "routing"
+    needs = ("run_at", "width")
+    order = 2
+    part = RoutedBlock
+
+    def __init__(self, config: DynamicConfig, layer_count: int) -> None:
+        super().__init__(config, layer_count)
+        self._settings = config.depths or DepthsSettings()
+        self.every_blocks = self._settings.every_blocks
+
+    def change_block(self, block: nn.Module, index: int) -> nn.Module:
+        """Wrap it."""
+        return RoutedBlock(block, self._settings)
+
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
+        """How often each block's predictor says what its router does."""
+        found = {layer.index: layer.module for layer in layers}
+        return {"layers": {i: m.agreement for i, m in found.items() if isinstance(m, RoutedBlock)}}

@@ -1,84 +1,142 @@
-"""Mixture of experts: each position goes to one of several MLPs; the fullest determines the cost.
+"""Mixture of experts: each position goes to the ``topK`` of ``count`` experts that its router prefers.
 
-The experts of a layer run as one batched product over as many slots as the fullest expert has
-positions, which is also the cost of grouped kernels and expert-parallel ranks: routing imbalance costs
-compute.  From ``startStep`` to ``endStep`` the capacity of an expert tightens from all positions
-towards the mean, ``mean * experts ** (1 - target)``; positions over an expert's capacity pass the
-layer by (Switch Transformer).
-The router is trained by the gate, its imbalance measured as fullest expert over mean and printed as
-``tokenImbalance`` each time the trainer looks whether to rebalance.
+An expert is a copy of the block's own MLP, as wide as it (sparse upcycling, Komatsuzaki et al. 2023), so any
+MLP can have experts.  The experts of a layer run over as many slots each as the fullest of them has positions
+(Tutel's adaptive capacity), which is what grouped kernels and expert-parallel ranks wait for: uneven routing
+costs compute, and the load of a layer follows from its router.  With ``dropTokens`` an expert has at most
+``capacityFactor`` times the mean; what is above passes the layer by (Switch Transformer), first choices
+first.
+
+Balance: the auxiliary loss of Switch Transformer (equation 4); a bias on the choice alone, which falls for
+experts above the mean and rises for those below (DeepSeek-V3's loss-free balancing); or nothing.
 """
 
+import copy
 import math
+from typing import Any
 
 import torch
+from ballast_policies.contract.job import DynamicConfig, ExpertsSettings, LoadBalance
 from torch import nn
-from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
+from ballast_trainer.dynamics.side_loss import with_side_loss
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.models.gpt import Block
+from ballast_trainer.models.blocks import set_submodule
 
-EXPERTS = 4
+_ROUTER_DEVIATION = 0.02
 
 
 class Experts(ChangingModule):
-    """Top-1 routed MLPs of half the dense one's width, [..., D] -> [..., D].
+    """Routed copies of an MLP, [..., D] -> [..., D].
 
     Attributes:
-        token_imbalance: positions of the fullest expert over the mean, in the newest forward.
+        loads: positions that chose each expert, in the newest forward.
+        dropped: fraction of these choices that were above the capacity.
+        bias: added to the router's scores in the choice, by expert.
+        counts: choices by expert since the last optimizer step, where the bias follows them.
     """
 
-    def __init__(self, dim: int, depth: float) -> None:
-        super().__init__(depth)
-        self.router = nn.Linear(dim, EXPERTS)
-        bound = dim**-0.5
-        self.up = nn.Parameter(torch.empty(EXPERTS, dim, 2 * dim).uniform_(-bound, bound))
-        self.down = nn.Parameter(torch.empty(EXPERTS, 2 * dim, dim).uniform_(-bound / 2, bound / 2))
-        self.token_imbalance = 1.0
+    bias: torch.Tensor
+    counts: torch.Tensor
+
+    def __init__(self, mlp: nn.Module, width: int, settings: ExpertsSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.router = nn.Linear(width, settings.count, bias=False)
+        # Nearly even scores to begin with.
+        nn.init.normal_(self.router.weight, std=_ROUTER_DEVIATION)
+        self.experts = nn.ModuleList(copy.deepcopy(mlp) for _ in range(settings.count))
+        self.register_buffer("bias", torch.zeros(settings.count))
+        self.register_buffer("counts", torch.zeros(settings.count, dtype=torch.int64))
+        self.loads: list[int] = []
+        self.dropped = 0.0
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Route each position, run the experts over the fullest one's slots, put back."""
+        settings, count, chosen = self.settings, self.settings.count, self.settings.top_k
         flat = hidden.reshape(-1, hidden.shape[-1])
-        gates = torch.softmax(self.router(flat), dim=-1)
-        gate, expert = gates.max(dim=-1)
-        counts = torch.bincount(expert, minlength=EXPERTS)
-        self.token_imbalance = float(counts.max()) * EXPERTS / len(flat)
-        limit = math.ceil(len(flat) / EXPERTS * EXPERTS ** (1 - self.strength))
-        slots = min(int(counts.max()), limit)
-        # A position's place in its expert's queue is how many before it chose the same.
+        scores = torch.softmax(self.router(flat).float(), dim=-1)
+        picked = torch.topk(scores.detach() + self.bias, chosen, dim=-1).indices
+        gates = scores.gather(1, picked)
+        if chosen > 1:
+            gates = gates / gates.sum(-1, keepdim=True)
+        # First choices of all positions before second ones.
+        expert, gate = picked.t().reshape(-1), gates.t().reshape(-1)
+        position = torch.arange(len(flat), device=flat.device).repeat(chosen)
+        counts = torch.bincount(expert, minlength=count)
+        self.loads = counts.tolist()
+        slots = max(self.loads)
+        if settings.drop_tokens:
+            slots = min(slots, math.ceil(settings.capacity_factor * len(expert) / count))
+        # A choice's place in its expert's queue is how many before it chose the same.
         order = torch.sort(expert, stable=True).indices
+        first = torch.cumsum(counts, 0) - counts
         place = torch.empty_like(expert)
-        place[order] = (
-            torch.arange(len(flat), device=flat.device) - (torch.cumsum(counts, 0) - counts)[expert[order]]
-        )
+        place[order] = torch.arange(len(expert), device=flat.device) - first[expert[order]]
         kept = place < slots
-        row = expert[kept] * slots + place[kept]
-        queue = flat.new_zeros(EXPERTS * slots, flat.shape[-1]).index_copy(0, row, flat[kept])
-        wide = functional.gelu(torch.bmm(queue.view(EXPERTS, slots, -1), self.up))
-        out = torch.bmm(wide, self.down).view(EXPERTS * slots, -1)
-        position = kept.nonzero(as_tuple=True)[0]
-        mixed = torch.zeros_like(flat).index_copy(0, position, out[row] * gate[kept].unsqueeze(-1))
+        self.dropped = 1 - sum(min(load, slots) for load in self.loads) / len(expert)
+        row, position, gate = expert[kept] * slots + place[kept], position[kept], gate[kept]
+        queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])
+        out = torch.cat([one(part) for one, part in zip(self.experts, queue.split(slots), strict=True)])
+        weighted = out[row] * gate.unsqueeze(-1).to(out.dtype)
+        mixed = out.new_zeros(flat.shape).index_add(0, position, weighted)
+        if torch.is_grad_enabled():
+            if settings.balance == LoadBalance.BIAS:
+                self.counts = self.counts + counts
+            elif settings.balance == LoadBalance.LOSS:
+                share = counts.to(scores.dtype) / len(expert)
+                loss = settings.balance_weight * count * (share * scores.mean(0)).sum()
+                mixed = with_side_loss(mixed, loss)
         return mixed.view_as(hidden)
+
+    def follow_counts(self) -> None:
+        """Move the bias of each expert by one step towards the mean count; a step of the job is over."""
+        counts = self.counts.float()
+        self.bias.add_(self.settings.balance_weight * torch.sign(counts.mean() - counts))
+        self.counts.zero_()
 
 
 class MixtureOfExperts(BlockChange):
-    """Every other block's MLP becomes experts with a capacity that tightens."""
+    """MLPs become experts."""
 
     measures: str | None = "tokenImbalance"
+    needs = ("mlp_path", "width")
+    order = 1
+    part = Experts
 
-    def measured(self, layers: LayerSet) -> dict[int, float]:
-        """Positions of the fullest expert over the mean, in each layer's newest microbatch."""
+    def __init__(self, config: DynamicConfig, layer_count: int) -> None:
+        super().__init__(config, layer_count)
+        self._settings = config.experts or ExpertsSettings()
+        self.every_blocks = self._settings.every_blocks
+
+    def change_block(self, block: nn.Module, index: int) -> nn.Module:
+        """Replace the MLP."""
+        typed: Any = block
+        path = typed.mlp_path()
+        set_submodule(block, path, Experts(block.get_submodule(path), typed.width, self._settings))
+        return block
+
+    def after_optimizer(self, layers: LayerSet) -> None:
+        """The bias follows the step's counts."""
+        if self._settings.balance == LoadBalance.BIAS:
+            for experts in _experts(layers).values():
+                experts.follow_counts()
+
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
+        """In each layer's newest microbatch: fullest expert over the mean, all loads, fraction dropped."""
+        found = {index: experts for index, experts in _experts(layers).items() if experts.loads}
         return {
-            layer.index: module.token_imbalance
-            for layer in layers
-            for module in layer.module.modules()
-            if isinstance(module, Experts)
+            "layers": {i: max(e.loads) * len(e.loads) / sum(e.loads) for i, e in found.items()},
+            "loads": {i: e.loads for i, e in found.items()},
+            "dropped": {i: e.dropped for i, e in found.items()},
         }
 
-    def change_block(self, block: Block, depth: float) -> nn.Module:
-        """Replace the MLP of every other block."""
-        index = round(depth * (self._layer_count - 1))
-        if index % 2 == 0:
-            block.mlp = Experts(block.dim, depth)
-        return block
+
+def _experts(layers: LayerSet) -> dict[int, Experts]:
+    return {
+        layer.index: module
+        for layer in layers
+        for module in layer.module.modules()
+        if isinstance(module, Experts)
+    }

@@ -5,7 +5,7 @@ every partition and after every restart; any further state travels as buffers of
 layer.  Activations between layers keep their shape, since stages exchange them by fixed shapes.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -18,14 +18,24 @@ class Dynamic(Protocol):
 
     Attributes:
         needs_rebuild: whether a change of it alters which gradients stages exchange.
-        measures: name of the figure that it measures of the data, printed as an event; None: none.
+        measures: name of the event of the figures that it measures; None: none.
+        order: changes with a lower one prepare a layer first: wrappers of whole blocks come last.
+        every_layer_between: all layers between the first and the last have to be changed, not some.
     """
 
     needs_rebuild: bool
     measures: str | None
+    order: int
+    every_layer_between: bool
+
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """What a layer has not that the change needs, as text after "has"; empty: it is changed."""
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Make a newly built layer able to change; returns the module to use."""
+
+    def resumed(self, step: int, layers: LayerSet, world: World) -> None:
+        """Called once as the job starts or resumes at ``step``, after :meth:`conform`; collective."""
 
     def conform(self, step: int, layers: LayerSet) -> None:
         """Bring layers that were built, received or loaded to the state before ``step``."""
@@ -33,8 +43,8 @@ class Dynamic(Protocol):
     def apply(self, step: int, layers: LayerSet, world: World) -> bool:
         """Carry out the changes due before ``step``; collective. Returns whether layers' costs changed."""
 
-    def measured(self, layers: LayerSet) -> dict[int, float]:
-        """Its newest figure by layer, of the layers held that have one."""
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
+        """Its newest figures by name and layer, of the layers held; ``layers`` is the main one."""
 
     def after_backward(self, layers: LayerSet) -> None:
         """Called when a step's gradients are complete, before their norm is taken."""
@@ -48,15 +58,24 @@ class UnchangedHooks:
 
     needs_rebuild = False
     measures: str | None = None
+    order = 0
+    every_layer_between = False
+
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """Nothing."""
+        return ""
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """The module, unchanged."""
         return module
 
+    def resumed(self, step: int, layers: LayerSet, world: World) -> None:
+        """Nothing to do."""
+
     def conform(self, step: int, layers: LayerSet) -> None:
         """Nothing to do."""
 
-    def measured(self, layers: LayerSet) -> dict[int, float]:
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Nothing."""
         return {}
 

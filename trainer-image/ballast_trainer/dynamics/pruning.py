@@ -1,24 +1,28 @@
-"""Gradual global magnitude pruning (Zhu and Gupta 2017, equation 1).
+"""Gradual global magnitude pruning (Zhu and Gupta 2017, equation 1), of weights or of neurons.
 
-At the steps t0, t0 + dt, ..., t0 + n dt the sparsity of all linear weights together becomes
-``S_t = S_f + (S_i - S_f) (1 - (t - t0) / (n dt))^3``: the weights of smallest magnitude over the
-whole model go, so layers get cheaper unevenly.  A pruned weight, its gradient and its optimizer
-state are zero from then on.
+At the steps t0, t0 + dt, ..., t0 + n dt the sparsity of all of them together becomes
+``S_t = S_f + (S_i - S_f) (1 - (t - t0) / (n dt))^3``: those of smallest magnitude over the whole model go, so
+layers get cheaper unevenly.  A pruned weight, its gradient and its optimizer state are zero from then on; a
+pruned neuron is removed.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job import DynamicConfig, PruningSettings, Structure
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics import neurons
 from ballast_trainer.dynamics.magnitude import largest_masks
+from ballast_trainer.dynamics.neurons import PrunableMlp, as_linear
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.dynamics.sparse_linear import PrunableLinear
 from ballast_trainer.layers.layer import Layer, LayerSet
+from ballast_trainer.models.blocks import lacking, set_submodule
 
 
 def gradual_sparsity(progress: float, final: float, initial: float = 0.0) -> float:
@@ -26,47 +30,158 @@ def gradual_sparsity(progress: float, final: float, initial: float = 0.0) -> flo
     return final + (initial - final) * (1 - progress) ** 3
 
 
+def build_pruning(config: DynamicConfig, layer_count: int) -> "GradualPruning":
+    """Pruning of what ``pruning.structure`` names."""
+    settings = config.pruning or PruningSettings()
+    kind = NeuronPruning if settings.structure == Structure.NEURONS else WeightPruning
+    return kind(config, layer_count)
+
+
+class GradualPruning(UnchangedHooks):
+    """Prunes up to ``target`` of the units from ``startStep`` to ``endStep``."""
+
+    measures: str | None = "pruned"
+
+    def __init__(self, config: DynamicConfig, layer_count: int) -> None:
+        assert config.target is not None
+        self._steps = ChangeSteps.of(config)
+        self._target = config.target
+        self._initial = (config.pruning or PruningSettings()).initial_sparsity
+        self._layer_count = layer_count
+
+    def counts(self, layer: Layer) -> tuple[int, int]:
+        """How many units a layer had, and how many are left."""
+        raise NotImplementedError
+
+    def magnitudes(self, layer: Layer) -> torch.Tensor:
+        """Of the units that can be pruned, float32, flat."""
+        raise NotImplementedError
+
+    def keep(self, layer: Layer, mask: torch.Tensor) -> None:
+        """Prune all units but those of a mask over :meth:`magnitudes`."""
+        raise NotImplementedError
+
+    def resumed(self, step: int, layers: LayerSet, world: World) -> None:
+        """A checkpoint that was not pruned as far as the steps say is pruned at once."""
+        if step > 0 and self._steps.last_at(step - 1) is not None:
+            self._prune(step - 1, layers, world)
+
+    def apply(self, step: int, layers: LayerSet, world: World) -> bool:
+        """Prune to the sparsity that is due at ``step``."""
+        return self._steps.acts_at(step) and self._prune(step, layers, world)
+
+    def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
+        """Fraction of each layer's units that is gone."""
+        counted = {layer.index: self.counts(layer) for layer in layers}
+        return {"layers": {index: 1 - left / had for index, (had, left) in counted.items() if had}}
+
+    def _prune(self, step: int, layers: LayerSet, world: World) -> bool:
+        sparsity = gradual_sparsity(self._steps.progress(step), self._target, self._initial)
+        counted = [self.counts(layer) for layer in layers]
+        total = torch.tensor(
+            [sum(had for had, _ in counted), sum(left for _, left in counted)],
+            dtype=torch.int64,
+            device=world.device,
+        )
+        had, left = world.sum_tensor(total).tolist()
+        keep = math.floor(had * (1 - sparsity))
+        if left <= keep:
+            return False
+        found: Mapping[int, torch.Tensor] = {
+            layer.index: self.magnitudes(layer)
+            for layer, (units, _) in zip(layers, counted, strict=True)
+            if units
+        }
+        for index, mask in largest_masks(world, found, keep, self._layer_count).items():
+            self.keep(layers[index], mask)
+        return True
+
+
+class NeuronPruning(GradualPruning):
+    """Prunes inner neurons of the blocks' MLPs."""
+
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """An MLP that widens and narrows."""
+        missing = lacking(module, ("mlp_path",))
+        if missing:
+            return missing
+        typed: Any = module
+        return neurons.lacks(module.get_submodule(typed.mlp_path()))
+
+    def prepare(self, index: int, module: nn.Module) -> nn.Module:
+        """Wrap the block's MLP."""
+        if not self.lacks(index, module):
+            typed: Any = module
+            path = typed.mlp_path()
+            set_submodule(module, path, PrunableMlp(module.get_submodule(path)))
+        return module
+
+    def counts(self, layer: Layer) -> tuple[int, int]:
+        """Neurons."""
+        mlps = _mlps(layer)
+        return sum(mlp.neurons for mlp in mlps), sum(mlp.kept for mlp in mlps)
+
+    def magnitudes(self, layer: Layer) -> torch.Tensor:
+        """Of the neurons that are left."""
+        return torch.cat([mlp.scores() for mlp in _mlps(layer)])
+
+    def keep(self, layer: Layer, mask: torch.Tensor) -> None:
+        """Remove the others."""
+        mlps = _mlps(layer)
+        for mlp, part in zip(mlps, mask.split([mlp.kept for mlp in mlps]), strict=True):
+            mlp.remove(part, layer)
+
+
+def _mlps(layer: Layer) -> list[PrunableMlp]:
+    return [module for module in layer.module.modules() if isinstance(module, PrunableMlp)]
+
+
 def prunable(module: nn.Module) -> list[PrunableLinear]:
     """The prunable layers inside a module, in the order of its definition."""
     return [child for child in module.modules() if isinstance(child, PrunableLinear)]
 
 
-class Pruning(UnchangedHooks):
-    """Prunes up to ``target`` of the weights from ``startStep`` to ``endStep``."""
+class WeightPruning(GradualPruning):
+    """Prunes weights of linear layers."""
 
-    def __init__(self, config: DynamicConfig, layer_count: int) -> None:
-        self._steps = ChangeSteps.of(config)
-        self._target = config.target
-        self._layer_count = layer_count
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """A linear layer anywhere inside."""
+        found = any(as_linear(child) is not None for child in module.modules())
+        return "" if found else "no linear layer (nn.Linear, or transformers' Conv1D)"
 
     def prepare(self, index: int, module: nn.Module) -> nn.Module:
         """Replace each linear layer by a prunable one that takes over its parameters."""
-        if isinstance(module, nn.Linear):
-            return PrunableLinear(module)
+        whole = as_linear(module)
+        if whole is not None:
+            return PrunableLinear(whole)
         for child in list(module.modules()):
-            for name, linear in list(child.named_children()):
-                if isinstance(linear, nn.Linear):
+            for name, part in list(child.named_children()):
+                linear = as_linear(part)
+                if linear is not None:
                     setattr(child, name, PrunableLinear(linear))
         return module
 
-    def apply(self, step: int, layers: LayerSet, world: World) -> bool:
-        """Prune to the sparsity that is due at ``step``."""
-        if not self._steps.acts_at(step):
-            return False
-        sparsity = gradual_sparsity(self._steps.progress(step), self._target)
-        weights = {
-            layer.index: torch.cat([linear.dense().reshape(-1) for linear in found])
-            for layer in layers
-            if (found := prunable(layer.module))
-        }
-        total = torch.tensor(
-            [sum(w.numel() for w in weights.values())], dtype=torch.int64, device=world.device
-        )
-        keep = math.floor(int(world.sum_tensor(total)) * (1 - sparsity))
-        masks = largest_masks(world, weights, keep, self._layer_count)
-        for index, mask in masks.items():
-            _prune(layers[index], mask)
-        return True
+    def counts(self, layer: Layer) -> tuple[int, int]:
+        """Weights."""
+        found = prunable(layer.module)
+        return sum(p.mask.numel() for p in found), sum(int(p.mask.sum()) for p in found)
+
+    def magnitudes(self, layer: Layer) -> torch.Tensor:
+        """The weights themselves, pruned ones as zeros."""
+        return torch.cat([linear.dense().reshape(-1) for linear in prunable(layer.module)])
+
+    def keep(self, layer: Layer, mask: torch.Tensor) -> None:
+        """Prune the others, and their optimizer state."""
+        offset = 0
+        for linear in prunable(layer.module):
+            part = mask[offset : offset + linear.mask.numel()].view_as(linear.mask)
+            offset += part.numel()
+            old = linear.learnt
+            state = {} if layer.optimizer is None else layer.optimizer.state.get(old, {})
+            full = {key: linear.dense(v) for key, v in state.items() if _is_shaped(v, old)}
+            linear.prune(part)
+            compacted = {key: linear.compact(value) for key, value in full.items()}
+            layer.replace_parameter(old, linear.learnt, compacted)
 
     def after_backward(self, layers: LayerSet) -> None:
         """A pruned weight has no gradient."""
@@ -80,19 +195,6 @@ class Pruning(UnchangedHooks):
         for layer in layers:
             for linear in prunable(layer.module):
                 linear.weight_changed()
-
-
-def _prune(layer: Layer, flat_mask: torch.Tensor) -> None:
-    offset = 0
-    for linear in prunable(layer.module):
-        mask = flat_mask[offset : offset + linear.mask.numel()].view_as(linear.mask)
-        offset += mask.numel()
-        old = linear.learnt
-        state = {} if layer.optimizer is None else layer.optimizer.state.get(old, {})
-        full = {key: linear.dense(v) for key, v in state.items() if _is_shaped(v, old)}
-        linear.prune(mask)
-        compacted = {key: linear.compact(value) for key, value in full.items()}
-        layer.replace_parameter(old, linear.learnt, compacted)
 
 
 def _is_shaped(value: Any, parameter: nn.Parameter) -> bool:

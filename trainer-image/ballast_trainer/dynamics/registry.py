@@ -1,14 +1,29 @@
-"""Construction of the dynamic cases that a configuration names."""
+"""Construction of the dynamic cases that a configuration names, and whether they suit its model."""
 
+import logging
+import time
 from collections.abc import Sequence
 
+import torch
 from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase, excluded_pair
 from ballast_policies.registry import RegistryError
+from torch import nn
 
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.blocks import Lacking, described
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
+from ballast_trainer.seeding import host_seeded
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_SECONDS = 20.0
+"""Seconds after which no further layers are built and looked at."""
+
+_CUSTOM = "custom"
+"""Family of models that name none: their layers tell what they are."""
 
 
 def find_dynamic(kind: str) -> DynamicCase:
@@ -26,14 +41,14 @@ def find_dynamic(kind: str) -> DynamicCase:
 def build_dynamics(
     configs: Sequence[DynamicConfig], layer_count: int, family: str = "transformer"
 ) -> tuple[Dynamic, ...]:
-    """The changes of a job.
+    """The changes of a job, in the order in which they prepare a layer.
 
     Raises:
         ConfigurationError: a kind is unknown, cannot be built, does not suit the model or excludes another.
     """
     for config in configs:
         families = find_dynamic(config.kind).families
-        if families and family not in families:
+        if families and family not in {*families, _CUSTOM}:
             reason = (
                 f"{config.kind!r} changes models of the family {', '.join(sorted(families))}; "
                 f"this model's family is {family!r}"
@@ -45,7 +60,7 @@ def build_dynamics(
             "dynamics",
             f"{pair[0]} and {pair[1]} exclude each other: {pair[2]}. To fix: leave one of them out",
         )
-    return tuple(build_dynamic(config, layer_count) for config in configs)
+    return tuple(sorted((build_dynamic(config, layer_count) for config in configs), key=lambda d: d.order))
 
 
 def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
@@ -57,3 +72,46 @@ def build_dynamic(config: DynamicConfig, layer_count: int) -> Dynamic:
     build = load_callable(f"dynamics[{config.kind}]", find_dynamic(config.kind).build)
     built: Dynamic = build(config, layer_count)
     return built
+
+
+def check_changes(model: Model, configs: Sequence[DynamicConfig]) -> None:
+    """Refuse a change that would change no layer of the model, or break the layers that it does not know.
+
+    Layers are built one after the other, without memory for their weights where they allow that.
+
+    Raises:
+        ConfigurationError: names the change, the layers, and what these have not.
+    """
+    if not configs:
+        return
+    changes = {config.kind: build_dynamic(config, model.layer_count) for config in configs}
+    reasons: dict[str, list[Lacking]] = {kind: [] for kind in changes}
+    began, last = time.monotonic(), model.layer_count - 1
+    for index in range(model.layer_count):
+        if time.monotonic() - began > _LONGEST_SECONDS:
+            logger.warning("dynamics: layers 0 to %d only were looked at: building takes long", index - 1)
+            return
+        module = _built(model, index)
+        for kind, change in changes.items():
+            what = change.lacks(index, module)
+            if what:
+                reasons[kind].append(Lacking(index, type(module).__name__, what))
+    for kind, change in changes.items():
+        found = reasons[kind]
+        between = [reason for reason in found if 0 < reason.layer < last]
+        if len(found) == model.layer_count or (change.every_layer_between and between):
+            changes_ = "cannot pass" if change.every_layer_between else "changes no layer of this model"
+            raise ConfigurationError(
+                "dynamics",
+                f"{kind} {changes_}: {described(between or found)}. To fix: leave {kind} out, or give the "
+                "blocks what they lack (docs/trainer.md, Blocks that can change)",
+            )
+
+
+def _built(model: Model, index: int) -> nn.Module:
+    with host_seeded():
+        try:
+            with torch.device("meta"):
+                return model.build_layer(index)
+        except Exception:  # a user's layer that computes with its weights as it is built
+            return model.build_layer(index)

@@ -2,7 +2,10 @@
 
 import dataclasses
 
-from ballast_policies.contract.job import DynamicConfig
+from ballast_policies.contract.job import DynamicConfig, FreezingCriterion
+
+ALWAYS = 2**53
+"""The end of a change that looks at the model until the job ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +19,10 @@ class ChangeSteps:
     @classmethod
     def of(cls, config: DynamicConfig) -> "ChangeSteps":
         """From the configuration."""
-        return cls(start=config.start_step, end=config.end_step, every=config.every_steps)
+        end = config.end_step
+        if end is None:
+            end = ALWAYS if looks_at_the_model(config) else config.start_step
+        return cls(start=config.start_step, end=end, every=config.every_steps)
 
     def acts_at(self, step: int) -> bool:
         """Whether the change acts before ``step`` runs."""
@@ -36,3 +42,8 @@ class ChangeSteps:
         if last is None:
             return 0.0
         return 1.0 if self.end == self.start else (last - self.start) / (self.end - self.start)
+
+
+def looks_at_the_model(config: DynamicConfig) -> bool:
+    """Whether a criterion that is measured at each acting step decides, not the step."""
+    return config.freezing is not None and config.freezing.criterion != FreezingCriterion.SCHEDULE

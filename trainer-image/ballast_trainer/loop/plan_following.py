@@ -6,6 +6,7 @@ All of it is collective: every rank calls the same function after the same step.
 import dataclasses
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
@@ -215,12 +216,13 @@ class PlanFollower:
         for dynamic in training.dynamics:
             if dynamic.measures is None:
                 continue
-            mine = [0.0] * training.model.layer_count
-            share = 1 / (training.copies * training.world.mesh.column)
-            for layer, value in dynamic.measured(training.layers).items():
-                mine[layer] = share * value
-            found = {layer: value for layer, value in enumerate(training.world.sum(mine)) if value}
-            self._rank_zero.event(dynamic.measures, layers=found)
+            figures: dict[str, dict[int, Any]] = {}
+            for part in training.world.gather(dynamic.measured(training.layers)):
+                for name, values in part.items():
+                    figures.setdefault(name, {}).update(values)
+            self._rank_zero.event(
+                dynamic.measures, **{n: dict(sorted(v.items())) for n, v in figures.items()}
+            )
 
     def propose_repack(self) -> None:
         """Propose to release ranks, if rank 0 finds that fewer keep the job's speed."""

@@ -15,6 +15,7 @@ from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.dynamics.side_loss import set_loss_scale
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
 from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start, squared_norm_once
@@ -108,6 +109,8 @@ class Session:
         if manifest is not None:
             self._saver.load(manifest)
         training.conform()
+        for dynamic in training.dynamics:
+            dynamic.resumed(training.step, training.layers, training.world)
         training.rebuild()
         self._progress.gather_bytes()
         self._rank_zero.event(
@@ -171,6 +174,7 @@ class Session:
             microbatches=training.microbatches,
             exchange=training.exchange_due,
         )
+        set_loss_scale(training.loss_scale.value)
         buffers = buffers_at_start(training.world, training.layers)
         loss = training.pipeline.run(training.batch())
         if buffers is not None:

@@ -69,7 +69,7 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.dim = dim
+        self.width = dim
         self.attention_norm = nn.LayerNorm(dim)
         self.attention: nn.Module = Attention(dim, heads, dropout)
         self.mlp_norm = nn.LayerNorm(dim)
@@ -81,6 +81,19 @@ class Block(nn.Module):
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
         mixed: torch.Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
         return mixed
+
+    def run_at(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The block over some positions, which it does not encode: the embedding has."""
+        mixed: torch.Tensor = self(hidden)
+        return mixed
+
+    def mlp_path(self) -> str:
+        """See :class:`~ballast_trainer.models.blocks.TransformerBlock`."""
+        return "mlp"
+
+    def attention_path(self) -> str:
+        """See :class:`~ballast_trainer.models.blocks.TransformerBlock`."""
+        return "attention"
 
 
 class Head(nn.Module):

@@ -5,6 +5,19 @@ it), and the rules over several fields.  The TrainingJob's schema, the trainer's
 the reference page are made from these classes.
 """
 
+from ballast_policies.contract.job.changes import (
+    AttentionSettings,
+    Confidence,
+    DepthsSettings,
+    ExitsSettings,
+    ExpertsSettings,
+    FreezingCriterion,
+    FreezingSettings,
+    LoadBalance,
+    Pattern,
+    PruningSettings,
+    Structure,
+)
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
@@ -21,22 +34,33 @@ from ballast_policies.contract.job.reshaping import BalanceBy, RebalanceConfig, 
 from ballast_policies.contract.job.training import Decay, Precision, TrainingConfig
 
 __all__ = [
+    "AttentionSettings",
     "BalanceBy",
     "CheckpointConfig",
+    "Confidence",
     "DataConfig",
     "Decay",
+    "DepthsSettings",
     "DynamicConfig",
+    "ExitsSettings",
+    "ExpertsSettings",
+    "FreezingCriterion",
+    "FreezingSettings",
     "Imputation",
     "JobConfig",
+    "LoadBalance",
     "MetricsConfig",
     "ModelConfig",
     "ParallelismConfig",
+    "Pattern",
     "PipelineConfig",
     "Precision",
+    "PruningSettings",
     "RebalanceConfig",
     "RepackConfig",
     "Selection",
     "StragglerPolicy",
     "StragglersConfig",
+    "Structure",
     "TrainingConfig",
 ]

@@ -1,8 +1,9 @@
-"""Kinds of change of a model that one job cannot have together."""
+"""Kinds of change that one job cannot have together, or with its model."""
 
 from typing import Any
 
-from ballast_policies.contract.conditions import Condition
+from ballast_policies.contract.conditions import Condition, at
+from ballast_policies.contract.job.model import FAMILIES
 from ballast_policies.contract.row_conditions import each_row
 from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
@@ -39,6 +40,23 @@ def exclusions() -> tuple[Rule, ...]:
         explain=lambda config: "{} and {} exclude each other: {}".format(*(_excluded(config) or ())),
     )
     return (*ours, every)
+
+
+def suiting_families() -> tuple[Rule, ...]:
+    """Changes of transformer blocks, and the registered models that have none."""
+    return tuple(_suits(family) for family in sorted({*FAMILIES.values()} - {"transformer"}))
+
+
+def _suits(family: str) -> Rule:
+    names = sorted(name for name, of in FAMILIES.items() if of == family)
+    transformers = " or ".join(name for name, of in FAMILIES.items() if of == "transformer")
+    return Rule(
+        condition=at("model.name").is_not_in(names)
+        | each_row("dynamics", "kind", DYNAMICS, lambda case: not case.families or family in case.families),
+        field="dynamics",
+        reason=f"this change is one of transformer blocks, which models of the family {family} have not",
+        fix=f"leave it out, or model.name: {transformers}, or a transformer of yours",
+    )
 
 
 def _excluded(config: Any) -> tuple[str, str, str] | None:

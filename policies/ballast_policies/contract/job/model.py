@@ -9,6 +9,9 @@ from ballast_policies.contract.settings import Settings, setting
 CALLABLE = r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*"
 """``module:callable``, which the trainer imports."""
 
+FAMILIES = {"autoencoder": "autoencoder", "gpt": "transformer", "recurrent": "recurrent"}
+"""Family of each registered model: which dynamic cases can change it."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Settings):

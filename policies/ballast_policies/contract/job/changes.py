@@ -1,0 +1,160 @@
+"""The settings of each kind of change of a model."""
+
+import dataclasses
+import enum
+
+from ballast_policies.contract.conditions import at
+from ballast_policies.contract.rules import Rule
+from ballast_policies.contract.settings import Settings, setting
+
+
+class Structure(enum.StrEnum):
+    """What pruning removes."""
+
+    WEIGHTS = "weights"
+    """Single weights; products become sparse ones."""
+    NEURONS = "neurons"
+    """Inner neurons of the blocks' MLPs; products become smaller."""
+
+
+class FreezingCriterion(enum.StrEnum):
+    """What decides that a layer has learnt enough."""
+
+    SCHEDULE = "schedule"
+    """The step."""
+    WEIGHT_CHANGE = "weightChange"
+    """How far its weights move."""
+    GRADIENT_NORM = "gradientNorm"
+    """How large its gradients are."""
+
+
+class Pattern(enum.StrEnum):
+    """Which keys a query attends to."""
+
+    BLOCKS = "blocks"
+    """Blocks of keys, chosen by their pooled scores."""
+    HASH = "hash"
+    """Keys in its own bucket of a locality-sensitive hash."""
+
+
+class Confidence(enum.StrEnum):
+    """How a position's confidence is measured."""
+
+    SATURATION = "saturation"
+    """Cosine of its state before and after a block."""
+    HEAD = "head"
+    """A small head on its state, learnt with the model."""
+
+
+class LoadBalance(enum.StrEnum):
+    """What keeps a router from preferring a few experts."""
+
+    LOSS = "loss"
+    """An auxiliary loss."""
+    BIAS = "bias"
+    """A bias on the choice alone, which follows the counts; no loss."""
+    NONE = "none"
+    """Nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PruningSettings(Settings):
+    """What is pruned."""
+
+    initial_sparsity: float = setting(0.0, ge=0, le=1)
+    """Sparsity at ``startStep``, from which it grows to ``target``."""
+    structure: Structure = Structure.WEIGHTS
+    """``weights``: the smallest of all linear layers, whose products become sparse from 85 % on;
+    ``neurons``: the weakest inner neurons of all blocks' MLPs, whose products become smaller at any
+    sparsity."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FreezingSettings(Settings):
+    """When layers freeze; always a prefix of the layers, never the last one."""
+
+    criterion: FreezingCriterion = FreezingCriterion.SCHEDULE
+    """``schedule``: linearly in the steps; ``weightChange``: the relative change of a layer's weights since
+    the last look, per step, is below ``threshold``; ``gradientNorm``: its gradients' norm is below
+    ``threshold`` times that of its first looks."""
+    threshold: float = setting(0.001, gt=0, le=1000)
+    """Of the criterion."""
+    patience: int = setting(2, ge=1, le=1000)
+    """Looks in a row at which the criterion has to hold."""
+    thaw_steps: int | None = setting(None, ge=1, le=2**53)
+    """Steps after which a frozen layer learns again, until the criterion holds anew. Absent: never."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSettings(Settings):
+    """Who attends to whom. Always causal."""
+
+    pattern: Pattern = Pattern.BLOCKS
+    """``blocks``: a block of queries attends to its own block of keys and to those others whose pooled scores
+    make up ``coverage``; ``hash``: a query attends to the keys in its bucket of a random rotation, and to
+    itself."""
+    block_size: int = setting(16, ge=1, le=4096)
+    """Positions in a block, of ``blocks``."""
+    coverage: float = setting(0.9, gt=0, le=1)
+    """Sum of the softmax of the pooled scores that a block of queries keeps, of ``blocks``."""
+    buckets: int = setting(8, ge=2, le=4096)
+    """Of ``hash``; an even number is used."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExitsSettings(Settings):
+    """When positions leave the layers."""
+
+    confidence: Confidence = Confidence.SATURATION
+    """``saturation``: the cosine of a position's state before and after a block; ``head``: a linear head
+    before each block that learns whether the block would leave the state within ``saturation`` of itself."""
+    threshold: float = setting(0.95, gt=0, le=1)
+    """Confidence from which a position leaves."""
+    saturation: float = setting(0.95, gt=0, le=1)
+    """Cosine above which a state counts as unchanged, where ``head`` learns."""
+    head_weight: float = setting(0.1, ge=0, le=1000)
+    """Of the loss of ``head``."""
+    sampled: float = setting(0.0, ge=0, le=1)
+    """Fraction of the positions that leave at a layer drawn at random, so that the model's own loss trains
+    every exit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DepthsSettings(Settings):
+    """How positions are routed around blocks; a routed block computes ``1 - target`` of them."""
+
+    every_blocks: int = setting(2, ge=1, le=100_000)
+    """Every so many blocks are routed."""
+    predictor_weight: float = setting(0.01, ge=0, le=1000)
+    """Of the loss of the predictor, which learns from a position alone whether the router picks it: the
+    router compares positions of the whole sequence, which are not known when text is generated."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSettings(Settings):
+    """Experts: copies of a block's MLP, each as wide as it."""
+
+    RULES = (
+        Rule(
+            condition=at("top_k") <= at("count"),
+            field="top_k",
+            reason="topK is above count",
+            fix="lower topK",
+        ),
+    )
+
+    count: int = setting(4, ge=2, le=1024)
+    """Experts of a block."""
+    top_k: int = setting(1, ge=1, le=1024)
+    """Experts that each position goes to."""
+    every_blocks: int = setting(2, ge=1, le=100_000)
+    """Every so many blocks have experts."""
+    capacity_factor: float = setting(1.25, gt=0, le=1024)
+    """Positions that an expert takes at most, over the mean, where ``dropTokens`` is true."""
+    drop_tokens: bool = False
+    """Whether positions above an expert's capacity pass it by. If not, capacity grows to the fullest
+    expert."""
+    balance: LoadBalance = LoadBalance.LOSS
+    """``loss``: an auxiliary loss; ``bias``: a bias on the choice of experts, without a loss; or ``none``."""
+    balance_weight: float = setting(0.01, ge=0, le=1000)
+    """Of the auxiliary loss, or the step of the bias."""

@@ -1,0 +1,198 @@
+"""Freezing by what the layers do, and pruning that makes layers smaller."""
+
+import pytest
+import torch
+from ballast_policies.contract.job import DynamicConfig, FreezingSettings, PruningSettings, TrainingConfig
+from ballast_trainer.checkpoints.tensors import as_remembered
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics.freezing import BUFFER, Freezing
+from ballast_trainer.dynamics.registry import build_dynamic
+from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.models.gpt import build_gpt
+from torch import nn
+
+CPU = torch.device("cpu")
+ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=CPU)
+
+
+def prepared(dynamic, layers=6):
+    model = build_gpt(layers=layers, dim=16, heads=2, context=8, dropout=0.0)
+    made = LayerSet(model, TrainingConfig(seed=0), CPU, dynamic.prepare)
+    made.hold(made.make(index) for index in range(layers))
+    return made
+
+
+def freezing(criterion, **settings):
+    fields = {"criterion": criterion, "threshold": 0.01, "patience": 2, **settings}
+    return Freezing(DynamicConfig(kind="freezing", every_steps=5, freezing=FreezingSettings(**fields)), 6)
+
+
+def move(layers, step, speeds):
+    """Change the weights of each layer that learns, relatively, by its speed a step; the gradients too."""
+    generator = torch.Generator().manual_seed(step)
+    for layer, speed in zip(layers, speeds, strict=True):
+        for p in layer.module.parameters():
+            if p.requires_grad:
+                noise = torch.randn(p.shape, generator=generator)
+                p.grad = noise * speed
+                with torch.no_grad():
+                    p.add_(noise * float(p.norm() / noise.norm().clamp(min=1e-9)) * speed)
+
+
+def frozen(layers):
+    return [not any(p.requires_grad for p in layer.module.parameters()) for layer in layers]
+
+
+def run(dynamic, layers, steps, speeds_at):
+    seen = []
+    for step in steps:
+        changed = dynamic.apply(step, layers, ALONE)
+        move(layers, step, speeds_at(step))
+        dynamic.after_backward(layers)
+        if step % 5 == 0:
+            seen.append((step, sum(frozen(layers)), changed))
+    return seen
+
+
+@pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
+def test_layers_freeze_from_the_front_as_they_settle(criterion):
+    """Layer 0 settles first, then 1 and 2; 4 settles before 3 and waits for it; the last never freezes."""
+    settle = [10, 30, 30, 999, 20, 0]
+    threshold = 0.05 if criterion == "weightChange" else 0.2
+    dynamic = freezing(criterion, threshold=threshold)
+    layers = prepared(dynamic)
+    seen = run(dynamic, layers, range(80), lambda step: [1e-3 if step >= at else 0.3 for at in settle])
+    counts = [count for _, count, _ in seen]
+    assert counts == sorted(counts)
+    assert counts[0] == 0 and 1 in counts and counts[-1] == 3
+    assert frozen(layers) == [True, True, True, False, False, False]
+    changes = [changed for _, _, changed in seen]
+    assert sum(changes) == len(set(counts)) - 1, "said to have changed exactly when it has"
+
+
+def test_a_frozen_layer_learns_again_and_freezes_if_it_still_holds():
+    """After thawSteps; a layer that moves then stays in."""
+    dynamic = freezing("weightChange", threshold=0.05, thaw_steps=20)
+    layers = prepared(dynamic)
+    quiet = [1e-3] * 5 + [0.3]
+    seen = run(dynamic, layers, range(25), lambda step: quiet)
+    assert seen[-1][1] == 5
+    # The data changes: the layers move again once they may.
+    again = run(dynamic, layers, range(25, 60), lambda step: [0.3] * 6)
+    assert again[-1][1] == 0
+
+
+@pytest.mark.parametrize("criterion", ["weightChange", "gradientNorm"])
+def test_what_a_layer_remembers_travels_with_it(criterion):
+    """A layer that is sent to another rank, or loaded, is frozen there, and decides as it would have here."""
+    dynamic = freezing(criterion, threshold=0.05 if criterion == "weightChange" else 0.2)
+    layers, other = prepared(dynamic), prepared(dynamic)
+    settle = lambda step: [1e-3 if step >= 10 else 0.3] * 3 + [0.3] * 3  # noqa: E731
+    run(dynamic, layers, range(18), settle)
+    for source, target in zip(layers, other, strict=True):
+        target.load({name: value.clone() for name, value in source.state().items()})
+    fresh = freezing(criterion, threshold=0.05 if criterion == "weightChange" else 0.2)
+    fresh.conform(18, other)
+    assert frozen(other) == frozen(layers)
+    steps = range(20, 36)
+    assert run(dynamic, layers, steps, settle) == run(fresh, other, steps, settle)
+    assert sum(frozen(other)) == 3
+
+
+def test_a_criterion_can_be_switched_on_for_a_checkpoint_and_off_again():
+    """Without it nothing is remembered; with it a layer starts to."""
+    plain, watched = prepared(build_dynamic(DynamicConfig(kind="freezing", target=0.5), 6)), None
+    watched = prepared(freezing("weightChange"))
+    saved = dict(plain[1].state())
+    watched[1].load(as_remembered(saved, watched[1].module))
+    assert watched[1].module.get_buffer(BUFFER).abs().sum() > 0
+    plain[1].load(as_remembered(dict(watched[1].state()), plain[1].module))
+
+
+def neuron_pruning(target, initial=0.0):
+    settings = PruningSettings(structure="neurons", initial_sparsity=initial)
+    config = DynamicConfig(kind="pruning", start_step=2, end_step=6, target=target, pruning=settings)
+    return build_dynamic(config, 6)
+
+
+def learn(layers, steps=2):
+    """Let the optimizers gather state."""
+    for _ in range(steps):
+        for layer in layers:
+            for p in layer.module.parameters():
+                p.grad = torch.randn_like(p)
+            layer.optimizer.step()
+
+
+def test_the_weakest_neurons_of_the_whole_model_go():
+    """As many as the schedule says, over all layers; what is left computes as if the others were zero."""
+    torch.manual_seed(0)
+    dynamic = neuron_pruning(0.5, initial=0.2)
+    layers = prepared(dynamic)
+    with torch.no_grad():
+        for layer in list(layers)[1:-1]:
+            layer.module.mlp.mlp.up.weight.mul_(1 + layer.index / 10)
+    learn(layers)
+    block = layers[1].module
+    up, down = block.mlp.mlp.up, block.mlp.mlp.down
+    full = {"up": up.weight.clone(), "bias": up.bias.clone(), "down": down.weight.clone()}
+    scores = torch.sqrt((full["up"] ** 2).sum(1) * (full["down"] ** 2).sum(0))
+    assert dynamic.apply(2, layers, ALONE)
+    left = sum(dynamic.counts(layer)[1] for layer in layers)
+    assert left == int(4 * 64 * 0.8)
+    keep = scores.topk(block.mlp.kept).indices.sort().values
+    assert torch.equal(up.weight, full["up"][keep]) and torch.equal(down.weight, full["down"][:, keep])
+    state = layers[1].optimizer.state[up.weight]
+    assert state["exp_avg"].shape == up.weight.shape
+    hidden = torch.randn(3, 16)
+    masked = torch.zeros(64).index_fill(0, keep, 1.0)
+    wide = nn.functional.gelu(hidden @ full["up"].t() + full["bias"]) * masked
+    torch.testing.assert_close(block.mlp(hidden), wide @ full["down"].t() + down.bias)
+    for step in range(3, 7):
+        dynamic.apply(step, layers, ALONE)
+    assert sum(dynamic.counts(layer)[1] for layer in layers) == 4 * 64 // 2
+    kept = [dynamic.counts(layer)[1] for layer in list(layers)[1:-1]]
+    assert kept[0] < kept[-1], "layers of small weights lose more"
+
+
+def test_pruned_layers_travel_and_load_with_their_shapes():
+    """A rank that receives one, or resumes, builds it whole and takes over the smaller weights."""
+    dynamic = neuron_pruning(0.5)
+    layers, other = prepared(dynamic), prepared(dynamic)
+    learn(layers)
+    for step in range(2, 7):
+        dynamic.apply(step, layers, ALONE)
+    for source, target in zip(layers, other, strict=True):
+        target.load({name: value.clone() for name, value in source.state().items()})
+    hidden = torch.randn(2, 8, 16)
+    assert torch.equal(layers[2].module(hidden), other[2].module(hidden))
+    learn(other, steps=1)
+    assert [dynamic.counts(layer) for layer in other] == [dynamic.counts(layer) for layer in layers]
+
+
+@pytest.mark.parametrize("structure", ["weights", "neurons"])
+def test_a_dense_checkpoint_of_a_later_step_is_pruned_as_it_resumes(structure):
+    """Even after endStep, where no further step prunes; one that is pruned already stays as it is."""
+    config = DynamicConfig(
+        kind="pruning", start_step=2, end_step=6, target=0.5, pruning=PruningSettings(structure=structure)
+    )
+    dynamic = build_dynamic(config, 6)
+    layers = prepared(dynamic)
+    assert not any(dynamic.apply(step, layers, ALONE) for step in (7, 8))
+    dynamic.resumed(9, layers, ALONE)
+    had, left = (sum(column) for column in zip(*map(dynamic.counts, layers), strict=True))
+    assert left == had // 2
+    before = {layer.index: {k: v.clone() for k, v in layer.state().items()} for layer in layers}
+    dynamic.resumed(9, layers, ALONE)
+    for layer in layers:
+        assert all(torch.equal(value, before[layer.index][k]) for k, value in layer.state().items())
+
+
+def test_pruning_replaces_linear_layers_wherever_they_are():
+    """Nested ones too, with their parameters; GPT-2's transposed ones with their weights."""
+    model = build_gpt(layers=4, dim=16, heads=2)
+    block = model.build_layer(1)
+    weight = block.mlp.up.weight
+    pruned = build_dynamic(DynamicConfig(kind="pruning", end_step=1, target=0.5), 4).prepare(1, block)
+    assert not any(isinstance(module, nn.Linear) for module in pruned.modules())
+    assert pruned.mlp.up.weight is weight

@@ -1,0 +1,1 @@
+"""Attention over the keys that the content chooses."""

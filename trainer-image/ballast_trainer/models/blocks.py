@@ -1,0 +1,98 @@
+"""What a transformer block tells about itself, so that a dynamic case can change it: four members.
+
+A block implements those that its cases need; ``docs/trainer.md`` has the table.  :class:`Block` of our GPT
+and the decoder layers of :mod:`ballast_trainer.models.hugging_face` have all of them.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import torch
+from torch import nn
+
+
+class TransformerBlock(Protocol):
+    """A layer from hidden states [B, S, D] to hidden states [B, S, D].
+
+    Attributes:
+        width: D.
+    """
+
+    width: int
+
+    def run_at(self, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The block over some positions of each sequence, in ascending order, attending among these.
+
+        Args:
+            hidden: their states [B, n, D].
+            positions: their places in the sequence [B, n], int64, for blocks that encode positions.
+        """
+
+    def mlp_path(self) -> str:
+        """Path of the submodule that works position by position, [..., D] -> [..., D], e.g. ``mlp``."""
+
+    def attention_path(self) -> str:
+        """Path of the submodule that calls ``scaled_dot_product_attention``, causal and without a mask."""
+
+
+MEMBERS = {
+    "width": "the attribute width",
+    "run_at": "the method run_at(hidden, positions)",
+    "mlp_path": "the method mlp_path()",
+    "attention_path": "the method attention_path()",
+}
+"""Members of :class:`TransformerBlock`, as messages name them."""
+
+
+def lacking(module: nn.Module, members: tuple[str, ...]) -> str:
+    """Which of these members a layer does not have, as text; empty: it has all of them.
+
+    Args:
+        module: any layer.
+        members: names in :data:`MEMBERS`.
+    """
+    missing = [MEMBERS[name] for name in members if not hasattr(module, name)]
+    if missing:
+        return f"no {' and no '.join(text.removeprefix('the ') for text in missing)}"
+    for name in members:
+        if name.endswith("_path"):
+            path = getattr(module, name)()
+            try:
+                module.get_submodule(path)
+            except AttributeError:
+                return f"no submodule {path!r}, which {name}() names"
+    return ""
+
+
+def set_submodule(module: nn.Module, path: str, part: nn.Module) -> None:
+    """Put ``part`` at ``path`` inside ``module``."""
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, part)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lacking:
+    """Why a layer cannot be changed.
+
+    Attributes:
+        layer: its index.
+        kind: the name of its class.
+        what: it has not.
+    """
+
+    layer: int
+    kind: str
+    what: str
+
+
+def described(reasons: list[Lacking]) -> str:
+    """The reasons as text, layers of a kind together: ``layers 1 to 4 (MyBlock) have no ...``."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for reason in reasons:
+        groups.setdefault((reason.kind, reason.what), []).append(reason.layer)
+    texts = []
+    for (kind, what), layers in groups.items():
+        first, last = layers[0], layers[-1]
+        which = f"layer {first}" if first == last else f"layers {first} to {last}"
+        texts.append(f"{which} ({kind}) {'has' if first == last else 'have'} {what}")
+    return "; ".join(texts)
