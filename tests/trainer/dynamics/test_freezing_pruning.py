@@ -12,7 +12,7 @@ from ballast_trainer.models.gpt import build_gpt
 from torch import nn
 
 CPU = torch.device("cpu")
-ALONE = World(epoch=1, rank=0, size=1, pods=("local",), device=CPU)
+ALONE = World(epoch=1, rank=0, size=1, processes=("local",), device=CPU)
 
 
 def prepared(dynamic, layers=6):
