@@ -11,6 +11,8 @@ that few jobs tie, which keeps large programs easy (docs/decisions/0402). Where 
 could use, nothing changes and nothing is solved.
 """
 
+import dataclasses
+
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
@@ -18,15 +20,59 @@ from ballast_policies.allocation.solvers import linear
 
 IDLE = 1e-6
 """GPUs or fraction of time below which the rest is not distributed."""
+REDUCED = 1e-7
+"""Reduced cost of a column, as a part of its price, up to which an optimum may use it."""
+FEW = 0.3
+"""Part of the columns up to which HiGHS alone is faster."""
 
 
-def fill_idle_capacity(instance: Instance, x: np.ndarray, demand: np.ndarray) -> np.ndarray:
-    """``x``, or better shares that still give every job ``demand`` (n,) steps/s to a relative 1e-9."""
+def fill_idle_capacity(
+    instance: Instance, x: np.ndarray, demand: np.ndarray, raised: linear.LinearSolution
+) -> np.ndarray:
+    """``x``, or better shares that still give every job ``demand`` (n,) steps/s to a relative 1e-9.
+
+    Args:
+        instance: the instance.
+        x: (columns,) shares.
+        demand: (n,) the speeds that they give at least.
+        raised: the program that found them the largest possible.
+    """
     if not _usable(instance, x):
         return x
-    value = normalized_throughput(instance)
-    more = linear.maximise(instance, value=value, base=demand * (1 - 1e-9), met_by=x)
-    return more.x if value @ more.x > value @ x * (1 + IDLE) else x
+    value, base = normalized_throughput(instance), demand * (1 - 1e-9)
+    if not instance.elastic.any():
+        more = linear.maximise(instance, value=value, base=base, met_by=x).x
+    else:
+        more = _over_configurations(instance, x, value, base, raised)
+    return more if value @ more > value @ x * (1 + IDLE) else x
+
+
+def _over_configurations(
+    instance: Instance, x: np.ndarray, value: np.ndarray, base: np.ndarray, raised: linear.LinearSolution
+) -> np.ndarray:
+    """(columns,) the shares of the greatest ``value``.
+
+    By complementary slackness all shares that reach the demands are on columns that have no reduced cost at
+    the multipliers of ``raised``. Where every job has a multiplier nobody can get more.
+    """
+    columns, level = instance.columns, raised.level_duals
+    if (level[instance.runnable] > 0).all():
+        return x
+    price = columns.cost(raised.shadow_prices)
+    gain = level[columns.first] * columns.rate_first - price
+    best = np.zeros(len(level))
+    np.maximum.at(best, columns.first, gain)
+    kept = (x > 0) | (best[columns.first] - gain <= REDUCED * price)
+    if kept.mean() > FEW:
+        return linear.maximise(instance, value=value, base=base).x
+    some = dataclasses.replace(instance, columns=columns.take(kept))
+    more = np.zeros(len(x))
+    try:
+        more[kept] = linear.maximise(some, value=value[kept], base=base, plain=True).x
+    except linear.InfeasibleError:
+        # By rounding only: x itself meets the demands to within 1e-9.
+        return x
+    return more
 
 
 def normalized_throughput(instance: Instance) -> np.ndarray:

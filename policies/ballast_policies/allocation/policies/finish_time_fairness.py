@@ -60,7 +60,7 @@ def solve(instance: Instance, start: Start | None = None) -> Answer:
         return nothing(instance)
     found = furthest(instance, path, prices=start)
     return Answer(
-        x=fill_idle_capacity(instance, found.raised.x, path.demand(found.s)),
+        x=fill_idle_capacity(instance, found.raised.x, path.demand(found.s), found.raised),
         solver=found.raised.solver,
         start=found.raised.start,
         bound=1.0 / found.bound,

@@ -23,7 +23,7 @@ def solve(instance: Instance, start: Start | None = None) -> Answer:
         return nothing(instance)
     raised = linear.maximise(instance, slope=slope, start=start)
     return Answer(
-        x=fill_idle_capacity(instance, raised.x, slope * raised.t),
+        x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
         solver=raised.solver,
         start=raised.start,
         bound=1.0 / raised.bound,

@@ -27,7 +27,7 @@ def solve(instance: Instance, start: Start | None = None) -> Answer:
     slope = np.divide(instance.weights, instance.level_scale, out=np.zeros(len(runs)), where=runs)
     raised = linear.maximise(instance, slope=slope, start=start)
     return Answer(
-        x=fill_idle_capacity(instance, raised.x, slope * raised.t),
+        x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
         solver=raised.solver,
         start=raised.start,
         bound=raised.bound,

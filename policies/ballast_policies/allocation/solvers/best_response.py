@@ -1,6 +1,7 @@
 """Best responses of the jobs to given prices of the GPU types: the dual function, job by job.
 
-At prices p, full time of job m on type j costs K_mj = gpus_m p_j - value_mj. The cheapest way to reach the
+At prices p, full time of job m on type j costs K_mj = gpus_m p_j - value_mj, and in a configuration the price
+of all of its GPUs less its value. The cheapest way to reach the
 rate d_m within its time lies on the lower convex hull of the points (rate_mj, K_mj) and (0, 0) for
 idling: a mix of at most two of them. The hull is walked from its cheapest point to the right until d_m is
 between two points, all jobs at once; its slope there is lambda_m, the cost of one more unit of rate.
@@ -25,9 +26,9 @@ class Response:
     Attributes:
         prices: (k,) p.
         t: as asked.
-        costs: (n, k + 1) K; infinite where there is no column.
+        costs: (n, w + 1) K; infinite where there is no column.
         demand: (n,) d.
-        low, high: (n,) the two columns of the mix, k is idling; the same where the demand does not bind.
+        low, high: (n,) the two columns of the mix, w is idling; the same where the demand does not bind.
         rate_low, rate_high: (n,) their rates.
         share: (n,) of time on ``high``; the rest is on ``low``.
         level: (n,) lambda.
@@ -52,12 +53,11 @@ class Response:
         undecided: np.ndarray = self.low != self.high
         return undecided
 
-    def used(self, gpus: np.ndarray) -> np.ndarray:
+    def used(self, rows: Rows) -> np.ndarray:
         """(k,) GPUs of each type in use."""
-        k = len(self.prices)
-        high = np.bincount(self.high, weights=gpus * self.share, minlength=k + 1)
-        low = np.bincount(self.low, weights=gpus * (1.0 - self.share), minlength=k + 1)
-        used: np.ndarray = (high + low)[:k]
+        everyone = np.arange(len(rows))
+        used: np.ndarray = rows.used_by(everyone, self.high, self.share)
+        used = used + rows.used_by(everyone, self.low, 1.0 - self.share)
         return used
 
     def take(self, index: np.ndarray) -> "Response":
@@ -70,7 +70,7 @@ class Response:
         return dataclasses.replace(self, costs=costs, **taken)
 
     def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
-        """(n, k + 1) reduced costs: extra cost of full time in each column over the mix."""
+        """(n, w + 1) reduced costs: extra cost of full time in each column over the mix."""
         reduced: np.ndarray = np.multiply(self.level[:, None], rates)
         np.subtract(self.costs, reduced, out=reduced)
         reduced += self.time[:, None]
@@ -91,25 +91,25 @@ class Response:
 
 def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
     """The cheapest answers at ``prices`` (k,) >= 0 to the demands at ``t``."""
-    n, k = len(rows), len(prices)
+    n, idle = len(rows), rows.idle
     demand = rows.demand(t)
-    costs = np.multiply(rows.gpus[:, None], np.append(prices, 0.0), order="F")
+    costs = rows.costs(prices)
     if rows.value is not None:
         costs -= rows.value
     costs += rows.absent
     everyone = np.arange(n)
-    high = np.full(n, k) if rows.value is None else costs.argmin(axis=1)
+    high = np.full(n, idle) if rows.value is None else costs.argmin(axis=1)
     rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     low, rate_low, cost_low = high.copy(), rate_high.copy(), cost_high.copy()
     if rows.value is None:
         # All stand at idling, at no cost: the first side of the hull is the least cost per speed.
-        high = _steepest(costs, rows.rates, k)
-        high[demand <= 0] = k
+        high = _steepest(costs, rows.rates, idle)
+        high[demand <= 0] = idle
         rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     behind = np.flatnonzero(demand > rate_high)
     while len(behind):
         low[behind], rate_low[behind], cost_low[behind] = high[behind], rate_high[behind], cost_high[behind]
-        rates, cost = rows.rates[behind, :k], costs[behind, :k]
+        rates, cost = rows.rates[behind, :idle], costs[behind, :idle]
         faster = rates - rate_low[behind, None]
         rise = np.full_like(faster, np.inf)
         np.divide(cost - cost_low[behind, None], faster, out=rise, where=faster > 0)
@@ -135,11 +135,11 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
     )
 
 
-def _steepest(costs: np.ndarray, rates: np.ndarray, k: int) -> np.ndarray:
-    """(n,) the column of the first k with the least cost per rate."""
+def _steepest(costs: np.ndarray, rates: np.ndarray, idle: int) -> np.ndarray:
+    """(n,) the column before ``idle`` with the least cost per rate."""
     column, least = np.zeros(len(costs), dtype=np.intp), np.full(len(costs), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for j in range(k):
+        for j in range(idle):
             each = costs[:, j] / rates[:, j]
             np.putmask(column, each < least, j)
             np.minimum(least, each, out=least)
@@ -149,7 +149,7 @@ def _steepest(costs: np.ndarray, rates: np.ndarray, k: int) -> np.ndarray:
 def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, np.ndarray]:
     """The bound that any multipliers prove, and the mu (n,) that go with them: one pass over the rows."""
     gains = np.multiply(level[:, None], rows.rates)
-    gains -= np.multiply(rows.gpus[:, None], np.append(prices, 0.0), order="F")
+    gains -= rows.costs(prices)
     if rows.value is not None:
         gains += rows.value
     # A missing column has neither rate nor value, so it gains nothing.

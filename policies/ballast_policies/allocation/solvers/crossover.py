@@ -50,26 +50,24 @@ class Decided:
 
 def decided(rows: Rows, at: Response, jobs: np.ndarray, weight: np.ndarray | None = None) -> Decided:
     """The ``jobs`` (positions), with their mixes of ``at``; GPUs count ``weight`` times."""
-    k, mixed = len(rows.capacity), at.mixed[jobs]
+    mixed = at.mixed[jobs]
     apart = np.where(mixed, at.rate_high[jobs] - at.rate_low[jobs], 1.0)
     per_t = np.where(mixed, rows.slope[jobs] / apart, 0.0)
     at_zero = at.share[jobs] - per_t * at.t
-    gpus, high, low = rows.gpus[jobs], at.high[jobs], at.low[jobs]
-    if weight is not None:
-        gpus = gpus * weight
+    many, high, low = 1.0 if weight is None else weight, at.high[jobs], at.low[jobs]
 
     def sums(by_high: np.ndarray, by_low: np.ndarray) -> np.ndarray:
-        total: np.ndarray = np.bincount(high, weights=by_high, minlength=k + 1)
-        total = total + np.bincount(low, weights=by_low, minlength=k + 1)
-        return total[:k]
+        used: np.ndarray = rows.used_by(jobs, high, many * by_high)
+        used = used + rows.used_by(jobs, low, many * by_low)
+        return used
 
     return Decided(
         low=low,
         high=high,
         at_zero=at_zero,
         per_t=per_t,
-        used=sums(gpus * at_zero, gpus * (1.0 - at_zero)),
-        growth=sums(gpus * per_t, -gpus * per_t),
+        used=sums(at_zero, 1.0 - at_zero),
+        growth=sums(per_t, -per_t),
     )
 
 
@@ -78,7 +76,7 @@ class CrossoverSolution:
     """Solution of the small LP.
 
     Attributes:
-        job, kind: (columns,) positions of the columns in the LP.
+        job, place: (columns,) positions of the columns in the LP.
         x: (columns,) shares.
         t: level reached; 0 without gain.
         prices: (k,).
@@ -87,7 +85,7 @@ class CrossoverSolution:
     """
 
     job: np.ndarray
-    kind: np.ndarray
+    place: np.ndarray
     x: np.ndarray
     t: float
     prices: np.ndarray
@@ -96,36 +94,35 @@ class CrossoverSolution:
 
 
 def closeness(rows: Rows, at: Response, box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """((n, k + 1), (n,)): how many boxes away a column is from coming into a job's mix.
+    """((n, w + 1), (n,)): how many boxes away a column is from coming into a job's mix.
 
     First by prices, for each column: at 1 or less it may come in inside the box. Then by t passing a
     corner of the job's hull, or by the demand ceasing to bind.
     """
-    n, k = len(rows), len(rows.capacity)
-    width = np.append(box.prices, 0.0)
-    low_width, high_width = width[at.low], width[at.high]
+    n, everyone = len(rows), np.arange(len(rows))
+    width = rows.costs(box.prices)
+    low_width, high_width = width[everyone, at.low], width[everyone, at.high]
     mixed = at.mixed
     per_rate = np.where(mixed, 1.0 / np.where(mixed, at.rate_high - at.rate_low, 1.0), 0.0)
-    near = np.empty((n, k + 1), order="F")
-    for j in range(k + 1):
+    near = np.empty(rows.rates.shape, order="F")
+    for j in range(rows.rates.shape[1]):
         # The cost that the mix would take for the same rate changes with both of its prices.
         faster = rows.rates[:, j] - at.rate_low
         part = np.where(mixed, faster * per_rate, 1.0)
         reduced = at.costs[:, j] - at.level * rows.rates[:, j] + at.time
-        change = width[j] + np.abs(1.0 - part) * low_width + np.abs(part) * high_width
-        near[:, j] = reduced / (rows.gpus * np.maximum(change, 1e-300))
-    everyone = np.arange(n)
+        change = width[:, j] + np.abs(1.0 - part) * low_width + np.abs(part) * high_width
+        near[:, j] = reduced / np.maximum(change, 1e-300)
     near[everyone, at.low] = np.inf
     near[everyone, at.high] = np.inf
     corner = np.full(n, np.inf)
     if rows.value is not None:
         # A demand that comes to cost nothing binds no more.
-        change = rows.gpus * np.maximum(low_width + high_width, 1e-300)
+        change = np.maximum(low_width + high_width, 1e-300)
         corner = np.where(mixed, at.level / np.where(mixed, per_rate, 1.0) / change, np.inf)
     if not rows.gain:
         return near, corner
     up = at.rate_high - at.demand
-    down = np.where(at.mixed & (at.low < len(rows.capacity)), at.demand - at.rate_low, np.inf)
+    down = np.where(at.mixed & (at.low < rows.idle), at.demand - at.rate_low, np.inf)
     rising = rows.slope > 0
     at_t = np.minimum(up, down) / (np.where(rising, rows.slope, 1.0) * box.t)
     return near, np.minimum(corner, np.where(rising, at_t, np.inf))
@@ -133,7 +130,7 @@ def closeness(rows: Rows, at: Response, box: Box) -> tuple[np.ndarray, np.ndarra
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Small:
-    """The LP over the undecided jobs ``free`` and their ``active`` columns (undecided, k + 1).
+    """The LP over the undecided jobs ``free`` and their ``active`` columns (undecided, w + 1).
 
     Rows: level and time of the undecided, GPUs as parts of a type's. Columns: x, t, then with ``walls``
     GPUs too many and GPUs unused. t counts in ``unit``, the objective in ``money``.
@@ -148,24 +145,32 @@ class _Small:
 
     def model(self, rows: Rows, used: np.ndarray, growth: np.ndarray) -> highspy.HighsLp:
         k, f, infinite = len(rows.capacity), len(self.free), highspy.kHighsInf
-        row, kind = np.nonzero(self.active)
+        row, place = np.nonzero(self.active)
         job, size, c = self.free[row], _sizes(rows), len(row)
         width = c + 1 + (0 if self.walls is None else 2 * k)
         cost, lower, upper = np.zeros(width), np.zeros(width), np.full(width, infinite)
         if rows.value is not None:
-            cost[:c] = self.weight[row] * rows.value[job, kind] / self.money
+            cost[:c] = self.weight[row] * rows.value[job, place] / self.money
         lower[c] = upper[c] = 0.0
         if rows.gain:
             cost[c], lower[c], upper[c] = self.unit / self.money, -infinite, rows.highest / self.unit
+        here, kind, gpus = rows.entries(job, place)
+        every = np.arange(c)
+        of_column = np.concatenate([every, every, here])
+        order = np.argsort(of_column, kind="stable")
+        amounts = [rows.rates[job, place], np.ones(c), self.weight[row[here]] * gpus / size[kind]]
+        begin = np.append(0, np.cumsum(np.bincount(of_column, minlength=c)))
         entries = [
-            np.stack(
-                [rows.rates[job, kind], np.ones(c), self.weight[row] * rows.gpus[job] / size[kind]], axis=1
-            ).ravel(),
+            np.concatenate(amounts)[order],
             -rows.slope[self.free] * self.unit,
             growth * self.unit / size,
         ]
-        places = [np.stack([row, f + row, 2 * f + kind], axis=1).ravel(), np.arange(f), 2 * f + np.arange(k)]
-        starts = [3 * np.arange(c + 1), np.array([3 * c + f + k])]
+        places = [
+            np.concatenate([row, f + row, 2 * f + kind])[order],
+            np.arange(f),
+            2 * f + np.arange(k),
+        ]
+        starts = [begin, np.array([begin[-1] + f + k])]
         left = (rows.capacity - used) / size
         floor = np.full(k, -infinite)
         if self.walls is not None:
@@ -173,7 +178,7 @@ class _Small:
             cost[c + 1 + k :] = self.walls[0] * size / self.money
             entries += [-np.ones(k), np.ones(k)]
             places += [2 * f + np.arange(k)] * 2
-            starts.append(3 * c + f + k + 1 + np.arange(2 * k))
+            starts.append(begin[-1] + f + k + 1 + np.arange(2 * k))
             floor = left
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = width, 2 * f + k
@@ -203,7 +208,7 @@ def crossover(
     Args:
         rows: the program.
         free: rows of the undecided jobs in the LP.
-        active: (free, k + 1) their columns.
+        active: (free, w + 1) their columns.
         weight: how many jobs each of them stands for; None: 1.
         used: (k,) GPUs that other jobs take at t = 0.
         growth: (k,) GPUs that they take per unit of t.
@@ -226,11 +231,11 @@ def crossover(
     if solved is None:
         return None
     x, duals = solved[0], solved[1] * money
-    row, kind = np.nonzero(active)
+    row, place = np.nonzero(active)
     c = len(row)
     return CrossoverSolution(
         job=free[row],
-        kind=kind,
+        place=place,
         x=x[:c],
         t=float(x[c]) * unit if rows.gain else 0.0,
         prices=np.maximum(duals[2 * f :], 0.0) / _sizes(rows),
@@ -247,8 +252,8 @@ def _exceeded(x: np.ndarray, least_prices: np.ndarray) -> float:
 
 def slopes(rows: Rows, low: np.ndarray, high: np.ndarray, prices: np.ndarray) -> np.ndarray:
     """(n,) lambda of mixes of the columns low and high (n,) at ``prices``."""
-    everyone, price = np.arange(len(rows)), np.append(prices, 0.0)
-    rise = rows.gpus * (price[high] - price[low])
+    everyone, costs = np.arange(len(rows)), rows.costs(prices)
+    rise = costs[everyone, high] - costs[everyone, low]
     if rows.value is not None:
         rise -= rows.value[everyone, high] - rows.value[everyone, low]
     mixed = low != high

@@ -8,6 +8,9 @@
 
 With k GPU types only the k capacities couple the jobs; so given their prices p (and t) each job's best
 answer is known in closed form (``best_response``), and the unknowns are k prices (``boxstep``).
+
+A gang has a column for each type. An elastic job has one for each configuration, w at most, and these may
+take GPUs of several types: sum_mc use_jmc x_mc + lift_j t <= capacity_j. All else is the same.
 """
 
 import dataclasses
@@ -17,21 +20,22 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """The program above. Column k of ``rates`` and ``usable`` is idling: free, and worth nothing.
+    """The program above. The last column of ``rates`` and ``usable`` is idling: free, and worth nothing.
 
     Tables are stored by columns, since all operations on them go column by column.
 
     Attributes:
-        rates: (n, k + 1) speed of full time on each type, of order 1; 0: no such column.
-        usable: (n, k + 1) whether there is a column.
-        gpus: (n,) GPUs taken at full time.
-        value: (n, k + 1) worth of full time, or None: nothing is worth anything but t.
+        rates: (n, w + 1) speed of full time in each column, of order 1; 0: no such column. w is k for gangs.
+        usable: (n, w + 1) whether there is a column.
+        gpus: (n,) GPUs taken at full time; of an elastic job about.
+        value: (n, w + 1) worth of full time, or None: nothing is worth anything but t.
         base, slope: (n,) demands.
         capacity: (k,).
         lift: (k,) GPUs of each type that a unit of t takes.
         gain: 1, or 0: there is no t (it is 0).
         reach: (n,) the fastest rate.
-        absent: (n, k + 1) infinite where there is no column, else 0.
+        absent: (n, w + 1) infinite where there is no column, else 0.
+        use: (k, w + 1, n) GPUs of each type that each column takes; None: column j takes ``gpus`` of type j.
     """
 
     rates: np.ndarray
@@ -45,6 +49,7 @@ class Rows:
     gain: float
     reach: np.ndarray
     absent: np.ndarray
+    use: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -63,6 +68,45 @@ class Rows:
         demand: np.ndarray = np.minimum(self.base + rising, self.reach)
         return demand
 
+    @property
+    def idle(self) -> int:
+        """The column of idling."""
+        return int(self.rates.shape[1]) - 1
+
+    def costs(self, prices: np.ndarray) -> np.ndarray:
+        """(n, w + 1) price of the GPUs of full time in each column, at ``prices`` (k,)."""
+        costs: np.ndarray
+        if self.use is None:
+            costs = np.multiply(self.gpus[:, None], np.append(prices, 0.0), order="F")
+        else:
+            k, width, n = self.use.shape
+            costs = (prices @ self.use.reshape(k, -1)).reshape(width, n).T
+        return costs
+
+    def used_by(self, jobs: np.ndarray, columns: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """(k,) GPUs of each type that ``jobs`` (rows) take with ``time`` in ``columns``, one entry each."""
+        used: np.ndarray
+        if self.use is None:
+            k = len(self.capacity)
+            used = np.bincount(columns, weights=self.gpus[jobs] * time, minlength=k + 1)[:k]
+        else:
+            used = self.use[:, columns, jobs] @ time
+        return used
+
+    def entries(self, jobs: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(place, index of the GPU type, GPUs) of each type that each of the columns of ``jobs`` takes."""
+        if self.use is None:
+            return np.arange(len(jobs)), columns, self.gpus[jobs]
+        gpus = self.use[:, columns, jobs].T
+        place, kind = np.nonzero(gpus)
+        return place, kind, gpus[place, kind]
+
+    def standing_for(self, weight: np.ndarray) -> "Rows":
+        """The same with each row standing for ``weight`` (n,) such jobs."""
+        value = None if self.value is None else np.asfortranarray(self.value * weight[:, None])
+        use = None if self.use is None else self.use * weight
+        return dataclasses.replace(self, gpus=self.gpus * weight, value=value, use=use)
+
     def take(self, index: np.ndarray, *, capacity: np.ndarray, lift: np.ndarray) -> "Rows":
         """The rows at ``index``, with other capacities (k,) and another lift (k,)."""
         return dataclasses.replace(
@@ -77,6 +121,7 @@ class Rows:
             lift=lift,
             reach=self.reach[index],
             absent=_taken(self.absent, index),
+            use=None if self.use is None else np.take(self.use, index, axis=2),
         )
 
 
@@ -91,7 +136,8 @@ def _taken(table: np.ndarray, index: np.ndarray) -> np.ndarray:
 def dense_rows(
     *,
     first: np.ndarray,
-    kind: np.ndarray,
+    place: np.ndarray,
+    width: int,
     rates: np.ndarray,
     gpus: np.ndarray,
     value: np.ndarray | None,
@@ -99,17 +145,36 @@ def dense_rows(
     slope: np.ndarray,
     capacity: np.ndarray,
     gain: float,
+    entries: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> Rows:
-    """Rows from columns: entry c belongs to job ``first[c]`` on type ``kind[c]``; gpus: (n,)."""
+    """Rows from columns: entry c belongs to job ``first[c]``, which has it in its column ``place[c]``.
+
+    Args:
+        first: (columns,) rows of the jobs.
+        place: (columns,) columns of the table.
+        width: w, number of columns of the widest job.
+        rates: (columns,) speeds of order 1.
+        gpus: (n,) GPUs of each job.
+        value: (columns,) worth of full time, or None.
+        base: (n,) demands at t = 0.
+        slope: (n,) demands per unit of t.
+        capacity: (k,) GPUs of each type.
+        gain: 1, or 0: there is no t.
+        entries: (column, index of the GPU type, GPUs) where places are not types.
+    """
     n, k = len(base), len(capacity)
-    table, usable = np.zeros((n, k + 1), order="F"), np.zeros((n, k + 1), dtype=bool, order="F")
-    table[first, kind] = rates
-    usable[first, kind] = True
-    usable[:, k] = True
-    worth = None
+    table, usable = np.zeros((n, width + 1), order="F"), np.zeros((n, width + 1), dtype=bool, order="F")
+    table[first, place] = rates
+    usable[first, place] = True
+    usable[:, width] = True
+    worth = use = None
     if value is not None:
-        worth = np.zeros((n, k + 1), order="F")
-        worth[first, kind] = value
+        worth = np.zeros((n, width + 1), order="F")
+        worth[first, place] = value
+    if entries is not None:
+        column, kind, taken = entries
+        use = np.zeros((k, width + 1, n))
+        use[kind, place[column], first[column]] = taken
     return Rows(
         rates=table,
         usable=usable,
@@ -122,6 +187,7 @@ def dense_rows(
         gain=gain,
         reach=largest(table),
         absent=np.where(usable, 0.0, np.inf),
+        use=use,
     )
 
 

@@ -32,7 +32,7 @@ class Utilization:
     """A solution.
 
     Attributes:
-        X: (n, k) shares; only prices count where they are asked for to about a hundredth.
+        X: (n, w) shares; only prices count where they are asked for to about a hundredth.
         prices: (k,), worth 1 with all GPUs.
         u: the least utilization; about it where prices are about right.
     """
@@ -80,23 +80,25 @@ def _of_classes(rows: Rows, prices: np.ndarray, *, part: float, coarse: bool) ->
 
 
 def _without_decided(rows: Rows) -> tuple[Rows, np.ndarray, np.ndarray]:
-    """(rows that have a choice, where they are, (n, k) shares of the others)."""
-    n, k = len(rows), len(rows.capacity)
+    """(rows that have a choice, where they are, (n, w) shares of the others)."""
+    n, width = len(rows), rows.idle
     fastest = rows.rates.argmax(axis=1)
     decided = rows.base >= rows.reach * (1 - SAME)
-    if k > 1:
-        second = np.partition(rows.rates, k - 1, axis=1)[:, k - 1]
+    if width > 1:
+        second = np.partition(rows.rates, width - 1, axis=1)[:, width - 1]
         decided &= second < rows.reach * (1 - FASTER)
     gone, stay = np.flatnonzero(decided), np.flatnonzero(~decided)
-    used = np.bincount(fastest[gone], weights=rows.gpus[gone], minlength=k + 1)[:k]
-    X = np.zeros((n, k))
+    used = rows.used_by(gone, fastest[gone], np.ones(len(gone)))
+    X = np.zeros((n, rows.idle))
     X[gone, fastest[gone]] = 1.0
     return rows.take(stay, capacity=rows.capacity - used, lift=rows.lift), stay, X
 
 
 def classes(rows: Rows) -> tuple[np.ndarray, Rows]:
     """(class of each row, a row for each class) of rows that agree in rates, gangs and demands."""
-    features = np.concatenate([rows.rates, rows.gpus[:, None], rows.base[:, None]], axis=1)
-    of, chosen = equal_rows(features)
+    parts = [rows.rates, rows.gpus[:, None], rows.base[:, None]]
+    if rows.use is not None:
+        parts += [each.T for each in rows.use]
+    of, chosen = equal_rows(np.concatenate(parts, axis=1))
     merged = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
-    return of, dataclasses.replace(merged, gpus=merged.gpus * np.bincount(of, minlength=len(chosen)))
+    return of, merged.standing_for(np.bincount(of, minlength=len(chosen)).astype(float))

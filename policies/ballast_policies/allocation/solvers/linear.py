@@ -34,8 +34,8 @@ from ballast_policies.allocation.start import Start
 
 __all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise"]
 
-LARGE = 1000
-"""Rows from which on prices are faster than the simplex method."""
+LARGE, LARGE_ELASTIC = 1000, 100
+"""Rows from which on prices are faster than the simplex method; an elastic job has many columns."""
 SMALLEST_SLOPE = 2e-9
 """Slopes below this part of the largest are raised to it: HiGHS takes smaller entries for 0, and a job with a
 second left would get no time at all beside one with months. The bound is that of the slopes as given."""
@@ -76,6 +76,7 @@ def maximise(
     slope: np.ndarray | None = None,
     start: Start | None = None,
     met_by: np.ndarray | None = None,
+    plain: bool = False,
 ) -> LinearSolution:
     """Solve the program above; with ``slope``, ``gain`` is 1 and ``value`` must be left out.
 
@@ -86,6 +87,7 @@ def maximise(
         slope: (n,) steps/s demanded per unit of t.
         start: of the solution of a similar program; large programs are solved faster from there.
         met_by: (columns,) shares that meet the demands, where some are known.
+        plain: HiGHS alone solves it: there are few columns.
 
     Raises:
         InfeasibleError: the demands cannot be met.
@@ -143,7 +145,10 @@ def maximise(
             gain=gain,
             elastic=elastic,
         )
-    solved, after = _solved(program, None if start is None else start.scaled(unit))
+    if plain:
+        solved, after = by_simplex(program), None
+    else:
+        solved, after = _solved(program, None if start is None else start.scaled(unit))
     x, level, time = solved.x, solved.level, solved.time
     if same is not None:
         x = same.spread(x)
@@ -167,11 +172,17 @@ def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None
     """The solution by the faster method, and the warm start for a similar program."""
     if (program.columns.second >= 0).sum() >= MANY:
         return column_generation.solve(program), None
-    rows = program.rows() if len(program) >= LARGE else None
-    if rows is not None and rows.value is not None and not (program.gain or program.base.any()):
+    large = len(program) >= (LARGE_ELASTIC if program.elastic else LARGE)
+    rows = program.rows() if large else None
+    if (
+        not program.elastic
+        and rows is not None
+        and rows.value is not None
+        and not (program.gain or program.base.any())
+    ):
         worth = by_worth.solve(rows)
         if worth is not None:
-            x = worth.X[program.columns.first, program.columns.kind]
+            x = worth.X[program.columns.first, program.columns.place]
             return Solved(x=x, level=worth.level, time=worth.time, prices=worth.prices), None
     priced = None if rows is None else boxstep.solve(rows, start=start)
     if priced is None:
@@ -179,7 +190,7 @@ def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None
         return by_simplex(program), None
     columns = program.columns
     solved = Solved(
-        x=priced.X[columns.first, columns.kind], level=priced.level, time=priced.time, prices=priced.prices
+        x=priced.X[columns.first, columns.place], level=priced.level, time=priced.time, prices=priced.prices
     )
     return solved, priced.start
 

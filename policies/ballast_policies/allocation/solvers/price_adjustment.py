@@ -59,7 +59,7 @@ def adjusted_prices(rows: Rows, demands: Demands) -> tuple[float, np.ndarray]:
         s = demands.root(at.level, float(at.time.sum() + prices @ (size + rows.capacity)))
         if s < best:
             best, best_prices = s, prices
-        part = (at.used(rows.gpus) - rows.capacity) / size
+        part = (at.used(rows) - rows.capacity) / size
         mean = float(prices @ (part * size))
         pull = np.log(np.clip(part / mean, LEAST_PART, GREATEST_PART)) if mean > 0 else np.zeros(len(size))
         step = np.clip(np.where(pull * before > 0, LONGER * step, SHORTER * step), SHORTEST, LONGEST)

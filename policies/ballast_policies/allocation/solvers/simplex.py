@@ -10,6 +10,8 @@ from ballast_policies.allocation.solvers.dense_program import Rows, dense_rows
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 TIME_LIMIT_SECONDS = 600.0
+MOST_ENTRIES = 100_000_000
+"""Entries of a dense table of GPUs by configuration."""
 PRIMAL = 4
 """HiGHS's number for the primal simplex method."""
 
@@ -56,19 +58,30 @@ class Program:
         return len(self.scale)
 
     def rows(self) -> Rows | None:
-        """The same with a dense row a job; None where jobs share, or one has a demand and no column."""
+        """The same with a dense row a job; None where jobs share, or one has a demand and no column.
+
+        None also where one job has very many more configurations than the others.
+        """
         columns = self.columns
-        if self.elastic or (columns.second >= 0).any() or (self.time_first != 1.0).any():
+        if (columns.second >= 0).any() or (self.time_first != 1.0).any():
             return None
         present = np.zeros(len(self), dtype=bool)
         present[columns.first] = True
         if ((self.base > 0) | (self.slope > 0))[~present].any():
             return None
-        gpus = np.ones(len(self))
-        gpus[columns.first] = columns.gpus
+        gpus, width = np.ones(len(self)), len(self.capacity)
+        if self.elastic:
+            width = int(columns.place.max(initial=-1)) + 1
+            if (width + 1) * len(self) * len(self.capacity) > MOST_ENTRIES:
+                return None
+            np.maximum.at(gpus, columns.first, columns.total_gpus())
+        else:
+            gpus[columns.first] = columns.gpus
         return dense_rows(
             first=columns.first,
-            kind=columns.kind,
+            place=columns.place,
+            width=width,
+            entries=columns.entries() if self.elastic else None,
             rates=columns.rate_first * self.scale[columns.first],
             gpus=gpus,
             value=self.value if self.value.any() else None,

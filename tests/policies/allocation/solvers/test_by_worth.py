@@ -28,7 +28,8 @@ def rows_of(book, value):
     first, kind = np.nonzero(book.T)
     return dense_rows(
         first=first,
-        kind=kind,
+        place=kind,
+        width=book.k,
         rates=(book.T / np.where(book.full > 0, book.full, 1.0)[:, None])[first, kind],
         gpus=book.gpus,
         value=value[first, kind],

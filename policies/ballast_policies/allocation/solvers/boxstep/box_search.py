@@ -68,7 +68,7 @@ class Priced:
     """Solution of a large program.
 
     Attributes:
-        X: (n, k) shares.
+        X: (n, w) shares.
         level, time: (n,) multipliers of demand and time.
         prices: (k,) multipliers of the capacities.
         start: warm start for the next similar program.
@@ -183,7 +183,7 @@ class BoxSearch:
         return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
 
     def _fits(self, at: Response) -> bool:
-        return bool((at.used(self.rows.gpus) <= self.rows.capacity).all())
+        return bool((at.used(self.rows) <= self.rows.capacity).all())
 
     def _tied(self, nearest: np.ndarray, box: Box, stuck: bool) -> int:
         """How many jobs are tied."""
@@ -222,10 +222,9 @@ class BoxSearch:
         self.at_zero[jobs], self.per_t[jobs] = mixes.at_zero, mixes.per_t
 
     def _shares(self, t: float) -> np.ndarray:
-        """(n, k + 1) shares of all jobs as remembered."""
-        n, k = len(self.whole), len(self.whole.capacity)
-        share, everyone = self.at_zero + self.per_t * t, np.arange(n)
-        X = np.zeros((n, k + 1))
+        """(n, w + 1) shares of all jobs as remembered."""
+        share, everyone = self.at_zero + self.per_t * t, np.arange(len(self.whole))
+        X = np.zeros(self.whole.rates.shape)
         X[everyone, self.low] = 1.0 - share
         X[everyone, self.high] = share
         return X
@@ -250,7 +249,7 @@ class BoxSearch:
         self._remember(self.index, decided(self.rows, at, np.arange(len(self.rows))))
         X = self._shares(found.t)
         X[chosen] = 0.0
-        X[self.index[found.job], found.kind] = found.x
+        X[self.index[found.job], found.place] = found.x
         X = X[:, :-1]
         if (X < -MARGIN).any() or (X > 1.0 + MARGIN).any():
             return None
@@ -287,8 +286,8 @@ def by_one_lp(rows: Rows) -> Priced | None:
     found = crossover(rows, np.arange(len(rows)), active)
     if found is None:
         return None
-    X = np.zeros((len(rows), len(rows.capacity)))
-    X[found.job, found.kind] = found.x
+    X = np.zeros((len(rows), rows.idle))
+    X[found.job, found.place] = found.x
     return Priced(
         X=X,
         level=found.level,

@@ -23,6 +23,9 @@ from ballast_policies.allocation.start import Start
 
 FIRST_SAMPLE = 300
 """Jobs in the first LP, which has no prices to start from."""
+FIRST_COLUMNS = 4000
+"""Columns in it, of jobs with many configurations, where that leaves FEWEST jobs."""
+FEWEST = 60
 LP_JOBS = 400
 """Jobs in an LP of the rounds after it."""
 WARM_START_LP_JOBS = 60
@@ -87,9 +90,9 @@ def _drawn(rows: Rows, most: int) -> tuple[np.ndarray, np.ndarray]:
 def _of_sample(rows: Rows) -> CrossoverSolution | None:
     """The program of a sample of all jobs."""
     k = len(rows.capacity)
-    chosen, weight = _drawn(rows, FIRST_SAMPLE)
+    chosen, weight = _drawn(rows, min(FIRST_SAMPLE, max(FEWEST, FIRST_COLUMNS // max(1, rows.idle))))
     active = rows.usable[chosen]
-    active[:, k] = False
+    active[:, rows.idle] = False
     walls = None
     if rows.value is not None:
         dearest = 100.0 * float((largest(rows.value) / rows.gpus).max())
@@ -101,8 +104,7 @@ def _coarse(rows: Rows, at: Response) -> Response:
     """A response at the prices of a sample of some thousand jobs."""
     chosen, weight = _drawn(rows, COARSE_JOBS)
     some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
-    value = None if some.value is None else np.asfortranarray(some.value * weight[:, None])
-    some = dataclasses.replace(some, gpus=some.gpus * weight, value=value)
+    some = some.standing_for(weight)
     first = respond(some, at.prices, min(at.t, some.highest))
     found = BoxSearch(some).run(first, lp_jobs=LP_JOBS, part=FIRST_BOX, coarse=True)
     return at if found is None else _at(rows, np.array(found.start.prices), found.start.t)

@@ -9,6 +9,10 @@ from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import Box, CrossoverSolution, crossover, decided
 from ballast_policies.allocation.solvers.dense_program import Rows, least
 
+MOST_COLUMNS = 6000
+"""Columns in the LP of a sample, where that leaves FEWEST jobs."""
+FEWEST = 100
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Undecided:
@@ -39,7 +43,7 @@ def undecided_in(
         rows: the program.
         at: the response in the middle of the box.
         box: the box.
-        near: (n, k + 1) of ``closeness``.
+        near: (n, w + 1) of ``closeness``.
         corner: (n,) likewise.
         lp_jobs: jobs in an LP.
         widest: factor by which the box may grow where the LP has room for more jobs.
@@ -49,7 +53,9 @@ def undecided_in(
     if inside.sum() > lp_jobs:
         free = np.flatnonzero(inside)
         stratum = at.high[free] * near.shape[1] + near[free].argmin(axis=1)
-        some, weight = stratified(rows.gpus[free], stratum, nearest[free], lp_jobs)
+        some, weight = stratified(
+            rows.gpus[free], stratum, nearest[free], _sample_size(rows, near[free], lp_jobs)
+        )
         chosen = free[some]
         return Undecided(
             box=box, inside=inside, chosen=chosen, weight=weight, near=near[chosen], corner=corner[chosen]
@@ -69,6 +75,14 @@ def undecided_in(
         near=near[chosen] / wider,
         corner=corner[chosen] / wider,
     )
+
+
+def _sample_size(rows: Rows, near: np.ndarray, lp_jobs: int) -> int:
+    """Jobs in the LP of a sample: fewer where each of them has many columns in question."""
+    if rows.use is None:
+        return lp_jobs
+    columns = max(1, int((near <= 1.0).sum()))
+    return max(FEWEST, min(lp_jobs, MOST_COLUMNS * len(near) // columns))
 
 
 def lp_of(rows: Rows, at: Response, undecided: Undecided) -> CrossoverSolution | None:

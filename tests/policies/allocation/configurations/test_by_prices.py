@@ -1,0 +1,86 @@
+"""Hundreds of elastic jobs: the search for prices, against the same program given to HiGHS as it is."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ballast_policies.allocation.own_share import own_share
+from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.solvers import linear
+from scipy.optimize import linprog
+
+ROOT = Path(__file__).parents[4]
+_spec = importlib.util.spec_from_file_location("elastic_families", ROOT / "benchmarks/allocation/elastic.py")
+elastic = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(elastic)
+FAMILIES = {family.name: family for family in elastic.FAMILIES}
+JOBS = 130
+
+
+def by_one_program(policy, build, monkeypatch):
+    """The objective, with every program given to HiGHS."""
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "LARGE_ELASTIC", 10**9)
+        return solve(policy, build()).objective
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+@pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "max-throughput"])
+def test_prices_find_the_optimum_of_the_plain_program(policy, family, monkeypatch):
+    """On every family of the benchmark, with a proven gap."""
+    build = family.drawn(JOBS, seed=1)
+    instance = build()
+    answer = solve(policy, instance)
+    assert answer.gap <= 1e-6
+    assert answer.objective == pytest.approx(by_one_program(policy, build, monkeypatch), rel=1e-6)
+    assert (instance.gpus_used(answer.x) <= instance.capacity * (1 + 1e-9)).all()
+    assert (instance.time_used(answer.x) <= 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("name", ["demand 2", "demand 0.25", "beside gangs"])
+def test_idle_gpus_are_filled_as_by_the_plain_program(name, monkeypatch):
+    """The sum of the levels after max-min fairness."""
+    build = FAMILIES[name].drawn(JOBS, seed=2)
+    instance = build()
+    sums = []
+    for limit in (linear.LARGE_ELASTIC, 10**9):
+        monkeypatch.setattr(linear, "LARGE_ELASTIC", limit)
+        sums.append(float(instance.level_scale @ instance.throughput(solve("max-min-fairness", instance).x)))
+    assert sums[0] == pytest.approx(sums[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["like jobs", "heavy tails", "200 configurations", "beside gangs"])
+def test_own_shares_are_those_of_a_linear_program_each(name):
+    """The simplex method on arrays against HiGHS, job by job."""
+    instance = FAMILIES[name].drawn(40, seed=3)()
+    columns = instance.columns.take(instance.elastic[instance.columns.first])
+    x = own_share(columns, instance.capacity, 40)
+    for m in np.unique(columns.first):
+        mine = np.flatnonzero(columns.first == m)
+        one = columns.take(mine)
+        column, kind, gpus = one.entries()
+        use = np.zeros((len(instance.capacity) + 1, len(mine)))
+        use[kind, column] = gpus
+        use[-1] = 1.0
+        limits = np.append(instance.capacity / 40, 1.0)
+        best = -linprog(-one.rate_first, A_ub=use, b_ub=limits, bounds=(0, None), method="highs").fun
+        assert one.rate_first @ x[mine] == pytest.approx(best, rel=1e-9)
+        assert (use @ x[mine] <= limits * (1 + 1e-9)).all()
+
+
+def test_a_program_that_ends_nowhere_goes_to_highs(monkeypatch):
+    """Where the pivots do not end, one program each."""
+    instance = FAMILIES["demand 2"].drawn(5, seed=4)()
+    direct = own_share(instance.columns, instance.capacity, 5)
+    monkeypatch.setattr("ballast_policies.allocation.own_share.MAX_PIVOTS", 1)
+    by_highs = own_share(instance.columns, instance.capacity, 5)
+    assert instance.throughput(by_highs) == pytest.approx(instance.throughput(direct), rel=1e-9)
+
+
+def test_one_job_with_very_many_configurations_is_no_table_of_its_width(monkeypatch):
+    """A dense table would have its width for all jobs: the plain program then."""
+    build = FAMILIES["demand 2"].drawn(JOBS, seed=5)
+    expected = solve("makespan", build()).objective
+    monkeypatch.setattr("ballast_policies.allocation.solvers.simplex.MOST_ENTRIES", 1)
+    assert solve("makespan", build()).objective == pytest.approx(expected, rel=1e-6)
