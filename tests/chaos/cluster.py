@@ -56,7 +56,10 @@ class Trouble:
 
 
 class ChaosSimulation(Simulation):
-    """Five jobs on three nodes: one shrinks, one grows, one is a script, not all fit."""
+    """Five jobs on three nodes: one shrinks, one grows, one is a script, one has pods of two GPUs.
+
+    Not all fit.
+    """
 
     def __init__(self) -> None:
         self.number = 0
@@ -71,6 +74,8 @@ class ChaosSimulation(Simulation):
             if name == "five":
                 self.add_script(name, command={"total": TOTAL_STEPS}, **spec)
                 continue
+            if name == "two":
+                spec |= {"parallelism": {"gpusPerPod": 2}}
             if name == "four":
                 spec |= {"stages": (1, 3), "grow": True}
             self.add_job(name, trainer=trainer, **spec)

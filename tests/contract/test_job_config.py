@@ -97,6 +97,16 @@ def test_a_size_with_whole_pods_is_enough(change):
     assert JobConfig.from_mapping({**PLAIN, **change}).parallelism.gpus_per_pod is not None
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "ranks"),
+    [({}, 1), ({"tensor": 4}, 4), ({"tensor": 4, "gpusPerPod": 1}, 1), ({"tensor": 2, "gpusPerPod": 8}, 8)],
+)
+def test_a_pod_holds_a_tensor_group_unless_it_is_told_otherwise(parallelism, ranks):
+    """A group communicates in every layer: NVLink and shared memory reach as far as the pod."""
+    config = JobConfig.from_mapping({**PLAIN, "parallelism": parallelism, "pipeline": {"maxStages": 8}})
+    assert config.parallelism.ranks_per_pod == ranks
+
+
 def test_every_rule_has_an_example_that_breaks_it():
     """A rule that nothing can break is none; the examples are those of the test above."""
     broken = {reason for change, _, _ in RULES for reason in refusals(change).values()}

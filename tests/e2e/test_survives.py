@@ -40,16 +40,19 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
 
 
 def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballast):
-    """Survivors keep their UIDs, the released pods go, none restarts."""
-    job = ballast.demo_job("transformer", "transformer", totalSteps=160)
+    """Four ranks in two pods of two GPUs repack to one pod, which keeps its UID; none restarts."""
+    pairs = {"parallelism": {"gpusPerPod": 2}}
+    job = ballast.demo_job("transformer", "transformer", totalSteps=160, **pairs)
     with ballast.operator() as operator:
         ballast.apply(job)
         ballast.wait_for_state("transformer", "Repacking")
         uids = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("transformer")}
+        assert len(uids) == 2
         kill(operator)
     with ballast.operator():
         eventually(lambda: ballast.status("transformer").get("repacks"), "the shrink to be finished")
         repack = ballast.status("transformer")["repacks"][0]
+        assert (repack["releasedPods"], repack["gpus"]) == (["transformer-1-1"], 2)
         assert {s["name"]: s["uid"] for s in repack["survivors"]}.items() <= uids.items()
         names = {pod.metadata.name for pod in ballast.pods("transformer")}
         assert names.isdisjoint(repack["releasedPods"])

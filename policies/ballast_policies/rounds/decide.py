@@ -5,7 +5,8 @@
 3. If more running gangs would be stopped or moved than the hour allows, the newest of them stay.
 4. Where a gang waits for gangs that must not be disturbed, what comes free is kept for it.
 5. Nodes: a gang that stays in its pool keeps its own, the others are packed, the largest first. Where the
-   pods of one find no node with as many free GPUs together, it waits, and the claims after it are granted.
+   pods of one find no node with as many free GPUs, the most urgent is packed first, and what is left goes to
+   those that fit, by urgency.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from ballast_policies.rounds.packing import assign_nodes
 from ballast_policies.rounds.selection import Claims, select
 from ballast_policies.rounds.taints import Groups, Split
 from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
-from ballast_policies.rounds.whole_pods import Unplaced, without_room
+from ballast_policies.rounds.whole_pods import filled
 
 
 def decide_round(
@@ -83,7 +84,7 @@ def decide_round(
     limit = moves_left(now, state, settings)
     keep = keeps_free(now, state, settings)
     while True:
-        placements, kept_for = _grant_placed(question, pinned, keep=keep)
+        placements, kept_for = _grant(question, pinned, keep=keep)
         disturbed = {job: at for job, at in valid.items() if placements.get(job) != at}
         if limit is None or len(disturbed) <= limit:
             break
@@ -123,50 +124,15 @@ class _Question:
         return select(claims, room), {}
 
 
-def _grant_placed(
+def _grant(
     question: _Question, pinned: Mapping[str, str], *, keep: bool
 ) -> tuple[dict[str, Placement], dict[str, str]]:
-    """(job -> where it runs, pool -> job for which its free GPUs are kept).
-
-    Claims are granted by the GPUs of a pool. Those of pods that no node has room for are left out, and the
-    others are granted again.
-    """
-    unplaced: tuple[Unplaced, ...] = ()
-    while True:
-        wanted, placements, kept_for = _grant(question, pinned, unplaced, keep=keep)
-        failed = [(job, pool) for job, pool, _ in wanted if job not in placements]
-        if not failed:
-            return placements, kept_for
-        unplaced += tuple(
-            Unplaced(
-                job=question.names.index(job),
-                pool=question.pools.names.index(pool),
-                gpus=question.jobs[job].gpus,
-                gpus_per_pod=question.gpus_per_pod[job],
-                barred=question.not_tolerated.get(job, frozenset()),
-            )
-            for job, pool in failed
-        )
-
-
-def _grant(
-    question: _Question, pinned: Mapping[str, str], unplaced: Sequence[Unplaced], *, keep: bool
-) -> tuple[list[tuple[str, str, int]], dict[str, Placement], dict[str, str]]:
-    """(granted: job, pool and GPUs; job -> where it runs; pool -> job for which its free GPUs are kept)."""
+    """(job -> where it runs, pool -> job for which its free GPUs are kept)."""
     pools, valid, names = question.pools, question.valid, question.names
     index = {name: m for m, name in enumerate(names)}
     keeping = [index[job] for job in pinned]
     claims, position = question.ordered.claims, np.arange(len(question.ordered.claims))
     open_ = ~np.isin(claims.job, keeping)
-    if unplaced:
-        open_ &= ~without_room(
-            claims,
-            question.ordered.stays,
-            names,
-            unplaced,
-            question.gpus_per_pod,
-            question.not_tolerated,
-        )
     chosen, splits = question.select(claims.take(open_), keeping)
     granted = position[open_][chosen]
     kept_for = {}
@@ -183,7 +149,22 @@ def _grant(
     wanted += [(names[claims.job[k]], pools.names[claims.column[k]], int(claims.gpus[k])) for k in granted]
     by_name = {names[job]: split for job, split in splits.items()}
     placements = assign_nodes(wanted, question.nodes, valid, by_name, question.gpus_per_pod)
-    return wanted, placements, kept_for
+    if len(placements) < len(wanted):
+        # The pods of some gang find no node with as many GPUs: whoever is more urgent chooses first.
+        most_urgent = assign_nodes(
+            wanted, question.nodes, valid, by_name, question.gpus_per_pod, by_urgency=True
+        )
+        placements = filled(
+            most_urgent,
+            claims.take(open_),
+            names,
+            pools.names,
+            question.nodes,
+            valid,
+            gpus_per_pod=question.gpus_per_pod,
+            not_tolerated=question.not_tolerated,
+        )
+    return placements, kept_for
 
 
 def _as_round(

@@ -43,6 +43,8 @@ def assign_nodes(
     running: Mapping[str, Placement],
     splits: Mapping[str, Mapping[str, int]] | None = None,
     gpus_per_pod: Mapping[str, int] | None = None,
+    *,
+    by_urgency: bool = False,
 ) -> dict[str, Placement]:
     """Exact nodes for gangs that fit their pools by count.
 
@@ -55,6 +57,7 @@ def assign_nodes(
         running: job -> where it runs now; a gang that stays in its pool keeps its nodes.
         splits: job -> group of nodes (``Node.group``) -> GPUs, for gangs that start or move; None: any nodes.
         gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
+        by_urgency: gangs that start or move choose in the order of ``granted``, not the largest first.
     """
     splits, per_pod = splits or {}, gpus_per_pod or {}
     free = {node.name: node.gpus for node in nodes}
@@ -73,7 +76,9 @@ def assign_nodes(
         else:
             movers.append((job, pool, gpus))
     # Large pods find no room behind small ones.
-    for job, pool, gpus in sorted(movers, key=lambda mover: (-per_pod.get(mover[0], 1), -mover[2])):
+    if not by_urgency:
+        movers.sort(key=lambda mover: (-per_pod.get(mover[0], 1), -mover[2]))
+    for job, pool, gpus in movers:
         parts = [
             pack(count, members, free, per_pod.get(job, 1))
             for members, count in _groups(pools[pool], gpus, splits.get(job))

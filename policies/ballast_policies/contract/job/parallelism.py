@@ -68,7 +68,8 @@ class ParallelismConfig(Settings):
     """Replicas of the pipeline; each takes its share of the microbatches."""
     gpus_per_pod: int | None = setting(None, ge=1, le=1024)
     """GPUs of each pod, one process for each: as many as a node has, so that its ranks reach each other over
-    NVLink and shared memory. The job has, takes and releases whole pods. Absent: 1."""
+    NVLink and shared memory. The job has, takes and releases whole pods. Absent: ``tensor``, so
+    that a tensor group is on one node."""
     scatter_gather: bool = True
     """Whether each tensor-parallel rank sends its part of the activations between stages, which the
     receivers put together."""
@@ -83,4 +84,4 @@ class ParallelismConfig(Settings):
     @property
     def ranks_per_pod(self) -> int:
         """Ranks of each pod, and its GPUs."""
-        return self.gpus_per_pod or 1
+        return self.gpus_per_pod or self.tensor

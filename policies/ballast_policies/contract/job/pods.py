@@ -46,7 +46,7 @@ POD_RULES = (
         condition=(at(_FIELD) == 1) | (at(_FIELD) % at("parallelism.tensor") == 0),
         field=_FIELD,
         reason="gpusPerPod is not a multiple of parallelism.tensor: a tensor group stays inside a pod",
-        fix="choose a multiple of tensor, or 1",
+        fix="choose a multiple of tensor, or 1 for groups over the network",
     ),
     Rule(
         condition=one_is_not("pipeline.replicas", 1) | (at(_FIELD) <= at("pipeline.max_stages") * _COLUMN),
