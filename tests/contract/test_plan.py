@@ -135,3 +135,18 @@ def test_stop_keeps_the_ranks():
     assert stopped == dataclasses.replace(
         PLAN, epoch=4, directive=Directive.CHECKPOINT_AND_STOP, reason="preempted"
     )
+
+
+def test_the_operator_may_ask_for_a_shrink_and_leaves_the_stages_to_the_trainer():
+    """Rank 0 first; not all pods, and none of another plan."""
+    kept = PLAN.keep((PODS[0], PODS[2]), "another job waits")
+    assert (kept.epoch, kept.directive, kept.stages, kept.reason) == (
+        4,
+        Directive.SHRINK,
+        (),
+        "another job waits",
+    )
+    assert [(rank.rank, rank.pod) for rank in kept.ranks] == [(0, PODS[0]), (1, PODS[2])]
+    for pods in ((), PODS, (PODS[1], PODS[0]), (PODS[0], "other-1-0"), (PODS[0], PODS[0])):
+        with pytest.raises(ValueError, match=r"rank 0 first|are to stay"):
+            PLAN.keep(pods, "")

@@ -278,6 +278,7 @@ def _alike(one: Assignment | None, other: Assignment | None) -> bool:
         and one.launches == other.launches
         and one.placement == other.placement
         and one.extra_nodes == other.extra_nodes
+        and one.kept_pods == other.kept_pods
         and one.reason == other.reason
         and one.chosen == other.chosen
         and one.advice == other.advice

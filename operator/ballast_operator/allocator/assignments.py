@@ -1,12 +1,14 @@
 """From a round to an assignment for each job."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.problem import Allocation, Job, Problem
-from ballast_policies.rounds import Placement, Round, grow
+from ballast_policies.rounds import Placement, Round
+from ballast_policies.rounds.sizes import ElasticGang, extra_nodes, kept_ranks
 
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 from ballast_operator.api.conditions import JobReason
@@ -34,16 +36,7 @@ def assignments_of(
         plan_id: name of the round.
         dry_run: nothing is to change; each assignment says what would.
     """
-    sizes = {job.name: job.growth_sizes for job in snapshot.jobs if job.growth_sizes}
-    extra_nodes = grow(
-        round_,
-        jobs={job.name: job.job for job in snapshot.jobs},
-        nodes=snapshot.capacity.nodes,
-        sizes={} if dry_run else sizes,
-        not_tolerated=snapshot.not_tolerated,
-        gpus_per_pod=snapshot.gpus_per_pod,
-    )
-    speeds = isolated_speeds(snapshot.problem, snapshot.running)
+    speeds = isolated_speeds(snapshot.problem, snapshot.running, snapshot.elastic)
     found = {
         job.key: _assignment(
             job,
@@ -54,13 +47,13 @@ def assignments_of(
             common={
                 "launches": job.launches,
                 "plan_id": plan_id,
-                "extra_nodes": extra_nodes.get(job.name, ()),
                 "advice": advice.get(job.key, ()),
                 "isolated_speed": speeds.get(job.name, 0.0),
             },
         )
         for job in snapshot.jobs
     }
+    within_tenant_limits(snapshot, found)
     for job in snapshot.refused:
         found[job.key] = Assignment(
             action=AssignmentAction.RELEASE,
@@ -96,10 +89,14 @@ def _assignment(
 ) -> Assignment:
     placement, why = round_.placements.get(job.name), round_.reasons.get(job.name, "")
     best = next_best(allocation, job.job, gpu_types, chosen=placement.gpu_type if placement else None)
-    if job.placement is not None and (dry_run or placement == job.placement):
+    change = None if job.placement is None or placement is None else _change(job, placement)
+    if job.placement is not None and (dry_run or change is not None):
+        extra, kept = ((), ()) if dry_run or change is None else change
         return Assignment(
             action=AssignmentAction.KEEP,
             placement=job.placement,
+            extra_nodes=extra,
+            kept_pods=kept,
             why=why,
             chosen=_as_text(job.placement),
             next_best=best,
@@ -126,6 +123,46 @@ def _assignment(
     )
 
 
+def _change(job: SnapshotJob, placement: Placement) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """(nodes of GPUs that a running gang takes, pods it keeps where it shrinks); None: it moves."""
+    held, gang = job.placement, job.elastic
+    if held is None or held.pool != placement.pool or (gang is None and placement != held):
+        return None
+    more = extra_nodes(held.nodes, placement.nodes)
+    if more is not None:
+        return more, ()
+    kept = kept_ranks(held.nodes, placement.nodes, gang.together if gang is not None else 1)
+    if kept is None:
+        return None
+    return (), tuple(dict.fromkeys(job.pods[rank // job.gpus_per_pod] for rank in kept))
+
+
+def within_tenant_limits(snapshot: Snapshot, found: dict[Key, Assignment]) -> None:
+    """Hold back what would exceed a namespace's limit until its shrinking gangs have given GPUs back."""
+    left = dict(snapshot.tenants.left)
+    for job in snapshot.jobs:
+        namespace, assignment = job.key[0], found[job.key]
+        if namespace not in left:
+            continue
+        starts = assignment.action is AssignmentAction.PLACE and assignment.placement is not None
+        wanted = len(assignment.extra_nodes)
+        if starts and assignment.placement is not None:
+            wanted = len(assignment.placement.nodes) if job.placement is None else 0
+        if wanted <= left[namespace]:
+            left[namespace] -= wanted
+            continue
+        if not starts:
+            found[job.key] = dataclasses.replace(assignment, extra_nodes=())
+        elif any(one.key[0] == namespace and found[one.key].kept_pods for one in snapshot.jobs):
+            why = f"other jobs of namespace {namespace}, which is at its limit, are giving GPUs back; then: "
+            found[job.key] = dataclasses.replace(
+                assignment,
+                action=AssignmentAction.RELEASE,
+                reason=JobReason.NAMESPACE_LIMIT,
+                why=why + assignment.why,
+            )
+
+
 def _as_text(placement: Placement) -> str:
     return f"{len(placement.nodes)} x {placement.gpu_type} of pool {placement.pool}"
 
@@ -148,7 +185,9 @@ def next_best(allocation: Allocation, job: Job, gpu_types: tuple[str, ...], *, c
     )
 
 
-def isolated_speeds(problem: Problem, running: Mapping[str, Placement]) -> dict[str, float]:
+def isolated_speeds(
+    problem: Problem, running: Mapping[str, Placement], elastic: Mapping[str, ElasticGang] | None = None
+) -> dict[str, float]:
     """Running job -> steps/s on 1/n of every GPU type / steps/s on the GPUs that it has; 0: not known.
 
     A ratio, because a job's measured speed is worth more than any estimate of it.
@@ -161,6 +200,9 @@ def isolated_speeds(problem: Problem, running: Mapping[str, Placement]) -> dict[
     for job, rate in zip(problem.jobs, alone.tolist(), strict=True):
         placement = running.get(job.name)
         if placement is not None:
+            gang = (elastic or {}).get(job.name)
             here = job.throughput.get(placement.gpu_type, 0.0)
+            if gang is not None:
+                here = gang.speed(placement.gpu_type, len(placement.nodes)) or here
             found[job.name] = rate / here if here > 0 else 0.0
     return found

@@ -25,5 +25,9 @@ def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView]) ->
     for job in snapshot.problem.jobs:
         placement, fastest = snapshot.running.get(job.name), max(job.throughput.values(), default=0.0)
         if placement is not None and fastest > 0:
-            effective += job.throughput.get(placement.gpu_type, 0.0) / fastest
+            gang = snapshot.elastic.get(job.name)
+            rate = job.throughput.get(placement.gpu_type, 0.0)
+            if gang is not None:
+                rate = gang.speed(placement.gpu_type, len(placement.nodes))
+            effective += rate / fastest
     metrics.effective_throughput.set(effective)

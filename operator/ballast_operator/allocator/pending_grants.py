@@ -10,16 +10,24 @@ import dataclasses
 from collections.abc import Mapping
 
 from ballast_policies.rounds import Node, Placement, Round, in_whole_pods
+from ballast_policies.rounds.sizes import stays
 
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EffectivePlacements:
-    """What counts as running within a round: job -> placement, and since when (epoch seconds)."""
+    """What counts as running within a round.
+
+    Attributes:
+        running: job -> placement.
+        since: job -> since when, epoch seconds.
+        pending: jobs that were granted their GPUs and do not hold them yet.
+    """
 
     running: Mapping[str, Placement]
     since: Mapping[str, float]
+    pending: frozenset[str] = frozenset()
 
 
 class PendingGrants:
@@ -28,6 +36,7 @@ class PendingGrants:
     def __init__(self) -> None:
         self._granted: dict[str, tuple[Placement, int]] = {}
         self._leaving: dict[str, int] = {}
+        self._shrunk: dict[str, tuple[Placement, Placement, int]] = {}
         self._reasons: dict[str, tuple[Placement, str]] = {}
 
     def remember(self, decided: Round, snapshot: Snapshot) -> None:
@@ -36,15 +45,17 @@ class PendingGrants:
         self._reasons = {
             job: (placement, decided.reasons[job]) for job, placement in decided.placements.items()
         }
+        staying = {job for job in running if _stays(jobs[job], decided.placements.get(job))}
         self._granted = {
             job: (placement, jobs[job].launches)
             for job, placement in decided.placements.items()
-            if running.get(job) != placement
+            if job not in staying
         }
-        self._leaving = {
-            job: jobs[job].launches
-            for job, placement in running.items()
-            if decided.placements.get(job) != placement
+        self._leaving = {job: jobs[job].launches for job in running if job not in staying}
+        self._shrunk = {
+            job: (decided.placements[job], running[job], jobs[job].launches)
+            for job in staying
+            if len(decided.placements[job].nodes) < len(running[job].nodes)
         }
 
     def explain(self, decided: Round) -> Round:
@@ -58,15 +69,22 @@ class PendingGrants:
 
     def effective_placements(self, snapshot: Snapshot, *, moment: float) -> EffectivePlacements:
         """The snapshot's gangs as the last decision placed them; a job launched since then as observed."""
-        running, since = {}, {}
+        running, since, pending = {}, {}, set()
         nodes = {node.name: node for node in snapshot.capacity.nodes}
         for job in snapshot.jobs:
             granted = self._granted.get(job.name)
             if job.placement is not None and self._leaving.get(job.name) != job.launches:
-                running[job.name], since[job.name] = job.placement, job.running_since
+                running[job.name], since[job.name] = self._as_asked(job), job.running_since
             elif granted is not None and granted[1] == job.launches and _open(granted[0], job, nodes):
                 running[job.name], since[job.name] = granted[0], moment
-        return EffectivePlacements(running=running, since=since)
+                pending.add(job.name)
+        return EffectivePlacements(running=running, since=since, pending=frozenset(pending))
+
+    def _as_asked(self, job: SnapshotJob) -> Placement:
+        """Where the job runs once it has shrunk as the last decision asks."""
+        assert job.placement is not None
+        asked = self._shrunk.get(job.name)
+        return asked[0] if asked is not None and asked[1:] == (job.placement, job.launches) else job.placement
 
 
 def _open(placement: Placement, job: SnapshotJob, nodes: Mapping[str, Node]) -> bool:
@@ -74,3 +92,13 @@ def _open(placement: Placement, job: SnapshotJob, nodes: Mapping[str, Node]) -> 
     there = [nodes[name] for name in placement.nodes if name in nodes]
     barred = any(node.closed or node.taints in job.not_tolerated for node in there)
     return not barred and in_whole_pods(placement.nodes, job.gpus_per_pod)
+
+
+def _stays(job: SnapshotJob, placement: Placement | None) -> bool:
+    """Whether a running job continues without a restart, maybe with another size."""
+    if placement is None or job.placement is None:
+        return False
+    together = job.elastic.together if job.elastic is not None else 1
+    return placement == job.placement or (
+        job.elastic is not None and stays(job.placement, placement, together)
+    )

@@ -5,7 +5,9 @@ import logging
 
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
-from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_round
+from ballast_policies.allocation.registry import find_policy
+from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState
+from ballast_policies.rounds.sizes import SizeSettings, decide_elastic_round
 
 from ballast_operator.allocator.pending_grants import EffectivePlacements, PendingGrants
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -57,7 +59,7 @@ class Rounds:
         effective = EffectivePlacements(running=snapshot.running, since=snapshot.running_since)
         if not at_boundary:
             effective = self._grants.effective_placements(snapshot, moment=moment)
-        decided = decide_round(
+        decided = decide_elastic_round(
             now=moment,
             shares=allocation.allocation,
             jobs=snapshot.problem.jobs,
@@ -75,6 +77,11 @@ class Rounds:
                 max_moves_per_hour=policy.spec.moves.max_moves_per_hour,
                 within_round=not at_boundary,
             ),
+            elastic=snapshot.elastic,
+            sizes=SizeSettings(surplus=find_policy(policy.spec.objective.policy).surplus),
+            tenants={job.name: job.key[0] for job in snapshot.jobs if job.key[0] in snapshot.tenants.gpus},
+            room=snapshot.tenants.gpus,
+            pending=effective.pending,
             not_tolerated=snapshot.not_tolerated,
             gpus_per_pod=snapshot.gpus_per_pod,
             columns=classes.of_pool,
@@ -86,9 +93,10 @@ class Rounds:
         self._number += 1
         self.plan_id = f"{policy.metadata.name}-{int(moment)}-{self._number}"
         logger.info(
-            "round planId=%s extended=%d started=%d moved=%d stopped=%d waiting=%d",
+            "round planId=%s extended=%d resized=%d started=%d moved=%d stopped=%d waiting=%d",
             self.plan_id,
             len(decided.extended),
+            len(decided.resized),
             len(decided.started),
             len(decided.moved),
             len(decided.stopped),

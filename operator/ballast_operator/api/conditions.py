@@ -41,6 +41,8 @@ class JobCondition(enum.StrEnum):
     """The job has handed pods back while training."""
     GROWN = "Grown"
     """The job has taken more GPUs while training."""
+    SHRUNK = "Shrunk"
+    """The job has given GPUs back while training, as the allocator asked. Absent: it never asked."""
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
     INPUTS_COMPLETE = "InputsComplete"
@@ -160,6 +162,12 @@ class JobReason(enum.StrEnum):
     """Grown: the named pods are ranks of the gang."""
     GROWTH_GIVEN_UP = "GrowthGivenUp"
     """Not grown: new pods failed or did not run in time; the gang continues without them."""
+
+    # Shrunk
+    SHRINKING = "Shrinking"
+    """Not shrunk yet: the allocator has asked for it; the message names the pods that will go."""
+    GPUS_GIVEN_BACK = "GpusGivenBack"
+    """Shrunk: the named pods are gone and their GPUs are free."""
 
     # Preempted
     PREEMPTED = "Preempted"

@@ -80,7 +80,7 @@ class TrainingJobSpec(ApiModel):
             "To fix: make a new TrainingJob",
         ),
         Rule(
-            "has(self.model) || !self.grow",
+            "has(self.model) || !has(self.grow) || !self.grow",
             "grow: a job without a model changes its size by a restart, not while it trains. "
             "To fix: leave grow out",
             ".grow",
@@ -113,9 +113,10 @@ class TrainingJobSpec(ApiModel):
     """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
     deadline: Time | None = None
     """When it should be done, as 2030-01-31T12:00:00Z; kept, where it can be, by ``min-cost-slo``."""
-    grow: bool = False
-    """Whether it takes more GPUs of its pool while it trains, up to ``pipeline.maxStages``, when no other job
-    can use them."""
+    grow: bool | None = None
+    """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
+    ``pipeline.maxStages``; absent: where it can, which a job without a model cannot. false: it is launched
+    with the most that its pool has, and keeps them."""
     suspend: bool = False
     """Save a checkpoint, stop and hold no GPUs until it is false again."""
     backoff_limit: Annotated[int, Field(ge=0, le=1000)] = 3

@@ -158,6 +158,8 @@ class Repacking(StatusModel):
     """Predicted seconds per step with fewer ranks."""
     reason: _Text = ""
     """Why, as text."""
+    asked: bool = False
+    """Whether the allocator asked for it, for other jobs; false: the trainer proposed it."""
 
 
 class Decision(StatusModel):

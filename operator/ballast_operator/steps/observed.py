@@ -194,4 +194,4 @@ def _offer(context: ReconcileContext) -> Offer | None:
         return None  # gpusPerPod was changed after the decision
     size = len(nodes) // per_pod
     same = allocation is not None and placement == allocation.placement
-    return Offer(kind, assignment.launches, size=size, same_placement=same)
+    return Offer(kind, assignment.launches, size=size, same_placement=same, keep=assignment.kept_pods)

@@ -1,4 +1,4 @@
-"""Repack: answer the proposal, write the smaller plan, record it once the released pods are gone."""
+"""Shrink: by the trainer's proposal or as the allocator asks; recorded once the released pods are gone."""
 
 import dataclasses
 
@@ -49,6 +49,33 @@ def accept_proposal(context: ReconcileContext, epoch: int) -> StepResult:
     )
 
 
+def write_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) -> StepResult:
+    """Write the plan of the pods ``kept``: the open proposal's, or those that the allocator asks for."""
+    lease = context.view.lease
+    proposal = lease.proposal if lease is not None else None
+    is_open = proposal is not None and proposal.epoch == context.plan.epoch and proposal.kept_pods == kept
+    if is_open and proposal is not None and not refusal(context, proposal):
+        return accept_proposal(context, epoch)
+    return ask_to_shrink(context, epoch, kept)
+
+
+def ask_to_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) -> StepResult:
+    """Write the plan with fewer pods that the allocator asks for; the trainer moves the layers onto them."""
+    assignment, plan = context.assignment, context.plan
+    released = [pod for pod in plan.pods if pod not in kept]
+    gpus = len(released) * context.allocation.gpus_per_pod
+    why = assignment.why if assignment is not None else ""
+    reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
+    shrunk = dataclasses.replace(plan.keep(kept, reason), epoch=epoch)
+    message = f"releasing {', '.join(released)}: {reason}" + (f"; {why}" if why else "")
+    status = with_condition(
+        context, context.view.status, JobCondition.SHRUNK, False, JobReason.SHRINKING, message
+    )
+    return StepResult(
+        status=status, actions=(WritePlan(shrunk),), requeue_after_seconds=context.settings.shrink_seconds
+    )
+
+
 def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     """The released pods are gone: the gang is smaller, and their GPUs are free."""
     node_of, released = context.allocation.node_of, move.released
@@ -57,7 +84,10 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
     message = f"{', '.join(released)} released at step {entry.step}; {len(shrunk.pods)} pods continue"
-    status = with_condition(context, status, JobCondition.REPACKED, True, JobReason.PODS_RELEASED, message)
+    kind, reason = JobCondition.REPACKED, JobReason.PODS_RELEASED
+    if entry.asked:
+        kind, reason = JobCondition.SHRUNK, JobReason.GPUS_GIVEN_BACK
+    status = with_condition(context, status, kind, True, reason, message)
     return StepResult(
         status=status,
         allocate=True,
@@ -84,10 +114,19 @@ def _record(context: ReconcileContext, released: tuple[str, ...], gpus: int) -> 
         step=max(0, ack.step) if ack is not None else 0,
         pause_ms=max(0.0, ack.pause_ms) if ack is not None and ack.pause_ms is not None else None,
     )
-    if proposal is None or proposal.epoch != plan.epoch - 1:
-        return entry
+    if not _accepted(context, proposal):
+        return entry.replace(asked=True, reason=plan.reason[:1024])
+    assert proposal is not None
     return entry.replace(
         step_seconds_before=max(0.0, proposal.step_seconds_before),
         step_seconds_after=max(0.0, proposal.step_seconds_after),
         reason=proposal.reason[:1024],
     )
+
+
+def _accepted(context: ReconcileContext, proposal: Proposal | None) -> bool:
+    """Whether the plan in force is what the trainer proposed, not what the allocator asked for."""
+    plan = context.plan
+    if proposal is None or proposal.epoch != plan.epoch - 1 or proposal.reason != plan.reason:
+        return False
+    return proposal.kept_pods == plan.pods

@@ -19,7 +19,11 @@ from ballast_operator.steps.context import (
 from ballast_operator.steps.failure import EXITED_WELL
 from ballast_operator.steps.observed import seconds_left
 
-CHANGES = {JobCondition.REPACKED: JobReason.REPACKING, JobCondition.GROWN: JobReason.GROWING}
+CHANGES = {
+    JobCondition.REPACKED: JobReason.REPACKING,
+    JobCondition.SHRUNK: JobReason.SHRINKING,
+    JobCondition.GROWN: JobReason.GROWING,
+}
 """Condition of a change of the gang's size -> its reason while the change is under way."""
 
 MAX_ENDING_MESSAGE = 4096

@@ -37,7 +37,7 @@ from ballast_operator.steps.growing import (
 from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
 from ballast_operator.steps.running import next_look, track_progress
-from ballast_operator.steps.shrinking import accept_proposal, record_shrink, refuse_proposal
+from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, write_shrink
 from ballast_operator.steps.stopping import ask_to_save, begin_termination, release_gpus, succeed
 from ballast_operator.steps.waiting import launch, wait
 
@@ -75,8 +75,8 @@ def _carry_out(context: ReconcileContext, decision: Decision) -> StepResult:
             return create_newcomers(context, pods)
         case WritePlan(epoch, Directive.RUN):
             return write_first_plan(context, epoch)
-        case WritePlan(epoch, Directive.SHRINK):
-            return accept_proposal(context, epoch)
+        case WritePlan(epoch, Directive.SHRINK, kept):
+            return write_shrink(context, epoch, kept)
         case WritePlan(epoch, Directive.GROW):
             return write_grown_plan(context, epoch)
         case WritePlan(epoch):

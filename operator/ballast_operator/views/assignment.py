@@ -40,6 +40,7 @@ class Assignment:
             ignores the assignment, so that none is carried out twice.
         placement: for KEEP and PLACE: where; for RELEASE of a dry run: where it would run.
         extra_nodes: for KEEP: nodes of GPUs that the gang may take in addition.
+        kept_pods: for KEEP: the pods that the gang is to continue with, by rank; empty: all.
         plan_id: the round.
         reason: a reason of the condition ``Admitted``, for RELEASE.
         why: as a sentence.
@@ -52,6 +53,7 @@ class Assignment:
     launches: int
     placement: Placement | None = None
     extra_nodes: tuple[str, ...] = ()
+    kept_pods: tuple[str, ...] = ()
     plan_id: str = ""
     reason: str = ""
     why: str = ""

@@ -81,6 +81,15 @@ class JobView:
         return allocation if allocation is not None and allocation.ending is None else None
 
     @property
+    def held_placement(self) -> JobAllocation | None:
+        """The running allocation without the pods that a shrink under way is about to release."""
+        allocation, plan = self.running_allocation, self.launched_plan
+        if allocation is None or plan is None or not self.shrinking:
+            return allocation
+        kept = {pod: node for pod, node in allocation.node_of.items() if plan.rank_of(pod) is not None}
+        return allocation.with_pods(kept)
+
+    @property
     def gang(self) -> tuple[PodView, ...]:
         """Pods of the launch that holds GPUs."""
         return tuple(pod for pod in self.pods if pod.launch == self.launch)

@@ -32,7 +32,7 @@ class JobSpec:
         backoff_limit: restarts after failures of its own, at most.
         ttl_seconds: how long it is kept after its end; None: until somebody deletes it.
         template: PodTemplateSpec.
-        grow: it may take more GPUs while it trains.
+        grow: its gang may become smaller and larger while it trains.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
     """
@@ -45,7 +45,7 @@ class JobSpec:
     backoff_limit: int
     ttl_seconds: int | None
     template: Mapping[str, Any]
-    grow: bool = False
+    grow: bool = True
     entity: str | None = None
     deadline: Time | None = None
 
@@ -191,7 +191,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         throughput=throughput,
         weight=spec.weight,
         suspend=spec.suspend,
-        grow=spec.grow,
+        grow=spec.grow is not False,
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,
         template=spec.template.as_object(),

@@ -45,6 +45,25 @@ class SpaceSharing(enum.StrEnum):
     """Required: without sharing it would be another policy."""
 
 
+class Surplus(enum.StrEnum):
+    """Which elastic gang gets the GPUs that are left when every gang that runs has its least size."""
+
+    LEVEL = "level"
+    """The one that has least of what it would have on 1/n of the GPUs, by weight."""
+    ARRIVAL = "arrival"
+    """The one that came first."""
+    SHORTEST = "shortest"
+    """The one that would end first."""
+    LONGEST = "longest"
+    """The one that would end last."""
+    FINISH_TIME = "finish time"
+    """The one that is delayed most against its isolated share."""
+    THROUGHPUT = "throughput"
+    """The one that gains the most steps per second a GPU."""
+    COST = "cost"
+    """None, unless its steps become no dearer, or its deadline needs them."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The properties of a policy; operator, command lines and documentation read it here.
@@ -59,6 +78,7 @@ class Policy:
         compares_speeds: steps per second of one job are weighed against those of another, not only
             against the same job's on other GPU types.
         space_sharing: whether pairs of jobs on the same GPUs are used.
+        surplus: which elastic gang grows first.
         spreads_when_agnostic: its heterogeneity-agnostic baseline divides each job's time over the GPU
             types as the cluster is made up; the baselines of the others serve whole jobs on any type.
         names_unmet_deadlines: its answer lists the deadlines that cannot be met.
@@ -74,6 +94,7 @@ class Policy:
     reads: frozenset[Reads] = frozenset()
     compares_speeds: bool = False
     space_sharing: SpaceSharing = SpaceSharing.ALLOWED
+    surplus: Surplus = Surplus.LEVEL
     spreads_when_agnostic: bool = False
     names_unmet_deadlines: bool = False
     takes_configurations: bool = False

@@ -23,7 +23,7 @@ from ballast_policies.allocation.policies import (
     water_filling,
 )
 from ballast_policies.allocation.policies.cost import max_throughput_per_dollar, min_cost, min_cost_slo
-from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing
+from ballast_policies.allocation.policy import Policy, Reads, SpaceSharing, Surplus
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.start import Start
 from ballast_policies.registry import Registry
@@ -67,6 +67,7 @@ POLICIES = Registry(
             compares_speeds=True,
             spreads_when_agnostic=True,
             takes_configurations=True,
+            surplus=Surplus.FINISH_TIME,
         ),
         "makespan": Policy(
             summary="minimise the largest `steps_m / throughput(m, X)` (5.4.2)",
@@ -77,6 +78,7 @@ POLICIES = Registry(
             compares_speeds=True,
             spreads_when_agnostic=True,
             takes_configurations=True,
+            surplus=Surplus.LONGEST,
         ),
         "fifo": Policy(
             summary="maximise `sum_m g_m (M - m) throughput(m, X) / fastest_m`, jobs counted in order of "
@@ -85,6 +87,7 @@ POLICIES = Registry(
             objective=fifo.objective,
             reads=frozenset({Reads.ARRIVAL_ORDER}),
             takes_configurations=True,
+            surplus=Surplus.ARRIVAL,
         ),
         "shortest-job-first": Policy(
             summary="finish the shortest job soonest (5.4.2), then the others in order of length",
@@ -93,6 +96,7 @@ POLICIES = Registry(
             reads=frozenset({Reads.STEPS}),
             compares_speeds=True,
             takes_configurations=True,
+            surplus=Surplus.SHORTEST,
         ),
         "max-throughput": Policy(
             summary="maximise `sum_m throughput(m, X)` (5.3.1)",
@@ -100,6 +104,7 @@ POLICIES = Registry(
             objective=max_throughput.objective,
             compares_speeds=True,
             takes_configurations=True,
+            surplus=Surplus.THROUGHPUT,
         ),
         "max-throughput-per-dollar": Policy(
             summary="maximise `sum T[m, j] X[m, j] / (g_m price_j)` (Gavel's linear form of 6.4.2)",
@@ -108,6 +113,7 @@ POLICIES = Registry(
             reads=frozenset({Reads.PRICES}),
             compares_speeds=True,
             takes_configurations=True,
+            surplus=Surplus.COST,
         ),
         "min-cost": Policy(
             summary="maximise `sum_m throughput(m, X) / cost(m, X)` (6.4.2): each job on its cheapest types, "
@@ -117,6 +123,7 @@ POLICIES = Registry(
             reads=frozenset({Reads.PRICES}),
             space_sharing=SpaceSharing.NEVER,
             takes_configurations=True,
+            surplus=Surplus.COST,
         ),
         "min-cost-slo": Policy(
             summary="least cost that keeps all deadlines that can be kept (6.4.3); the others are named, and "
@@ -128,6 +135,7 @@ POLICIES = Registry(
             compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
             takes_configurations=True,
+            surplus=Surplus.COST,
         ),
         "allox": Policy(
             summary="least average completion time of whole jobs, as an assignment (AlloX, EuroSys 2020); "
@@ -138,6 +146,7 @@ POLICIES = Registry(
             compares_speeds=True,
             space_sharing=SpaceSharing.NEVER,
             proves_gap=False,
+            surplus=Surplus.SHORTEST,
         ),
         "gandiva": Policy(
             summary="random pairs that pay stay together, equal time for all (OSDI 2018): a baseline, "

@@ -178,6 +178,31 @@ class Plan(Wire):
             reason=proposal.reason,
         )
 
+    def keep(self, pods: Sequence[str], reason: str) -> "Plan":
+        """The next epoch, on these pods only, in this order; the trainer chooses the stages.
+
+        Args:
+            pods: of this plan's, the first one as here: rank 0 stays.
+            reason: why, for logs.
+
+        Raises:
+            ValueError: a pod is not in the plan, all of them are kept, or rank 0 changes.
+        """
+        if not pods or pods[0] != self.pods[0] or not len(set(pods)) == len(pods) < len(self.pods):
+            raise ValueError(f"{list(pods)} are not some of {list(self.pods)} with rank 0 first")
+        unknown = sorted(set(pods) - set(self.pods))
+        if unknown:
+            raise ValueError(f"{unknown} are to stay, the plan's pods are {list(self.pods)}")
+        kept = [rank for pod in pods for rank in self.ranks if rank.pod == pod]
+        return dataclasses.replace(
+            self,
+            epoch=self.epoch + 1,
+            directive=Directive.SHRINK,
+            ranks=tuple(dataclasses.replace(rank, rank=number) for number, rank in enumerate(kept)),
+            stages=(),
+            reason=reason,
+        )
+
     def grow(self, new: Sequence[Rank], reason: str) -> "Plan":
         """The next epoch, with ``new`` behind the ranks of this one; the trainer chooses the stages.
 

@@ -52,3 +52,8 @@ class Cause(enum.StrEnum):
     def graceful(self) -> bool:
         """The trainer is asked to save and stop before its pods are deleted."""
         return self in (Cause.SUSPENDED, Cause.PREEMPTED)
+
+    @property
+    def saves_first(self) -> bool:
+        """As ``graceful``, or the trainer lives and has only not changed its size: it may still save."""
+        return self.graceful or self in (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)

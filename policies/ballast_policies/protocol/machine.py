@@ -147,6 +147,9 @@ def _training(seen: Observed) -> Decision:
     if is_open and proposal is not None and proposal.wanted and not misfit(plan, proposal):
         shrunk = WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
         return Decision(State.TRAINING, shrunk)
+    kept = _asked_to_keep(seen, gang, plan)
+    if kept:
+        return Decision(State.TRAINING, WritePlan(seen.next_epoch, Directive.SHRINK, kept))
     if _may_grow(seen, gang, plan):
         assert seen.offer is not None
         first = max(pod.number for pod in seen.gang_pods) + 1
@@ -154,6 +157,18 @@ def _training(seen: Observed) -> Decision:
         larger = Gang(gang.launch, (*gang.pods, *new), joining=new, first_newcomer=first)
         return Decision(State.TRAINING, BeginGrowth(larger))
     return Decision(State.TRAINING, RefuseProposal() if is_open else Wait(WaitFor.TRAINER))
+
+
+def _asked_to_keep(seen: Observed, gang: Gang, plan: WrittenPlan) -> tuple[str, ...]:
+    """Pods that the allocator asks this very gang to continue with; empty: it asks for no shrink."""
+    offer = seen.offer
+    if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
+        return ()
+    if seen.script or not offer.keep or not offer.same_placement or set(plan.pods) != set(gang.pods):
+        return ()
+    kept = set(offer.keep)
+    smaller = kept < set(plan.pods) and len(kept) == len(offer.keep) and offer.keep[0] == plan.pods[0]
+    return offer.keep if smaller else ()
 
 
 def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
@@ -232,7 +247,7 @@ def _stopping(seen: Observed) -> Decision:
     gang, plan = seen.gang, seen.gang_plan
     assert gang is not None and gang.ending is not None
     failed = any(pod.phase is Phase.FAILED and pod.failure is not Failure.STOPPED for pod in seen.ranks)
-    saves = gang.ending.graceful and plan is not None and Deadline.SAVE not in seen.over and not failed
+    saves = gang.ending.saves_first and plan is not None and Deadline.SAVE not in seen.over and not failed
     saves = saves and seen.listens
     if saves and plan is not None and any(pod.alive for pod in seen.ranks):
         if plan.directive is Directive.CHECKPOINT_AND_STOP:

@@ -117,12 +117,14 @@ class Offer:
         launch: number of launches of the job when it was decided.
         size: PLACE: pods of the gang; KEEP: pods that may be added to it.
         same_placement: KEEP: it is about the nodes that the gang is on.
+        keep: KEEP: pods that the gang is to continue with, by rank; empty: all.
     """
 
     kind: OfferKind
     launch: int
     size: int = 0
     same_placement: bool = True
+    keep: tuple[str, ...] = ()
 
 
 class Deadline(enum.StrEnum):

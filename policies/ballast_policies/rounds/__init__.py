@@ -2,7 +2,6 @@
 
 from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.decide import decide_round
-from ballast_policies.rounds.growth import grow
 from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.packing import in_whole_pods
 from ballast_policies.rounds.values import (
@@ -23,6 +22,5 @@ __all__ = [
     "RoundState",
     "advance",
     "decide_round",
-    "grow",
     "in_whole_pods",
 ]

@@ -84,6 +84,7 @@ class Round:
         extended: jobs whose lease is extended: same pool, same nodes.
         started: jobs that did not run and now do.
         moved: jobs that run elsewhere from now on.
+        resized: jobs that stay, on fewer or more GPUs of their pool.
         stopped: jobs that ran and now do not.
         waiting: jobs that neither ran nor run.
         reasons: job -> why, as text with numbers.
@@ -96,3 +97,4 @@ class Round:
     stopped: tuple[str, ...]
     waiting: tuple[str, ...]
     reasons: Mapping[str, str]
+    resized: tuple[str, ...] = ()

@@ -48,6 +48,16 @@ SMALL: dict[str, Bound] = {
     "grown": ((1,), 2, {"growths": 1, "crashes": 1, "kills": 1}),
     "grown and shrunk": ((1,), 2, {"growths": 1, "shrinks": 1, "lost_answers": 1}),
     "rank 0 lies": ((2,), 2, {"lies": 1, "shrinks": 1}),
+    "asked to shrink, and the operator dies anywhere": ((2,), 2, {"asks": 1, "crashes": 1}),
+    "asked to shrink for a job that waits": ((2, 1), 2, {"asks": 1}),
+    "asked to shrink, and the trainer does not": ((2,), 2, {"asks": 1, "refusals": 1, "crashes": 1}),
+    "asked to shrink while the trainer proposes it": ((2,), 2, {"asks": 1, "shrinks": 1}),
+    "asked to shrink, and rank 0 lies": ((2,), 2, {"asks": 1, "lies": 1}),
+    "asked to shrink, and a pod is killed": ((2,), 2, {"asks": 1, "kills": 1}),
+    "asked to shrink, and answers are lost": ((2,), 2, {"asks": 1, "lost_answers": 2}),
+    "asked to shrink, and the trainer hangs": ((2,), 2, {"asks": 1, "hangs": 1}),
+    "grown, then asked to shrink": ((1,), 2, {"growths": 1, "asks": 1}),
+    "asked to shrink and preempted": ((2,), 2, {"asks": 1, "preemptions": 1}),
 }
 
 SCRIPTS: dict[str, Bound] = {

@@ -58,6 +58,8 @@ class Trainer(NamedTuple):
     stopped: bool = False
     done: bool = False
     hung: bool = False
+    refused: int = 0
+    """Epoch of a shrink that the ranks do not carry out: they train on, and follow later plans."""
 
 
 class Cache(NamedTuple):
@@ -111,6 +113,10 @@ class Budget(NamedTuple):
     suspensions: int = 0
     shrinks: int = 0
     growths: int = 0
+    asks: int = 0
+    """Shrinks that the allocator asks for."""
+    refusals: int = 0
+    """Shrinks that the trainer does not carry out."""
     lies: int = 0
     """Acknowledgements of an epoch that was not reached."""
 

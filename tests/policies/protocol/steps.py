@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ballast_policies.protocol.machine import next_move
-from ballast_policies.protocol.moves import BeginGrowth, Decision, End
+from ballast_policies.protocol.moves import BeginGrowth, Decision, End, WritePlan
 from ballast_policies.protocol.observed import (
     Deadline,
     Observed,
@@ -131,9 +131,14 @@ class Steps:
                 wishes.append(("preemptions", Offer(OfferKind.RELEASE, gang.launch)))
             if budget.growths:
                 wishes.append(("growths", Offer(OfferKind.KEEP, gang.launch, 1)))
+            if budget.asks:
+                wishes.append(("asks", Offer(OfferKind.KEEP, gang.launch, keep=gang.pods[:1])))
             for name, offer in wishes:
                 decision = self._decide(observe(world, index, offer, ALWAYS_OVER))
-                if isinstance(decision.move, End | BeginGrowth):
+                asked = name == "asks" and isinstance(decision.move, WritePlan)
+                if isinstance(decision.move, End | BeginGrowth) or (
+                    asked and decision.move != self._decide(observe(world, index, None, ALWAYS_OVER)).move
+                ):
                     begun = job._replace(work=writes(job, decision, fresh=self._fresh))
                     yield f"a pass decides {_text(decision)}", set_job(spend(world, name), index, begun)
         if job.work and budget.lost_answers:

@@ -93,6 +93,7 @@ def trainer(job: Job) -> Iterator[Happening]:
     if ranks.hung and (plan is None or plan.launch == ranks.launch):
         return
     newer = plan is not None and (plan.launch != ranks.launch or plan.epoch > ranks.epoch)
+    newer = newer and plan is not None and plan.epoch != ranks.refused
     if plan is not None and newer and set(plan.pods) <= running(job.pods, plan.launch):
         same = plan.launch == ranks.launch
         if not (same and (ranks.done or ranks.stopped)):
@@ -168,6 +169,14 @@ def shrinks(job: Job) -> Iterator[Happening]:
     if trains and len(ranks.ranks) > 1 and not known and set(ranks.ranks) <= running(job.pods, ranks.launch):
         proposal = ProposedShrink(ranks.epoch, ranks.ranks[:1], ranks.ranks[1:])
         yield "rank 0 proposes to shrink", job._replace(lease=lease._replace(proposal=proposal))
+
+
+@fault
+def refusals(job: Job) -> Iterator[Happening]:
+    ranks, plan = job.trainer, job.plan
+    news = plan is not None and plan.launch == ranks.launch and plan.epoch > ranks.epoch
+    if plan is not None and news and plan.directive is Directive.SHRINK and ranks.refused != plan.epoch:
+        yield "the trainer does not shrink", job._replace(trainer=ranks._replace(refused=plan.epoch))
 
 
 @fault

@@ -83,6 +83,11 @@ MISTAKES = {
         "without a written intent",
     ),
     "a shrink is not waited for": (Steps(takes_any_acknowledgement), ((2,), 2, {"shrinks": 1}), "before the"),
+    "an asked shrink is not waited for": (
+        Steps(takes_any_acknowledgement),
+        ((2,), 2, {"asks": 1}),
+        "before the",
+    ),
     "pods of an earlier launch are overlooked": (
         Steps(overlooks_old_pods),
         ((1,), 1, {"crashes": 1, "in_flight": 1, "preemptions": 1}),

@@ -4,7 +4,8 @@ import dataclasses
 from collections import Counter
 
 from ballast_policies.allocation.problem import Job
-from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round, grow
+from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,13 +83,18 @@ def test_a_gang_does_not_grow_onto_a_tainted_or_closed_node():
         node("leaving", 2, closed="is cordoned"),
     )
     at = Placement(gpu_type="v100", pool="p", nodes=("home", "home"))
-    jobs = [job("runs", 2)]
-    barred = {"runs": frozenset({"a:NoSchedule"})}
-    decided = decide(jobs, nodes, not_tolerated=barred, running={"runs": at})
-    found = grow(
-        decided, jobs={"runs": jobs[0]}, nodes=nodes, sizes={"runs": (3, 4, 5)}, not_tolerated=barred
+    gang = ElasticGang(speeds={"v100": {size: float(size) for size in (2, 3, 4, 5)}})
+    decided = decide_elastic_round(
+        now=0.0,
+        shares={"runs": {"v100": 1.0}},
+        jobs=[job("runs", 2)],
+        nodes=nodes,
+        state=RoundState(running={"runs": at}),
+        settings=RoundSettings(),
+        elastic={"runs": gang},
+        not_tolerated={"runs": frozenset({"a:NoSchedule"})},
     )
-    assert found == {"runs": ("home",)}
+    assert decided.placements["runs"].nodes == ("home", "home", "home")
 
 
 @st.composite

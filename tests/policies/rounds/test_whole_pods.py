@@ -7,14 +7,13 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
     Node,
     Placement,
-    Round,
     RoundSettings,
     RoundState,
     decide_round,
-    grow,
     in_whole_pods,
 )
 from ballast_policies.rounds.packing import pack
+from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,15 +130,15 @@ def test_a_gang_grows_by_whole_pods():
     """Three GPUs are free on one node, one on another: a pod of two comes, the rest stays free."""
     nodes = tuple(Node(name=n, pool="a", gpu_type="v100", gpus=g) for n, g in (("x", 2), ("y", 3), ("z", 1)))
     at = Placement(gpu_type="v100", pool="a", nodes=("x", "x"))
-    round_ = Round(
-        placements={"one": at},
-        extended=("one",),
-        started=(),
-        moved=(),
-        stopped=(),
-        waiting=(),
-        reasons={},
+    speeds = {"v100": {2: 1.0, 4: 2.0, 6: 3.0}}
+    decided = decide_elastic_round(
+        now=0.0,
+        shares={"one": {"v100": 1.0}},
+        jobs=[Job(name="one", gpus=2, throughput={"v100": 1.0})],
+        nodes=nodes,
+        state=RoundState(running={"one": at}),
+        settings=RoundSettings(),
+        elastic={"one": ElasticGang(speeds=speeds, together=2, per_pod=2)},
+        gpus_per_pod={"one": 2},
     )
-    jobs = {"one": Job(name="one", gpus=2, throughput={"v100": 1.0})}
-    found = grow(round_, jobs=jobs, nodes=nodes, sizes={"one": (4, 6)}, gpus_per_pod={"one": 2})
-    assert found == {"one": ("y", "y")}
+    assert decided.placements["one"].nodes == ("x", "x", "y", "y")

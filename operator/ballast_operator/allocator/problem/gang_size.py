@@ -1,21 +1,37 @@
 """How many GPUs a job's gang asks for, whether it may grow, and whether any pool can hold it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import NodePool
-from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
-GROWTH_PAUSE_SECONDS = 60.0
-"""Between two growths of a gang, or tries."""
+GROWTH_PAUSE_SECONDS = 20.0
+"""Between two growths of a gang."""
+
+FAILED_GROWTH_PAUSE_SECONDS = 60.0
+"""From a growth that was given up to the next try."""
+
+DEFAULT_PAUSE_SECONDS = 1.0
+"""Of a change of size, before one was measured."""
+
+FAILED_CHANGES = (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)
+"""Restarts after a change of size that the trainer did not carry out."""
+
+MOST_FAILED_CHANGES = 2
+"""After so many the gang keeps the size that it is launched with."""
+
+MOST_SIZES = 32
+"""Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,30 +45,43 @@ class Refusal:
 def most_gpus(view: JobView) -> int:
     """Most GPUs that the job wants.
 
-    After a repack, no more than the ranks it kept: its model stays smaller.
+    After a repack of its own, no more than the ranks it kept: its model stays smaller.
     """
     spec = view.spec
     assert spec is not None
     wanted = spec.largest_gang
-    if view.status.repacks:
-        last = view.status.repacks[-1]
-        kept = len(last.survivors) if last.gpus is None else last.gpus
+    own = [repack for repack in view.status.repacks if not repack.asked]
+    if own:
+        kept = len(own[-1].survivors) if own[-1].gpus is None else own[-1].gpus
         # gpusPerPod may have been changed since.
         wanted = min(wanted, -(-kept // spec.gpus_per_pod) * spec.gpus_per_pod)
     return wanted
 
 
 def may_grow(view: JobView, now: Time) -> bool:
-    """Whether the gang trains, wants more GPUs, and has not just tried to get some."""
+    """Whether the gang trains, may take more GPUs, and has not just tried to get some."""
     allocation, spec = view.status.allocation, view.spec
-    if allocation is None or spec is None or not spec.grow or not view.acknowledged or view.shrinking:
+    if allocation is None or spec is None or not may_change_size(view) or not _same_recipe(view, spec):
         return False
-    if allocation.joining or allocation.gpus >= most_gpus(view) or not _same_recipe(view, spec):
+    if allocation.joining_since is None:
+        return True
+    grown = view.status.condition(JobCondition.GROWN)
+    failed = grown is not None and not grown.is_true
+    pause = FAILED_GROWTH_PAUSE_SECONDS if failed else GROWTH_PAUSE_SECONDS
+    return (now - allocation.joining_since).total_seconds() >= pause
+
+
+def may_change_size(view: JobView) -> bool:
+    """Whether the gang trains and can become smaller or larger now, without a restart; a script cannot."""
+    allocation, spec = view.running_allocation, view.spec
+    if spec is not None and (spec.is_script or spec.replicas):
         return False
-    return (
-        allocation.joining_since is None
-        or (now - allocation.joining_since).total_seconds() >= GROWTH_PAUSE_SECONDS
-    )
+    if allocation is not None and spec is not None and allocation.gpus_per_pod != spec.gpus_per_pod:
+        return False
+    if allocation is None or spec is None or not spec.grow or view.shrinking or allocation.joining:
+        return False
+    failed = sum(view.status.restarts.get(cause, 0) for cause in FAILED_CHANGES)
+    return view.acknowledged and failed < MOST_FAILED_CHANGES
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:
@@ -90,11 +119,55 @@ def gang_size(
     return next((size for size in range(most, fewest - 1, -1) if spec.suits(size)), fewest)
 
 
-def growth_sizes(view: JobView) -> tuple[int, ...]:
-    """Sizes that the gang could grow to, fewest first."""
-    spec, allocation = view.spec, view.status.allocation
-    assert spec is not None and allocation is not None
-    return tuple(size for size in range(allocation.gpus + 1, most_gpus(view) + 1) if spec.suits(size))
+def gang_sizes(
+    view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
+) -> tuple[int, ...]:
+    """Sizes that the gang may have, fewest ranks first; what it has now is one of them.
+
+    One size where it does not change, and where no pool can hold the smallest: see :func:`gang_size`.
+    """
+    spec, held = view.spec, view.held_placement
+    assert spec is not None
+    largest = gang_size(view, pools, by_pool, allowed)
+    if held is not None and (not spec.grow or view.shrinking):
+        return (held.gpus,)
+    if not spec.grow:
+        return (largest,)
+    fewest = max(1, min(spec.smallest_gang, largest))
+    sizes = [size for size in range(fewest, largest + 1) if spec.suits(size)] or [largest]
+    sizes = _thinned(sizes[next(_runnable(spec, sizes, allowed), 0) :])
+    if held is None or held.gpus in sizes:
+        return tuple(sizes)
+    if held.gpus < sizes[0]:
+        return (held.gpus,)
+    return tuple(sorted({*sizes, held.gpus}))
+
+
+def _runnable(spec: JobSpec, sizes: Sequence[int], allowed: Sequence[str]) -> Iterator[int]:
+    """Positions of sizes that the spec calls impossible (0 steps/s) on no GPU type that it has a use for."""
+    of_use = [
+        by_stages
+        for gpu_type in allowed
+        if (by_stages := spec.throughput.get(gpu_type)) and any(rate > 0 for rate in by_stages.values())
+    ]
+    for position, size in enumerate(sizes):
+        if all(by_stages.get(size, 1.0) > 0 for by_stages in of_use):
+            yield position
+
+
+def change_pause(view: JobView) -> float:
+    """Seconds that training stands still when the gang changes its size: as last measured, else a second."""
+    measured = [repack.pause_ms for repack in view.status.repacks if repack.pause_ms is not None]
+    return measured[-1] / 1000 if measured else DEFAULT_PAUSE_SECONDS
+
+
+def _thinned(sizes: Sequence[int]) -> list[int]:
+    """At most MOST_SIZES of the sizes: the fewest, the most, and others at equal ratios."""
+    if len(sizes) <= MOST_SIZES:
+        return list(sizes)
+    ratio = (sizes[-1] / sizes[0]) ** (1 / (MOST_SIZES - 1))
+    aims = [sizes[0] * ratio**step for step in range(MOST_SIZES)]
+    return sorted({min(sizes, key=lambda size: abs(size - aim)) for aim in aims})
 
 
 def admission_error(

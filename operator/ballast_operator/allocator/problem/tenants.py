@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.rounds.tenants import (
+    TenantAdmission,
     TenantJob,
     TenantLimit,
     TenantLimits,
@@ -19,35 +20,48 @@ from ballast_operator.views.job import JobView
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRooms:
+    """Namespaces with a limit on GPUs.
+
+    Attributes:
+        gpus: namespace -> GPUs that its jobs may have besides the least sizes of those that run.
+        left: namespace -> GPUs that its jobs may still take now, by what their pods hold.
+    """
+
+    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    left: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tenancy:
     """The outcome.
 
     Attributes:
         gpus: job -> size of its gang, for jobs that take part in the allocation.
         refused: job -> why it does not.
-        room: namespace -> GPUs that its gangs may still grow by, for namespaces with a limit; used up by
-            :meth:`growth`.
+        rooms: what is left to be given.
     """
 
     gpus: Mapping[Key, int]
     refused: Mapping[Key, Refusal]
-    room: dict[str, int]
-
-    def growth(self, key: Key, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the sizes that the job's namespace has room for; that room is not offered again."""
-        left = self.room.get(key[0])
-        if left is None:
-            return sizes
-        found = tuple(size for size in sizes if size - self.gpus[key] <= left)
-        if found:
-            self.room[key[0]] = left - (max(found) - self.gpus[key])
-        return found
+    rooms: TenantRooms
 
 
 def admit_tenants(
-    tenants: Tenants, admitted: Sequence[tuple[JobView, int]], jobs: Sequence[JobView]
+    tenants: Tenants,
+    admitted: Sequence[tuple[JobView, int]],
+    jobs: Sequence[JobView],
+    *,
+    shrinkable: frozenset[Key] = frozenset(),
 ) -> Tenancy:
-    """Which of the ``admitted`` (job, size of its gang) take part, by age; ``jobs``: all there are."""
+    """Which of the ``admitted`` take part.
+
+    Args:
+        tenants: the limits.
+        admitted: (job, size of its gang; of an elastic one the least), by age.
+        jobs: all there are.
+        shrinkable: running jobs that can give back what they hold beyond that size.
+    """
     limited = tenants.each_namespace.max_gpus is not None or any(
         own.max_gpus is not None for own in tenants.namespaces.values()
     )
@@ -62,7 +76,7 @@ def admit_tenants(
             tenant=view.key[0],
             sizes=_sizes(view, gpus) if limited else (gpus,),
             running=view.running_allocation is not None,
-            held=_held(view),
+            held=gpus if view.key in shrinkable else _held(view),
         )
         for view, gpus in admitted
     ]
@@ -77,8 +91,25 @@ def admit_tenants(
             )
             for name, limit in found.over.items()
         },
-        room=dict(found.room),
+        rooms=_rooms(tenants, found, asked, jobs),
     )
+
+
+def _rooms(
+    tenants: Tenants, found: TenantAdmission, asked: Sequence[TenantJob], jobs: Sequence[JobView]
+) -> TenantRooms:
+    if not found.room:
+        return TenantRooms()
+    gpus, held = Counter(found.room), Counter[str]()
+    for job in asked:
+        # What waits takes its least size only when it is placed.
+        if job.tenant in found.room and not job.running and job.name in found.sizes:
+            gpus[job.tenant] += max(0, found.sizes[job.name] - job.held)
+    for view in jobs:
+        held[view.key[0]] += _held(view)
+    limits = {tenant: limits_of(tenants, tenant).gpus for tenant in found.room}
+    left = {tenant: max(0, most - held[tenant]) for tenant, most in limits.items() if most is not None}
+    return TenantRooms(gpus=dict(gpus), left=left)
 
 
 def limits_of(tenants: Tenants, namespace: str) -> TenantLimits:

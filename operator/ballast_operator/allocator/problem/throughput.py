@@ -15,10 +15,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ballast_policies.contract.limits import MOST_RATE
+from ballast_policies.throughput.by_size import rounded
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.problem.size_speeds import (
+    Speeds,
+    between,
+    known_ratio,
+    nearest,
+    resized,
+    size_ratio,
+    stated,
+)
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -30,9 +40,6 @@ LEAST_RATE = 1e-9
 """Steps/s below this are a stand-still and no measurement."""
 
 NOT_SEEN = Estimate(steps_per_second=0.0, deviation=math.inf, source="unknown")
-
-Speeds = Mapping[tuple[str, int], Estimate]
-"""(GPU type, stages) -> what is known of it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +76,7 @@ class Measurements:
         self._jobs: dict[Key, Measured] = {}
         self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
         self._kind_by_job: dict[Key, _Kind] = {}
+        self._layers: dict[str, tuple[float, ...]] = {}
 
     @property
     def jobs(self) -> Mapping[Key, Measured]:
@@ -108,6 +116,9 @@ class Measurements:
             before = NOT_SEEN if prior is None else as_prior(prior)
         measured.speeds[where] = before.measured(rate)
         profile[where] = (prior or NOT_SEEN).measured(rate)
+        layers = rounded(report.layer_seconds)
+        if layers:
+            self._layers[kind] = layers
 
     def reported_by(self, key: Key) -> Speeds:
         """What the job itself has reported."""
@@ -122,6 +133,7 @@ class Measurements:
         self._jobs = {key: value for key, value in self._jobs.items() if key in wanted}
         for kind in list(self._kinds)[:-KINDS_KEPT]:
             del self._kinds[kind]
+            self._layers.pop(kind, None)
 
     def estimates(
         self, wanted: Iterable[GangRequest], gpu_types: tuple[str, ...]
@@ -143,12 +155,13 @@ class Measurements:
                 profiled.add(job_type)
                 profile = self._kinds.get(known.name, {})
                 for gpu_type in gpu_types:
-                    prior = stated(job.spec, gpu_type, job.stages) or resized(profile, gpu_type, job.stages)
+                    prior = self._prior(job, profile, gpu_type)
                     if prior is not None:
                         rates[gpu_type][job_type] = prior.steps_per_second
             reports = self.reported_by(job.key)
             if reports:
-                found = ((t, resized(reports, t, job.stages)) for t in gpu_types)
+                layers = self._layers_of(job)
+                found = ((t, resized(reports, t, job.stages, job.spec, layers)) for t in gpu_types)
                 own[name] = reconcile_with_spec(job, {t: report for t, report in found if report is not None})
         estimator = Estimator(
             profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
@@ -158,6 +171,49 @@ class Measurements:
         )
         estimated = estimator.every_job_alone()
         return {job.key: estimated[job_id(job.key)] for job in wanted}
+
+    def _prior(self, job: GangRequest, profile: Speeds, gpu_type: str) -> Estimate | None:
+        """What the spec states or, where it states nothing, what others of the kind have reported."""
+        layers = self._layers_of(job)
+        said = stated(job.spec, gpu_type, job.stages, layers)
+        return said or resized(profile, gpu_type, job.stages, job.spec, layers)
+
+    def _layers_of(self, job: GangRequest) -> tuple[float, ...]:
+        """Each layer's part of the step, as jobs of the kind have measured it last; empty: none has."""
+        return self._layers.get(self._kind_of(job).name, ()) if self._layers else ()
+
+    def by_size(
+        self, job: GangRequest, base: Mapping[str, Estimate], sizes: tuple[int, ...]
+    ) -> dict[str, dict[int, float]]:
+        """GPU type -> size -> steps/s, for an elastic gang.
+
+        What the job has reported of a size itself, else what is stated or what others of its kind have
+        reported, else the nearest of these by the pipeline's model.
+
+        Args:
+            job: with ``stages`` the size of ``base``.
+            base: GPU type -> its estimate at that size.
+            sizes: fewest first.
+        """
+        own, kind = self.reported_by(job.key), self._kinds.get(self._kind_of(job).name, {})
+        layers = self._layers_of(job)
+        found: dict[str, dict[int, float]] = {}
+        for gpu_type, known in base.items():
+            if known.steps_per_second <= 0:
+                continue
+            reported = {size: e.steps_per_second for (t, size), e in own.items() if t == gpu_type}
+            here: dict[int, float] = {}
+            for size in sizes:
+                rate = between(reported, size)
+                if rate is None:
+                    start = nearest(reported, size) if reported else job.stages
+                    ratio = known_ratio(job.spec, kind, gpu_type, start, size)
+                    if ratio is None:
+                        ratio = size_ratio(job.spec, start, size, layers)
+                    rate = reported.get(start, known.steps_per_second) * ratio
+                here[size] = rate
+            found[gpu_type] = {size: rate for size, rate in here.items() if rate > 0}
+        return {gpu_type: here for gpu_type, here in found.items() if here}
 
     def _kind_of(self, job: GangRequest) -> "_Kind":
         """The job's kind, by its present spec."""
@@ -194,32 +250,6 @@ def variant_of(spec: JobSpec) -> str:
     return f"{kind_of(spec)}-{hashlib.sha256(stated_speeds.encode()).hexdigest()[:8]}"
 
 
-def stated(spec: JobSpec, gpu_type: str, stages: int) -> Estimate | None:
-    """What the spec says of a gang of ``stages``; None: nothing. In proportion to the nearest stated size."""
-    by_stages = spec.throughput.get(gpu_type)
-    if not by_stages:
-        return None
-    nearest = stages if stages in by_stages else _nearest(by_stages, stages)
-    rate = by_stages[nearest] if nearest == stages else by_stages[nearest] * stages / nearest
-    return Estimate(steps_per_second=rate, deviation=PRIOR_DEVIATION, source="prior")
-
-
-def resized(speeds: Speeds, gpu_type: str, stages: int) -> Estimate | None:
-    """What is known of a gang of ``stages`` there, in proportion to the nearest known size; None: nothing."""
-    sizes = [size for known_type, size in speeds if known_type == gpu_type]
-    if not sizes:
-        return None
-    nearest = _nearest(sizes, stages)
-    known = speeds[gpu_type, nearest]
-    if nearest == stages:
-        return known
-    return dataclasses.replace(
-        known,
-        steps_per_second=known.steps_per_second * stages / nearest,
-        deviation=math.hypot(known.deviation, PRIOR_DEVIATION),
-    )
-
-
 def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """GPU type -> reports; where they bear out how the spec says that types compare, exactly so.
 
@@ -246,7 +276,3 @@ def as_prior(estimate: Estimate) -> Estimate:
         deviation=math.hypot(estimate.deviation, PRIOR_DEVIATION),
         source="prior",
     )
-
-
-def _nearest(sizes: Iterable[int], stages: int) -> int:
-    return min(sizes, key=lambda size: (abs(size - stages), size))

@@ -75,12 +75,15 @@ def test_a_gang_is_as_large_as_its_namespace_has_room_for():
     assert found.gpus == {("team", "r"): 2, ("team", "w"): 3, ("other", "w"): 4}
 
 
-def test_two_gangs_that_grow_share_the_room():
-    """What one is offered is not offered to the other."""
-    found = admitted(tenants({"maxGpus": 6}), running("a"), running("b"))
-    assert found.growth(("team", "a"), (3, 4, 5)) == (3, 4)
-    assert found.growth(("team", "b"), (3, 4)) == ()
-    assert admitted(Tenants(), running("a")).growth(("team", "a"), (3, 9)) == (3, 9)
+def test_what_a_namespace_has_left_counts_what_its_pods_hold_and_what_gangs_can_give_back():
+    """Six GPUs, two gangs of two: two are left; one that may shrink to one leaves room for one more."""
+    views = running("a"), running("b")
+    rooms = admitted(tenants({"maxGpus": 6}), *views).rooms
+    assert (rooms.gpus, rooms.left) == ({"team": 2}, {"team": 2})
+    sized = [(views[0], 1), (views[1], 2)]
+    found = admit_tenants(tenants({"maxGpus": 6}), sized, views, shrinkable=frozenset({views[0].key}))
+    assert (found.rooms.gpus, found.rooms.left) == ({"team": 3}, {"team": 2})
+    assert admitted(Tenants(), running("a")).rooms.gpus == {}
 
 
 def test_gpus_of_a_suspended_job_count_until_its_pods_are_gone():

@@ -66,10 +66,10 @@ def test_reports_change_how_types_compare_only_where_they_contradict_the_spec(ra
     assert found["v100"] / found["k80"] == pytest.approx(ratio, rel=1e-3)
 
 
-def test_another_number_of_stages_is_in_proportion_to_the_nearest_known_one():
-    """k80 is stated with four stages only: three give three quarters."""
+def test_another_number_of_stages_follows_from_the_nearest_known_one_by_the_pipelines_bubble():
+    """k80 is stated with four stages only; eight layers over three leave one rank with three of them."""
     found = speeds(Measurements(), "a", a_spec(throughput=KNOWN), stages=3)
-    assert found["k80"] == pytest.approx(0.75)
+    assert found["k80"] == pytest.approx((7 * 2 / 8 + 1) / (7 * 3 / 8 + 1))
 
 
 def test_a_stated_zero_stays_zero():
@@ -139,10 +139,58 @@ def test_a_type_on_which_a_kind_was_never_seen_is_completed_from_the_other_kinds
     assert unseen["v100"] / unseen["k80"] == pytest.approx(4.0, rel=0.1)
 
 
-def test_a_gang_of_another_size_is_in_proportion_to_what_was_measured():
-    """Measured with two stages, asked for one: half, and less certain."""
+def test_a_gang_of_another_size_follows_from_what_was_measured():
+    """Measured with two stages and their bubble, asked for one without: 9/16, and less certain."""
     measurements, spec = Measurements(), a_spec(config=config())
     measurements.record(a_report("a", spec, rate=5.0, step=1))
     found = estimates(measurements, "a", spec, stages=1)["v100"]
-    assert found.steps_per_second == pytest.approx(2.5)
+    assert found.steps_per_second == pytest.approx(5.0 * 9 / 16)
     assert found.deviation > estimates(measurements, "a", spec, stages=2)["v100"].deviation
+
+
+def by_size(measurements, spec, *, base=1, sizes=(1, 2, 4)):
+    request = GangRequest(key=("team", "a"), spec=spec, stages=base)
+    return measurements.by_size(request, measurements.estimates([request], TYPES)["team", "a"], sizes)
+
+
+def test_each_size_of_an_elastic_gang_has_the_speed_that_is_stated_for_it():
+    """And the nearest one by the pipeline's model where none is."""
+    found = by_size(Measurements(), a_spec(throughput=KNOWN), base=2, sizes=(2, 3, 4))
+    assert found["v100"][2] == pytest.approx(2.2)
+    assert found["v100"][4] == pytest.approx(4.0)
+    assert 2.2 < found["v100"][3] < 4.0
+
+
+def test_a_size_that_the_job_has_run_with_has_the_speed_that_it_reported():
+    """The others follow from it."""
+    measurements, spec = Measurements(), a_spec(config=config())
+    for step in range(20):
+        measurements.record(a_report("a", spec, rate=3.0, step=step))
+    found = by_size(measurements, spec)
+    assert found["v100"][2] == pytest.approx(3.0, rel=1e-3)
+    assert found["v100"][1] == pytest.approx(3.0 * 9 / 16, rel=1e-3)
+
+
+def test_unlike_layers_that_were_measured_limit_what_more_gpus_bring():
+    """One layer has half of the work: four ranks are less than 1.4 times as fast as two; alike, 1.6 times."""
+    measurements, spec = Measurements(), a_spec(config=config())
+    view = a_report("a", spec, rate=3.0, step=1)
+    report = dataclasses.replace(view.lease.report, layer_seconds=(0.1, 0.1, 0.4, 0.1, 0.1))
+    measurements.record(dataclasses.replace(view, lease=dataclasses.replace(view.lease, report=report)))
+    found = by_size(measurements, spec)
+    assert found["v100"][4] < 1.4 * found["v100"][2]
+
+
+def test_a_size_at_which_the_job_is_said_not_to_run_is_none_of_its_sizes():
+    """Too little memory there, say."""
+    spec = a_spec(throughput={"v100": {1: 0.0, 2: 2.0}})
+    assert set(by_size(Measurements(), spec, base=2)["v100"]) == {2, 4}
+
+
+def test_a_size_between_two_that_were_measured_is_between_them():
+    """The model does not promise more than the larger one was measured to bring."""
+    measurements, spec = Measurements(), a_spec(config=config())
+    for step in range(20):
+        measurements.record(a_report("a", spec, rate=3.0, step=2 * step))
+        measurements.record(a_report("a", spec, rate=3.1, step=2 * step + 1, stages=4))
+    assert 3.0 < by_size(measurements, spec, sizes=(1, 2, 3, 4))["v100"][3] < 3.1

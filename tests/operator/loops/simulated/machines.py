@@ -99,6 +99,7 @@ class Trainer:
     shrink_to: int = 1
     silent: bool = False
     deaf: bool = False
+    scales: bool = False
     epoch: int = 0
     launch: int = 0
     step: int = 0
@@ -117,7 +118,8 @@ class Trainer:
         if plan.launch != self.launch:
             self.launch, self.step = plan.launch, self.saved
             self.resumed_from.append(self.saved)
-        if plan.epoch > self.epoch and not (self.deaf and plan.directive is Directive.GROW):
+        changes = plan.directive in (Directive.GROW, Directive.SHRINK)
+        if plan.epoch > self.epoch and not (self.deaf and changes):
             self.epoch = plan.epoch
             self._reach(world, plan, now)
             return
@@ -175,7 +177,7 @@ class Trainer:
             epoch=plan.epoch,
             step=self.step,
             loss=1.0 / (1 + self.step),
-            steps_per_second=5.0,
+            steps_per_second=2.5 * len(plan.ranks) ** 0.8 if self.scales else 5.0,
             checkpoint_step=self.saved,
         )
 

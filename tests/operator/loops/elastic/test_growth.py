@@ -76,15 +76,17 @@ async def test_a_gang_whose_recipe_has_changed_since_its_launch_does_not_grow():
     assert len(simulation.pods("one")) == 2
 
 
-async def test_gpus_that_a_waiting_job_could_use_are_left_to_it():
-    """Also while there are too few of them for it."""
+async def test_gpus_that_are_too_few_for_a_waiting_job_are_used_until_it_has_its_turn():
+    """The gang gives them back as soon as they are enough for the other."""
     simulation = await running_pair()
     simulation.add_job("two", stages=(4, 4), **ENDLESS)
     simulation.world.put(NODE, node("b", "fast", 2))
-    for _ in range(20):
-        await simulation.tick()
-    assert len(simulation.pods("one")) == 2
+    await simulation.until(lambda: len(simulation.pods("one")) == 4)
     assert simulation.state("two") == "Waiting"
+    simulation.world.put(NODE, node("c", "fast", 1))
+    await simulation.until(lambda: simulation.state("two") == "Running")
+    assert len(simulation.pods("one")) == 1
+    assert (simulation.status("one").launches, dict(simulation.status("one").restarts)) == (1, {})
 
 
 async def test_a_gang_that_has_repacked_does_not_grow_again():

@@ -1,0 +1,112 @@
+"""Which jobs some round of a policy can place, and with which sizes of their gangs."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+
+from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.gang_size import (
+    Refusal,
+    admission_error,
+    gang_size,
+    gang_sizes,
+    may_change_size,
+)
+from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
+from ballast_operator.api.cluster_policy import ClusterPolicySpec
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.kube.kinds import Key
+from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedJob:
+    """A job that this policy can never place."""
+
+    key: Key
+    launches: int
+    refusal: Refusal
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A job that some round can place.
+
+    Attributes:
+        gpus: the size of its gang; of an elastic one the least.
+        sizes: that the gang may have, fewest first.
+        shrinks: it runs and can give back what it holds beyond ``gpus``.
+        gpu_types: that it may use.
+        not_tolerated: barring taints.
+    """
+
+    view: JobView
+    spec: JobSpec
+    gpus: int
+    sizes: tuple[int, ...]
+    shrinks: bool
+    gpu_types: tuple[str, ...]
+    not_tolerated: frozenset[str]
+
+
+def admit(
+    spec: ClusterPolicySpec, capacity: Capacity, views: Sequence[JobView]
+) -> tuple[list[Admitted], list[RefusedJob]]:
+    """(jobs that some round can place, jobs that none can)."""
+    admitted, refused = [], []
+    usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
+    for view in views:
+        try:
+            found: Admitted | Refusal = _admit_one(spec, capacity, view, usable_for)
+        except Exception as error:
+            if view.running_allocation is not None:
+                raise  # refused, it would lose its GPUs
+            logger.exception("job=%s/%s cannot be considered", *view.key)
+            message = f"the allocator cannot consider the job: {type(error).__name__}: {error}"
+            found = Refusal(reason=JobReason.INTERNAL_ERROR, message=message)
+        if isinstance(found, Admitted):
+            admitted.append(found)
+        else:
+            refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=found))
+    return admitted, refused
+
+
+def _admit_one(
+    spec: ClusterPolicySpec,
+    capacity: Capacity,
+    view: JobView,
+    usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]],
+) -> Admitted | Refusal:
+    assert view.spec is not None
+    allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
+    allocation = view.running_allocation
+    for avoid in (True, False):  # nodes that the job avoids are better than none
+        barred = capacity.tolerance.barred(view, avoid=avoid)
+        alike = barred, view.spec.gpus_per_pod
+        if alike not in usable_for:
+            usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
+        usable = usable_for[alike]
+        size = gang_size(view, spec.node_pools, usable, allowed)
+        refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
+        if refusal is None or allocation is not None or not view.avoided:
+            break
+    if allocation is None and refusal is not None:
+        return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
+    sizes = gang_sizes(view, spec.node_pools, usable, allowed)
+    size = sizes[0]
+    if barred:
+        room = {pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size}
+        room |= {allocation.gpu_type} if allocation is not None else set()
+        allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in room)
+    return Admitted(
+        view=view,
+        spec=view.spec,
+        gpus=size,
+        sizes=sizes,
+        shrinks=len(sizes) > 1 and may_change_size(view),
+        gpu_types=allowed,
+        not_tolerated=barred,
+    )

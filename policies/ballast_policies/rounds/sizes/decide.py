@@ -1,0 +1,197 @@
+"""One round with elastic gangs: who runs is decided at the least sizes, then the rest is shared out.
+
+1. A running elastic gang counts with its least size, on the nodes of its first ranks; what it holds beyond
+   that is there for gangs that wait. So a waiting gang comes before another's extra GPUs, by every policy.
+2. ``decide_round`` says which gangs run, and on which pool.
+3. GPUs that are left go to elastic gangs one step of size at a time, the most urgent by the policy first.
+   Within a round a gang keeps what it holds, unless a gang that starts needs it. At the end of a round, and
+   when a gang starts, GPUs also pass from one gang to another, where that wins more than the pauses cost.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.decide import decide_round
+from ballast_policies.rounds.sizes.free_gpus import FreeGpus
+from ballast_policies.rounds.sizes.gang import ElasticGang, SizeSettings
+from ballast_policies.rounds.sizes.share_out import Division, Seat
+from ballast_policies.rounds.sizes.worth import Contender, gain, partition_speed
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+
+
+def decide_elastic_round(
+    *,
+    now: float,
+    shares: Mapping[str, Mapping[str, float]],
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    state: RoundState,
+    settings: RoundSettings,
+    elastic: Mapping[str, ElasticGang],
+    sizes: SizeSettings | None = None,
+    tenants: Mapping[str, str] | None = None,
+    room: Mapping[str, int] | None = None,
+    pending: frozenset[str] = frozenset(),
+    not_tolerated: Mapping[str, frozenset[str]] | None = None,
+    columns: Mapping[str, str] | None = None,
+    gpus_per_pod: Mapping[str, int] | None = None,
+) -> Round:
+    """Decide the round that begins at ``now``; without elastic gangs as ``decide_round`` does.
+
+    No node is given more GPUs than it has, no gang has fewer than its least size, and no GPU stays free that
+    a running gang could take and be faster with. A running gang becomes either smaller, on some of its nodes,
+    or larger, on all of them and others of its pool (``Round.resized``).
+
+    Args:
+        now: seconds, on the clock of the state's times.
+        shares: as of ``decide_round``.
+        nodes: of the pools.
+        state: as of ``decide_round``; a running gang has all that it holds.
+        settings: of the rounds.
+        not_tolerated: job -> taints of nodes on which it must not be started.
+        columns: as of ``decide_round``.
+        gpus_per_pod: as of ``decide_round``.
+        jobs: in order of arrival; ``gpus`` of an elastic one is its least size.
+        elastic: job -> its sizes, for jobs that may have several.
+        sizes: how sizes are decided.
+        tenants: job -> its tenant, of tenants with a limit on GPUs.
+        room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
+        pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
+    """
+    sizes = sizes or SizeSettings()
+    reduced = {
+        job: _least(placement, elastic[job])
+        for job, placement in state.running.items()
+        if job in elastic and (job in pending or elastic[job].may_shrink)
+    }
+    # A gang that cannot change its size now counts as it is.
+    asked = [
+        dataclasses.replace(job, gpus=len(state.running[job.name].nodes))
+        if job.name in elastic and job.name in state.running and job.name not in reduced
+        else job
+        for job in jobs
+    ]
+    decided = decide_round(
+        now=now,
+        shares=shares,
+        jobs=asked,
+        nodes=nodes,
+        state=dataclasses.replace(state, running={**state.running, **reduced}),
+        settings=settings,
+        not_tolerated=not_tolerated,
+        columns=columns,
+        gpus_per_pod=gpus_per_pod,
+    )
+    tenants, left = tenants or {}, Counter(room or {})
+    for job in jobs:
+        starts = job.name not in state.running or job.name in pending
+        if starts and job.name in decided.placements and tenants.get(job.name, "") in left:
+            left[tenants[job.name]] -= job.gpus
+    seats = [
+        dataclasses.replace(seat, tenant=tenants.get(seat.one.job.name, ""))
+        for seat in _seats(decided, jobs, nodes, state, elastic, reduced, pending, not_tolerated or {})
+    ]
+    if not seats:
+        return decided
+    free = [FreeGpus(nodes, decided.placements.values()) for _ in range(2)]
+    kept = Division(seats, free[0], left, sizes)
+    if sizes.surplus is not Surplus.COST:
+        # What was granted and is not held yet comes first: its GPUs are still on their way.
+        kept.keep_what_is_held(at for at, seat in enumerate(seats) if not seat.runs)
+        kept.keep_what_is_held(at for at, seat in enumerate(seats) if seat.runs)
+    kept.share_out()
+    chosen = kept
+    if sizes.surplus is not Surplus.COST and (decided.started or not settings.within_round):
+        best = Division(seats, free[1], left, sizes)
+        best.share_out()
+        if _wins(seats, kept, best, sizes, settings):
+            chosen = best
+    return _resized(decided, seats, chosen, state)
+
+
+def _least(placement: Placement, gang: ElasticGang) -> Placement:
+    by_size = gang.speeds.get(placement.gpu_type, {})
+    least = min(by_size, default=gang.least)
+    return dataclasses.replace(placement, nodes=placement.nodes[:least])
+
+
+def _seats(
+    decided: Round,
+    jobs: Sequence[Job],
+    nodes: Sequence[Node],
+    state: RoundState,
+    elastic: Mapping[str, ElasticGang],
+    reduced: Mapping[str, Placement],
+    pending: frozenset[str],
+    not_tolerated: Mapping[str, frozenset[str]],
+) -> list[Seat]:
+    """The gangs that could have more than they were given."""
+    capacity: Counter[str] = Counter()
+    for node in nodes:
+        capacity[node.gpu_type] += node.gpus
+    weights = sum(job.weight for job in jobs) or 1.0
+    seats = []
+    for index, job in enumerate(jobs):
+        placement, gang = decided.placements.get(job.name), elastic.get(job.name)
+        if placement is None or gang is None:
+            continue
+        stays = placement == reduced.get(job.name)
+        if job.name in state.running and job.name not in reduced and placement == state.running[job.name]:
+            continue  # it cannot change its size now
+        extra = state.running[job.name].nodes[len(placement.nodes) :] if stays else ()
+        each = gang.together
+        own = tuple(tuple(extra[at : at + each]) for at in range(0, len(extra), each))
+        unit = partition_speed(gang, capacity, job.weight / weights)
+        seats.append(
+            Seat(
+                one=Contender(job=job, gang=gang, index=index, gpu_type=placement.gpu_type, unit=unit),
+                base=placement,
+                own=own,
+                runs=stays and job.name not in pending,
+                barred=not_tolerated.get(job.name, frozenset()),
+            )
+        )
+    return seats
+
+
+def _wins(
+    seats: Sequence[Seat], kept: Division, best: Division, sizes: SizeSettings, settings: RoundSettings
+) -> bool:
+    """Whether gangs should pass GPUs on: what that wins is worth more than the pauses that it costs."""
+    stay = max(1.0, sizes.stay_rounds * settings.round_seconds)
+    changed = []
+    for at, seat in enumerate(seats):
+        before, after = kept.size(at), best.size(at)
+        if before == after:
+            continue
+        pause = seat.one.gang.pause_seconds if seat.runs and after != seat.held else 0.0
+        worked = max(0.0, 1.0 - pause / stay)
+        changed.append((seat.one, seat.one.speed(before), seat.one.speed(after) * worked))
+    return bool(changed) and gain(sizes.surplus, changed) >= sizes.least_gain
+
+
+def _resized(decided: Round, seats: Sequence[Seat], chosen: Division, state: RoundState) -> Round:
+    """The round with the gangs' sizes."""
+    placements, reasons = dict(decided.placements), dict(decided.reasons)
+    for at, seat in enumerate(seats):
+        name = seat.one.job.name
+        placements[name] = dataclasses.replace(seat.base, nodes=chosen.nodes[at])
+        count, least = chosen.size(at), len(seat.base.nodes)
+        most = max(seat.one.gang.speeds.get(seat.one.gpu_type, {least: 0.0}))
+        reasons[name] = (
+            f"{reasons[name]}; {count} GPUs of {least} to {most}, at {seat.one.speed(count):.3g} steps/s"
+        )
+    # A gang whose nodes have changed, and that neither moves nor starts, has another size.
+    resized = tuple(
+        job for job in decided.extended if job in state.running and placements[job] != state.running[job]
+    )
+    return dataclasses.replace(
+        decided,
+        placements=placements,
+        extended=tuple(job for job in decided.extended if job not in resized),
+        resized=resized,
+        reasons=reasons,
+    )

@@ -1,0 +1,125 @@
+"""Which gang gets the next GPU, by the policy, and what one division of GPUs wins over another."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ballast_policies.allocation.instance import DEFAULT_SECONDS
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.sizes.gang import ElasticGang
+
+AS_CHEAP = 0.99
+"""A step is no dearer on more GPUs where the speed a GPU is at least this part of what it was."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A gang that may have more GPUs than its least size.
+
+    Attributes:
+        job: as the policy sees it.
+        gang: its sizes.
+        index: by arrival.
+        gpu_type: where it runs.
+        unit: steps/s on 1/n of the GPUs of the type that suits it best, by its weight.
+    """
+
+    job: Job
+    gang: ElasticGang
+    index: int
+    gpu_type: str
+    unit: float
+
+    def speed(self, gpus: int) -> float:
+        """Steps/s with so many GPUs."""
+        return self.gang.speed(self.gpu_type, gpus)
+
+    def seconds(self, speed: float) -> float:
+        """Until its end at this speed."""
+        return self._steps / speed if speed > 0 else math.inf
+
+    @property
+    def _steps(self) -> float:
+        steps = self.job.steps_remaining
+        if steps is None:
+            steps = DEFAULT_SECONDS * max(max(by_size.values()) for by_size in self.gang.speeds.values())
+        return max(steps, 1e-9)
+
+    def delay(self, speed: float) -> float:
+        """Themis's rho, isolated on 1/n of the GPUs (dissertation section 5.4.2)."""
+        alone = self.job.isolated_elapsed + self.seconds(self.unit)
+        return (self.job.elapsed + self.seconds(speed)) / max(alone, 1e-9)
+
+
+def partition_speed(gang: ElasticGang, capacity: Mapping[str, int], part: float) -> float:
+    """Steps/s on ``part`` (0 to 1) of all GPUs of the type that suits the gang best."""
+    return max(
+        (gang.partition_speed(gpu_type, part * capacity.get(gpu_type, 0)) for gpu_type in gang.speeds),
+        default=0.0,
+    )
+
+
+def urgency(surplus: Surplus, one: Contender, now: int, more: int) -> float:
+    """The lower the sooner the gang grows from ``now`` to ``more`` GPUs; infinite: not at all."""
+    slow, fast = one.speed(now), one.speed(more)
+    match surplus:
+        case Surplus.ARRIVAL:
+            return one.index
+        case Surplus.SHORTEST:
+            return one.seconds(slow)
+        case Surplus.LONGEST:
+            return -one.seconds(slow)
+        case Surplus.FINISH_TIME:
+            return -one.delay(slow)
+        case Surplus.THROUGHPUT:
+            return -(fast - slow) / (more - now)
+        case Surplus.COST:
+            late = one.job.deadline is not None and one.job.deadline > 0
+            late = late and one.seconds(slow) > (one.job.deadline or 0.0)
+            return one.index if late or fast / more >= AS_CHEAP * slow / now else math.inf
+    return slow / one.unit if one.unit > 0 else slow
+
+
+Speeds = Sequence[tuple[Contender, float, float]]
+"""Gangs whose speed differs: (gang, steps/s of one division, of another)."""
+
+
+def gain(surplus: Surplus, changed: Speeds) -> float:
+    """What the second division wins over the first, as a fraction, in the sense of the policy."""
+    if not changed:
+        return 0.0
+    return _GAINS.get(surplus, _of_levels)(changed)
+
+
+def _of_levels(changed: Speeds) -> float:
+    logs = [math.log(max(after, 1e-12) / max(before, 1e-12)) for _, before, after in changed]
+    return math.exp(sum(logs) / len(logs)) - 1.0
+
+
+def _of_the_first(changed: Speeds) -> float:
+    _, before, after = min(changed, key=lambda entry: entry[0].index)
+    return after / max(before, 1e-12) - 1.0
+
+
+def _of_sums(changed: Speeds) -> float:
+    before, after = sum(entry[1] for entry in changed), sum(entry[2] for entry in changed)
+    return after / max(before, 1e-12) - 1.0
+
+
+def _of_times(
+    total: Callable[[list[float]], float], time: Callable[[Contender, float], float], changed: Speeds
+) -> float:
+    before = total([time(one, speed) for one, speed, _ in changed])
+    after = total([time(one, speed) for one, _, speed in changed])
+    return before / after - 1.0 if 0 < after < math.inf else 0.0
+
+
+_GAINS: Mapping[Surplus, Callable[[Speeds], float]] = {
+    Surplus.ARRIVAL: _of_the_first,
+    Surplus.THROUGHPUT: _of_sums,
+    Surplus.SHORTEST: functools.partial(_of_times, sum, Contender.seconds),
+    Surplus.LONGEST: functools.partial(_of_times, max, Contender.seconds),
+    Surplus.FINISH_TIME: functools.partial(_of_times, max, Contender.delay),
+}
