@@ -13,6 +13,7 @@ COPY pyproject.toml uv.lock ./
 COPY policies/pyproject.toml policies/
 COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
+COPY client/pyproject.toml client/
 COPY localcluster/pyproject.toml localcluster/
 
 FROM workspace AS build-operator

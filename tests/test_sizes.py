@@ -9,6 +9,7 @@ PACKAGES = (
     "policies/ballast_policies",
     "operator/ballast_operator",
     "trainer-image/ballast_trainer",
+    "client/ballast_client",
     "localcluster/ballast_localcluster",
 )
 MAX_FILES = 15

@@ -12,6 +12,7 @@ FILES = (
     "policies/pyproject.toml",
     "operator/pyproject.toml",
     "trainer-image/pyproject.toml",
+    "client/pyproject.toml",
     "localcluster/pyproject.toml",
     "uv.lock",
     "charts/ballast/Chart.yaml",
@@ -42,7 +43,7 @@ def release(tmp_path):
 def test_a_tags_version_is_written_everywhere(release):
     """Packages, their pins of each other, the lock file and the chart."""
     assert release("set-version", "7.8.9").returncode == 0
-    for name in FILES[:4]:
+    for name in FILES[:5]:
         text = (release.folder / name).read_text()
         assert 'version = "7.8.9"' in text
         assert set(re.findall(r"ballast-[a-z]+(?:\[[a-z]+\])?==([^\"]+)", text)) <= {"7.8.9"}

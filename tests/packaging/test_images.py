@@ -15,6 +15,7 @@ PACKAGES = {
     "policies": "ballast_policies",
     "operator": "ballast_operator",
     "trainer-image": "ballast_trainer",
+    "client": "ballast_client",
     "localcluster": "ballast_localcluster",
 }
 UV = shutil.which("uv") or shutil.which("uv", path=ROOT / ".venv-tools" / "bin")

@@ -12,6 +12,7 @@ from ballast_operator.api.training_job_status import JobAllocation
 from ballast_operator.desired.owned import owned
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
 
 
 def rendezvous_object(view: JobView, allocation: JobAllocation, address: str) -> dict[str, Any]:
@@ -21,15 +22,16 @@ def rendezvous_object(view: JobView, allocation: JobAllocation, address: str) ->
 
 
 def script_environment(
-    view: JobView, allocation: JobAllocation, *, pod: int, save_seconds: float
+    view: JobView, spec: JobSpec, allocation: JobAllocation, *, pod: int, save_seconds: float
 ) -> list[dict[str, Any]]:
-    """Variables of the pod with this number: torchrun's, for a command that is started once a GPU.
+    """Variables of the pod with this number: torchrun's, and what the client library reads.
 
     ``PET_*`` are torchrun's own options: a pod of several GPUs runs ``torchrun``, which starts one process
     for each and sets the ranks; with one GPU a pod both forms work.
 
     Args:
         view: the job.
+        spec: of the job.
         allocation: of the launch.
         pod: number of the pod at launch.
         save_seconds: from the order to save and stop until the pods are deleted.
@@ -46,6 +48,9 @@ def script_environment(
         "LOCAL_WORLD_SIZE": each,
         "MASTER_PORT": RENDEZVOUS_PORT,
         "BALLAST_SAVE_SECONDS": f"{save_seconds:g}",
+        "BALLAST_TOTAL_STEPS": spec.config.total_steps,
+        "BALLAST_CHECKPOINT_EVERY_STEPS": spec.config.checkpoint.every_steps,
+        "BALLAST_CHECKPOINT_KEEP": spec.config.checkpoint.keep,
     }
     if each == 1:
         found |= {"RANK": pod, "LOCAL_RANK": 0}

@@ -115,7 +115,8 @@ def _environment(context: ReconcileContext, pod: int) -> list[dict[str, Any]]:
     if not context.spec.is_script:
         return []
     save_seconds = context.settings.stop_seconds
-    return script_environment(context.view, context.allocation, pod=pod, save_seconds=save_seconds)
+    view, spec, allocation = context.view, context.spec, context.allocation
+    return script_environment(view, spec, allocation, pod=pod, save_seconds=save_seconds)
 
 
 def tell_address(

@@ -1,0 +1,226 @@
+"""Which step is the last one: all ranks leave after the same step, without a collective of their own.
+
+Rank 0 listens; each other rank keeps a connection to it. To stop, rank 0 asks every rank to hold: a rank
+answers with the step that it is in, and waits at the end of that step. The largest answer is the last step,
+which rank 0 tells all of them. A rank that waits has done its part of every step that the others are in, so
+none of them waits for ever.
+"""
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+logger = logging.getLogger("ballast_client")
+
+MEET_SECONDS = 10.0
+"""How long rank 0 waits for the answers of all ranks, before it gives up and trains on."""
+
+_LONGEST_LINE = 200
+
+
+class LastStep:
+    """The last step of this process, once there is one.
+
+    :meth:`reached` is called by the training loop, the rest by the threads of the agreement.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._done = 0
+        self._holds: int | None = None
+        self._last: int | None = None
+
+    def start(self, step: int) -> None:
+        """The loop has done ``step`` steps before it begins."""
+        with self._changed:
+            self._done = step
+
+    def reached(self, step: int) -> bool:
+        """The loop has done ``step``: whether it was the last. Waits where that is being found out."""
+        with self._changed:
+            self._done = step
+            while self._last is None and self._holds is not None and step >= self._holds:
+                self._changed.wait()
+            return self._last is not None and step >= self._last
+
+    def hold(self) -> int:
+        """The step that the loop is in; it waits at its end until :meth:`decide` or :meth:`release`."""
+        with self._changed:
+            if self._holds is None:
+                self._holds = self._done + 1
+            return self._holds
+
+    def decide(self, step: int) -> None:
+        """The last step is known."""
+        with self._changed:
+            self._last, self._holds = step, None
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """There is no agreement: train on."""
+        with self._changed:
+            self._holds = None
+            self._changed.notify_all()
+
+
+class Leader:
+    """Rank 0's side; ``asked`` is called where another rank has been told to end."""
+
+    def __init__(
+        self, last: LastStep, *, address: str, port: int, ranks: int, token: str, asked: Callable[[str], None]
+    ) -> None:
+        self._last = last
+        self._ranks = ranks
+        self._token = token
+        self._asked = asked
+        self._peers: dict[int, socket.socket] = {}
+        self._answers: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._server: socket.socket | None = None
+        if ranks > 1:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._server = socket.create_server((address, port), family=family, reuse_port=False)
+            threading.Thread(target=self._accept, name="ballast-accept", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0: a rank alone does not."""
+        return self._server.getsockname()[1] if self._server is not None else 0
+
+    def agree(self) -> bool:
+        """Find the last step and tell all ranks; False: not all of them answered, and nobody stops."""
+        own = self._last.hold()
+        until = time.monotonic() + MEET_SECONDS
+        asked: set[int] = set()
+        with self._changed:
+            while len(self._answers) < self._ranks - 1:
+                for rank in self._peers.keys() - asked:
+                    asked.add(rank)
+                    _send(self._peers[rank], "hold")
+                if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
+                    break
+            agreed = len(self._answers) == self._ranks - 1
+            step = max([own, *self._answers.values()])
+            for peer in self._peers.values():
+                _send(peer, f"stop {step}" if agreed else "release")
+            silent = sorted(set(range(1, self._ranks)) - self._answers.keys())
+            self._answers.clear()
+        if agreed:
+            self._last.decide(step)
+            return True
+        self._last.release()
+        logger.warning("ranks %s did not answer; to save together, make a Job in every rank", silent)
+        return False
+
+    def close(self) -> None:
+        """Listen no more; the connections stay until the process ends."""
+        if self._server is not None:
+            self._server.close()
+
+    def _accept(self) -> None:
+        assert self._server is not None
+        while True:
+            try:
+                peer, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(peer,), name="ballast-peer", daemon=True).start()
+
+    def _serve(self, peer: socket.socket) -> None:
+        with peer, peer.makefile("r", encoding="ascii", errors="replace") as lines:
+            rank = self._greeted(lines.readline(_LONGEST_LINE))
+            if rank is None:
+                return
+            with self._changed:
+                self._peers[rank] = peer
+                self._changed.notify_all()
+            try:
+                for word, value in _words(lines):
+                    if word == "at":
+                        with self._changed:
+                            self._answers[rank] = value
+                            self._changed.notify_all()
+                    elif word == "ask":
+                        self._asked(f"rank {rank} has been told to end")
+            except OSError:
+                pass
+            finally:
+                with self._changed:
+                    if self._peers.get(rank) is peer:
+                        del self._peers[rank]
+
+    def _greeted(self, line: str) -> int | None:
+        """The rank that ``join TOKEN RANK`` names; None: a stranger."""
+        parts = line.split()
+        known = len(parts) == 3 and secrets.compare_digest(parts[1], self._token) and parts[2].isdecimal()
+        return int(parts[2]) if known and 0 < int(parts[2]) < self._ranks else None
+
+
+class Follower:
+    """The side of a rank other than 0: connects in the background, and again where the connection is lost."""
+
+    def __init__(self, last: LastStep, *, address: str, port: int, rank: int, token: str) -> None:
+        self._last = last
+        self._where = (address, port)
+        self._greeting = f"join {token} {rank}"
+        self._connection: socket.socket | None = None
+        self._wants = False
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="ballast-follow", daemon=True).start()
+
+    def ask(self) -> None:
+        """Ask rank 0 to find a last step: this rank has been told to end."""
+        self._wants = True
+        if self._connection is not None:
+            _send(self._connection, "ask 0")
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                with socket.create_connection(self._where, timeout=5.0) as connection:
+                    connection.settimeout(None)
+                    _send(connection, self._greeting)
+                    self._connection = connection
+                    if self._wants:
+                        _send(connection, "ask 0")
+                    self._follow(connection)
+            except OSError:
+                pass
+            finally:
+                self._connection = None
+                self._last.release()
+            self._closed.wait(0.5)
+
+    def _follow(self, connection: socket.socket) -> None:
+        with connection.makefile("r", encoding="ascii", errors="replace") as lines:
+            for word, value in _words(lines):
+                if word == "hold":
+                    _send(connection, f"at {self._last.hold()}")
+                elif word == "stop":
+                    self._last.decide(value)
+                elif word == "release":
+                    self._last.release()
+
+
+def _words(lines: TextIO) -> Iterator[tuple[str, int]]:
+    """(word, number) of each line; a line without a number has 0; ends with the connection or nonsense."""
+    while line := lines.readline(_LONGEST_LINE):
+        word, _, number = line.strip().partition(" ")
+        if number and not (number.isdecimal() and len(number) <= 16):
+            return
+        yield word, int(number or 0)
+
+
+def _send(connection: socket.socket, line: str) -> None:
+    try:
+        connection.sendall(f"{line}\n".encode("ascii"))
+    except OSError as error:
+        logger.debug("not sent: %s: %s", line.split(maxsplit=1)[0], error)

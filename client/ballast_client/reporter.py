@@ -1,0 +1,181 @@
+"""Rank 0's thread: renews the Lease with the newest figures, and looks for the order to save and stop."""
+
+import logging
+import threading
+from time import monotonic
+from collections.abc import Callable
+
+from ballast_client import messages
+from ballast_client.channels import Channel, ChannelError
+
+logger = logging.getLogger("ballast_client")
+
+POLL_SECONDS = 1.0
+"""How often the plan is read."""
+RENEW_SECONDS = 3.0
+"""How often the Lease is renewed; the operator takes a job for hung after 60 s without it."""
+RETRY_SECONDS = 20.0
+"""Between two tries to find a last step, where not all ranks have answered."""
+WINDOW_SECONDS = 30.0
+"""The speed is that of the last steps, over at least this long."""
+
+
+class Reporter:
+    """Starts its thread at once.
+
+    Args:
+        channel: to the operator.
+        pod: this process's own; a plan that does not name it is one of another launch. Empty: any plan.
+        stop: finds the last step with all ranks; False: not now.
+        hang_seconds: after this long without a step the Lease is not renewed; None: it always is.
+    """
+
+    def __init__(
+        self, channel: Channel, *, pod: str, stop: Callable[[str], bool], hang_seconds: float | None
+    ) -> None:
+        self.loss: float | None = None
+        self._channel = channel
+        self._pod = pod
+        self._stop = stop
+        self._hang_seconds = hang_seconds
+        self._changed = threading.Condition()
+        self._epoch = 0
+        self._stop_epoch = 0
+        self._step: int | None = None
+        self._stepped = monotonic()
+        self._window: list[tuple[float, int]] = []
+        self._saved: int | None = None
+        self._resumed: int | None = None
+        self._stop_reason = ""
+        self._stopping = False
+        self._closing = False
+        self._closed = False
+        self._left_at: int | None = None
+        self._finished: int | None = None
+        self._acknowledged = 0
+        self._thread = threading.Thread(target=self._run, name="ballast-report", daemon=True)
+        self._thread.start()
+
+    def resumed(self, step: int) -> None:
+        """The loop begins after ``step`` steps."""
+        with self._changed:
+            self._step = step
+            self._resumed = step or None
+            self._stepped = monotonic()
+
+    def step(self, step: int) -> None:
+        """``step`` steps are done."""
+        now = monotonic()
+        with self._changed:
+            self._step, self._stepped = step, now
+            self._window.append((now, step))
+            # The two oldest span more than the window needs: the first of them is not needed any more.
+            while len(self._window) > 2 and now - self._window[1][0] >= WINDOW_SECONDS:
+                del self._window[0]
+            if len(self._window) > 1000:
+                del self._window[1:-1:2]
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of ``step`` is complete."""
+        with self._changed:
+            self._saved = step
+
+    def stop_now(self, why: str) -> None:
+        """This process, or another rank's, has been told to end."""
+        with self._changed:
+            self._stop_reason = self._stop_reason or why
+            self._changed.notify_all()
+
+    def close(self, *, left_at: int | None = None, finished: int | None = None) -> None:
+        """Send what is left, give up the Lease, end the thread."""
+        with self._changed:
+            if self._closing:
+                return
+            self._left_at, self._finished, self._closing = left_at, finished, True
+            self._changed.notify_all()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        renewed = tried = float("-inf")
+        while True:
+            with self._changed:
+                closing = self._closing
+            now = monotonic()
+            try:
+                if closing:
+                    self._write(release=True)
+                    return
+                self._read_plan()
+                with self._changed:
+                    why = self._stop_reason
+                if why and not self._stopping and now - tried >= RETRY_SECONDS:
+                    tried = now
+                    self._stopping = self._stop(why)
+                due = now - renewed >= RENEW_SECONDS or self._acknowledged != self._epoch
+                if self._epoch and due and not self._hangs(now):
+                    self._write()
+                    renewed = now
+            except ChannelError as error:
+                logger.warning("the operator cannot be reached now: %s", error)
+                if closing:
+                    return
+            except Exception:
+                logger.exception("the client's thread continues after an error")
+                if closing:
+                    return
+            with self._changed:
+                if not self._closing:
+                    self._changed.wait(POLL_SECONDS)
+
+    def _hangs(self, now: float) -> bool:
+        return self._hang_seconds is not None and now - self._stepped >= self._hang_seconds
+
+    def _read_plan(self) -> None:
+        text = self._channel.read_plan()
+        if not text:
+            return
+        try:
+            plan = messages.read_plan(text)
+        except ValueError as error:
+            raise ChannelError(str(error)) from error
+        if self._pod and self._pod not in plan.pods:
+            return
+        if plan.stops:
+            self._stop_epoch = plan.epoch  # acknowledged by leaving
+            self.stop_now(plan.reason or "the operator asks for it")
+        else:
+            self._epoch = plan.epoch
+
+    def _write(self, *, release: bool = False) -> None:
+        with self._changed:
+            step = self._step or 0
+            sent = {}
+            left = self._left_at is not None
+            if self._epoch:
+                sent[messages.ACK_ANNOTATION] = messages.ack(
+                    epoch=max(self._epoch, self._stop_epoch if left else 0),
+                    step=step,
+                    saved=self._saved if left else None,
+                )
+            if self._epoch and self._step is not None:
+                sent[messages.REPORT_ANNOTATION] = messages.report(
+                    epoch=self._epoch,
+                    step=step,
+                    loss=self.loss,
+                    rate=self._rate(),
+                    saved=self._saved,
+                    resumed=self._resumed,
+                )
+            if self._finished is not None:
+                sent[messages.FINISHED_ANNOTATION] = str(self._finished)
+            epoch = self._epoch
+        self._channel.write(sent, release=release)
+        self._acknowledged = epoch
+
+    def _rate(self) -> float | None:
+        """Steps/s over the window, the time since the last step included; None: not known yet."""
+        if len(self._window) < 2:
+            return None
+        (begun, first), (ended, last) = self._window[0], self._window[-1]
+        seconds = ended - begun
+        return (last - first) / seconds if seconds > 0 else None

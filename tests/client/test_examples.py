@@ -1,0 +1,94 @@
+"""The examples of scripts, as they are: stopped with a checkpoint, resumed, and run to their end."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ballast_policies.contract import Ack, Directive, Report
+
+from tests.client.test_messages import a_plan
+
+FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
+
+pytestmark = pytest.mark.processes
+
+
+def free_ports():
+    """A port whose next one is free, too: the client's."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            try:
+                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+            except OverflowError:
+                continue
+            except OSError:
+                continue
+            return first.getsockname()[1]
+
+
+class Launch:
+    """All ranks of a script; the operator is a directory."""
+
+    def __init__(self, script, folder, *, ranks, steps):
+        common = {
+            **os.environ,
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_ports()),
+            "OMP_NUM_THREADS": "1",
+            "BALLAST_CHANNEL": str(folder),
+            "BALLAST_POD_NAME": "job-1-0",
+            "BALLAST_TOTAL_STEPS": str(steps),
+            "BALLAST_CHECKPOINT_EVERY_STEPS": "100",
+            "BALLAST_CHECKPOINT_PATH": str(folder / "checkpoints"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        if ranks == 1:  # frameworks start their own group where they find a launcher's variables
+            common = {name: value for name, value in common.items() if not name.startswith("LOCAL_")}
+            del common["WORLD_SIZE"], common["MASTER_ADDR"]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, FOLDER / script],
+                env={**common, "RANK": str(rank)} if ranks > 1 else common,
+                cwd=folder,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+
+    def end(self):
+        """(exit code of each rank, what they wrote to stderr)."""
+        texts = [process.communicate()[1] for process in self.processes]
+        return [process.returncode for process in self.processes], "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks"),
+    [("plain_ddp.py", 2), ("hugging_face_trainer.py", 1), ("lightning_trainer.py", 1)],
+)
+def test_a_script_is_stopped_resumes_and_ends(tmp_path, script, ranks):
+    """All ranks leave with the code for it; the next launch begins where the checkpoint ends."""
+    (tmp_path / "plan.json").write_text(a_plan().to_json())
+    launch = Launch(script, tmp_path, ranks=ranks, steps=1_000_000)
+    report = tmp_path / "report.json"
+    while not (report.exists() and Report.from_json(report.read_text()).step > 0):
+        assert all(process.poll() is None for process in launch.processes), launch.end()
+    (tmp_path / "plan.json").write_text(a_plan(Directive.CHECKPOINT_AND_STOP, epoch=4).to_json())
+    codes, text = launch.end()
+    assert codes == [75] * ranks, text
+    ack = Ack.from_json((tmp_path / "ack.json").read_text())
+    saved = ack.checkpoint_step
+    assert ack.epoch == 4 and saved is not None and saved > 0
+
+    (tmp_path / "plan.json").write_text(a_plan(epoch=5).to_json())
+    codes, text = Launch(script, tmp_path, ranks=ranks, steps=saved + 15).end()
+    assert codes == [0] * ranks, text
+    last = Report.from_json(report.read_text())
+    assert (last.resumed_from_step, last.step) == (saved, saved + 15)
+    assert (tmp_path / "finished-step").read_text() == str(saved + 15)

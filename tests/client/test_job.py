@@ -1,0 +1,130 @@
+"""A script with the client, its operator a directory."""
+
+import signal
+
+import pytest
+from ballast_client import Job, reporter
+from ballast_client.channels import Directory
+from ballast_policies.contract import Ack, Directive, ExitReason, Report, TerminationMessage
+
+from tests.client.test_messages import a_plan
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(reporter, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(reporter, "RENEW_SECONDS", 0.02)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def operator(tmp_path):
+    """The operator's side: a plan, and what rank 0 says."""
+    (tmp_path / "plan.json").write_text(a_plan().to_json())
+    return tmp_path
+
+
+def a_job(folder, **environment):
+    values = {
+        "BALLAST_POD_NAME": "job-1-0",
+        "BALLAST_CHECKPOINT_PATH": str(folder / "checkpoints"),
+        "BALLAST_TERMINATION_LOG": str(folder / "termination-log"),
+        "BALLAST_TOTAL_STEPS": "20",
+        "BALLAST_CHECKPOINT_EVERY_STEPS": "5",
+        **environment,
+    }
+    return Job(channel=Directory(folder), environment=values)
+
+
+def wait_for(path, reader, reached):
+    """What ``path`` says, once it is so; the tests' own limit of time is the only one."""
+    while True:
+        if path.exists() and reached(value := reader(path.read_text())):
+            return value
+
+
+def saving(path):
+    path.write_text("weights")
+
+
+def test_a_job_runs_to_its_end_and_says_so(operator):
+    """All steps, a checkpoint every five, the last step by name."""
+    job, loaded = a_job(operator), []
+    for step in job.steps(load=loaded.append, save=saving):
+        job.report(loss=20.0 - step)
+    assert (operator / "finished-step").read_text() == "20"
+    report = Report.from_json((operator / "report.json").read_text())
+    assert (report.epoch, report.step, report.loss, report.checkpoint_step) == (3, 20, 1.0, 20)
+    assert loaded == [] and job.checkpoints.newest()[0] == 20
+
+
+def test_a_job_that_is_asked_to_stop_saves_leaves_and_resumes(operator):
+    """The exit code says that it continues; the next launch begins with the step after."""
+    job, done = a_job(operator), []
+    with pytest.raises(SystemExit) as left:
+        for step in job.steps(save=saving):
+            done.append(step)
+            if step == 7:
+                wait_for(operator / "ack.json", Ack.from_json, lambda ack: ack.epoch == 3)
+                stop = a_plan(Directive.CHECKPOINT_AND_STOP, epoch=4)
+                (operator / "plan.json").write_text(stop.to_json())
+                while job.seconds_left is None:
+                    pass
+    assert left.value.code == 75
+    last = done[-1] + 1
+    assert last < 20 and job.checkpoints.newest()[0] == last
+    ack = Ack.from_json((operator / "ack.json").read_text())
+    assert (ack.epoch, ack.checkpoint_step) == (4, last)
+    ended = TerminationMessage.from_json((operator / "termination-log").read_text())
+    assert (ended.reason, ended.step) == (ExitReason.STOPPED, last)
+
+    (operator / "plan.json").write_text(a_plan(epoch=5).to_json())
+    loaded = []
+    more = list(a_job(operator).steps(load=loaded.append, save=saving))
+    assert more == list(range(last, 20))
+    assert [path.name for path in loaded] == [f"step-{last}"]
+    assert Report.from_json((operator / "report.json").read_text()).resumed_from_step == last
+
+
+def test_a_plan_of_another_launch_is_not_acknowledged(operator):
+    """The ConfigMap still has the last launch's, which does not name this pod."""
+    job = a_job(operator, BALLAST_POD_NAME="job-2-0")
+    for _ in job.steps(save=saving):
+        pass
+    assert not (operator / "ack.json").exists()
+
+
+def test_a_script_that_leaves_its_own_loop_exits_as_stopped(operator):
+    """`if job.step(...): save(); break` in a with block."""
+    (operator / "plan.json").write_text(a_plan(Directive.CHECKPOINT_AND_STOP).to_json())
+    with pytest.raises(SystemExit) as left, a_job(operator) as job:
+        step = 0
+        while not job.step(step := step + 1):
+            pass
+    assert left.value.code == 75
+
+
+def test_speed_is_measured_over_the_last_steps(operator, monkeypatch):
+    """Ten steps a second, by a clock of the test's."""
+    now = [100.0]
+    job = a_job(operator)
+    monkeypatch.setattr(reporter, "monotonic", lambda: now[0])
+    job.resumed(0)
+    for step in range(1, 601):
+        now[0] += 0.1
+        job.step(step)
+    wait_for(operator / "ack.json", Ack.from_json, lambda ack: ack.epoch == 3)
+    job.finish(600)
+    report = Report.from_json((operator / "report.json").read_text())
+    assert report.steps_per_second == pytest.approx(10.0)
+
+
+def test_away_from_ballast_the_script_runs_as_it_is(tmp_path):
+    """No threads, no files but its checkpoints."""
+    job = Job(environment={"BALLAST_CHECKPOINT_PATH": str(tmp_path)})
+    assert list(job.steps(3, save=saving, every=2)) == [0, 1, 2]
+    assert list(job.steps(5, load=lambda path: None, save=saving, every=2)) == [3, 4]
+    with pytest.raises(ValueError, match="needs a total"):
+        next(job.steps())
