@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from time import monotonic
 from collections.abc import Callable
+from time import monotonic
 
 from ballast_client import messages
 from ballast_client.channels import Channel, ChannelError

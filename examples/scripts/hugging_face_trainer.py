@@ -1,6 +1,6 @@
 """Hugging Face's Trainer with the client's callback: two lines, and it is paused, resumed and measured.
 
-    python hugging_face_trainer.py --steps 200 --output checkpoints
+Away from Ballast: ``python hugging_face_trainer.py --steps 200 --output checkpoints``
 """
 
 import argparse

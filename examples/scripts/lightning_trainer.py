@@ -1,6 +1,6 @@
 """Lightning with the client's callback.
 
-    python lightning_trainer.py --steps 200
+Away from Ballast: ``python lightning_trainer.py --steps 200``
 """
 
 import argparse
@@ -27,10 +27,12 @@ class Regression(LightningModule):
         self.layers = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        """The mean squared error of a batch."""
         (inputs,) = batch
         return (self.layers(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One for all parameters."""
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 

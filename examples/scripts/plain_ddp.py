@@ -1,6 +1,6 @@
 """Plain data parallelism: torch's own DistributedDataParallel, and the client's lines around it.
 
-    torchrun --nproc-per-node 2 plain_ddp.py --steps 200
+Away from Ballast: ``torchrun --nproc-per-node 2 plain_ddp.py --steps 200``
 """
 
 import argparse
@@ -25,10 +25,12 @@ parallel = DistributedDataParallel(model)
 
 
 def save(path: Path) -> None:
+    """Write a checkpoint; rank 0 is asked to."""
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
 
 
 def load(path: Path) -> None:
+    """Read one; every rank is asked to."""
     state = torch.load(path, map_location=device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -45,6 +47,4 @@ for step in job.steps(options.steps, load=load, save=save):
     optimizer.step()
     if step % 10 == 0:
         job.report(loss=loss.item())
-if rank == 0:
-    print(f"loss {loss.item():.4f}")
 torch.distributed.destroy_process_group()

@@ -18,7 +18,7 @@ from tests.support.control_plane import ControlPlane
 pytestmark = pytest.mark.api
 
 FOLDER = Path(__file__).parents[3] / "examples"
-EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("demo/*.yaml")])
+EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("demo/*.yaml"), *FOLDER.glob("scripts/*.yaml")])
 AS_KUBECTL = {"fieldValidation": "Strict", "dryRun": "All"}
 """Unknown fields are an error; nothing is kept."""
 
