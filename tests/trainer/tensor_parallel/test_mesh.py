@@ -103,7 +103,10 @@ def test_layers_move_and_ranks_leave_by_whole_columns(
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
     running = gang(
-        {**config, "parallelism": {axis: 2}}, ranks=4, options=["--channel", str(folder)], slowdown=6
+        {**config, "parallelism": {axis: 2, "gpusPerPod": 1}},
+        ranks=4,
+        options=["--channel", str(folder)],
+        slowdown=6,
     )
     eventually(lambda: acked(folder) >= 1, "the ranks train", running.errors)
     first = channel.read_plan()
