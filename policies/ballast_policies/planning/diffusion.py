@@ -135,7 +135,7 @@ class _Direction:
             begins = (reach[rank] >= bounds[rank + 1]) & (rank >= until)
             if rank + 1 < ranks:
                 begins |= latest[rank + 1, reach[rank]] > every
-            begins &= every < bounds[rank + 1]
+            begins &= every < bounds[rank]
             latest[rank] = np.maximum.accumulate(np.where(begins, every, -1))
         return reach, latest
 

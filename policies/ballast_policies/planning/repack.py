@@ -10,6 +10,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
@@ -78,6 +80,7 @@ def repack(
     fewest, most = max(1, min_ranks), partition.ranks
     if target_ranks is not None:
         fewest, most = max(fewest, target_ranks), min(most, target_ranks + 1)
+    speeds = capacity.speed_array(partition.ranks)
     needed = _ranks_needed(seconds, capacity.speeds, microbatches, limit)
     for ranks in range(fewest, most):
         if ranks < needed:
@@ -87,12 +90,16 @@ def repack(
         if schedulable is not None and not schedulable(ranks):
             reasons.append(f"{ranks}: the schedule does not exist on {ranks} ranks")
             continue
+        load = _largest_load(seconds, speeds, microbatches, limit, ranks)
+        if subsets.fits(ranks) and not subsets.enough(ranks, load):
+            reasons.append(f"{ranks}: over the limit of {limit:.4f} s a step, however the layers are cut")
+            continue
         kept = subsets.best(ranks)
         if kept is None:
             reasons.append(f"{ranks}: the layers do not fit the memory of any {ranks} ranks with rank 0")
             continue
-        speeds = None if capacity.speeds is None else [capacity.speeds[rank] for rank in kept.ranks]
-        after = predict_step_seconds(kept.partition.loads(seconds, speeds), microbatches)
+        own = None if capacity.speeds is None else [capacity.speeds[rank] for rank in kept.ranks]
+        after = predict_step_seconds(kept.partition.loads(seconds, own), microbatches)
         if after <= limit:
             return _release(partition, kept, before=before, after=after, limit=limit)
         reasons.append(f"{ranks}: {after:.4f} s a step, over the limit of {limit:.4f} s")
@@ -131,6 +138,37 @@ def _ranks_needed(
             needed, held = needed + 1, 0.0
         held += load
     return needed
+
+
+def _largest_load(
+    seconds: Sequence[float], speeds: np.ndarray, microbatches: int, limit: float, ranks: int
+) -> float:
+    """A load above which every step on ``ranks`` ranks is over ``limit``.
+
+    With a largest load of c, the sum of the loads is least where the fastest ranks have c each: with K of
+    them full, c = work / (sum of their speeds), and linear in between; with it the step is convex in c.
+    """
+    work = float(np.sum(seconds))
+    total = np.cumsum(np.sort(speeds)[::-1][:ranks])
+    full = work / total[::-1]
+    sums = np.arange(ranks, 0, -1) * full
+
+    def over(load: float) -> bool:
+        step = (microbatches - 1) * load + float(np.interp(load, full, sums))
+        return step > microbatches * limit * (1 + 1e-9)
+
+    below = [float(load) for load in full if not over(float(load))]
+    if not below:
+        # The step is least at one of these loads: it is over the limit whatever the load.
+        return float(full[0])
+    low = below[-1]
+    high = max(float(full[-1]), microbatches * limit / max(1, microbatches - 1)) * (1 + 1e-6)
+    if not over(high):
+        return math.inf
+    while high > low * (1 + 1e-9):
+        middle = (low + high) / 2
+        low, high = (low, middle) if over(middle) else (middle, high)
+    return high
 
 
 def _release(

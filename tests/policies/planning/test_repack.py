@@ -80,6 +80,16 @@ def test_the_kept_ranks_equal_brute_force(seconds, data):
     assert moved <= min(m for load, m in every if load <= least * (1 + 1e-13))
 
 
+def test_a_slow_rank_that_cannot_hold_the_next_layer_takes_the_one_before_it():
+    """As many layers as possible on each rank would leave the slow rank before a heavy layer, with none."""
+    seconds = [1.0, 1.0, 4.0, 1.0]
+    start = Partition(bounds=(0, 1, 2, 3, 4))
+    capacity = RankCapacity(speeds=[2.0, 0.5, 2.0, 1.0])
+    found = RankSubsets(start, seconds, capacity).best(3)
+    assert found.partition.loads(seconds, [capacity.speeds[rank] for rank in found.ranks]).max() == 2.0
+    assert RankSubsets(start, seconds, capacity).best(4).partition == Partition(bounds=(0, 1, 2, 3, 4))
+
+
 def test_packs_8_to_6_to_4_to_2_as_layers_get_cheaper():
     """Each time the fewest ranks that keep the first pace; stages stay contiguous; rank 0 stays."""
     layers, m = 48, 16

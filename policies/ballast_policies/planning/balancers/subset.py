@@ -1,21 +1,33 @@
 """The best subset of the ranks in force, and a contiguous partition of the layers over it.
 
-For ranks considered so far, ranks kept of them (c) and layers placed (j):
+Whether ``n`` kept ranks with loads of at most c are enough: of the first r ranks, k of which are kept, the
+layers reach as far as
 
-    d[c, j] = min(d[c, j] without this rank,
-                  min over k of combine(d[c - 1, k], cost of layers k..j-1 on this rank))
+    F_r[k] = max(F_{r-1}[k], as far as rank r gets from F_{r-1}[k-1])
 
-once with the largest load (which gives the smallest possible one, c*), then, among the choices within
-c*, with the bytes that travel.  Rank 0 is always kept.
+since a rank that holds less has no more to do.  The smallest such c, c*, is found by halving an interval, and
+at the end among the loads that layers can have in it.  Then, among the choices within c*, the fewest bytes
+travel where
+
+    d[k, j] = min(d[k, j] without rank r, min over i of d[k-1, i] + bytes of layers i..j-1 that are not on r)
+
+with load and bytes of layers i..j-1 within the limits, a window of i that moves with j.  Rank 0 is always
+kept.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
+from ballast_policies.planning.balancers.window import loads_between, window_least
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
+
+_NEAR = 1e-4
+"""Relative width of the interval in which all loads that layers can have are looked at."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,111 +70,231 @@ class RankSubsets:
         self.weight = capacity.weights(partition.layers)
         self.speeds = capacity.speed_array(partition.ranks)
         self.memory, self.bytes_on = memory, bytes_on
-        # Whether the bytes of a layer depend on the position of a kept rank in the pipeline.
-        self.varies = memory is not None and bytes_on is not None
-        self._tables: dict[int, _Table] = {}
+        self._alike = bool((self.speeds == self.speeds[0]).all())
+        self._held: dict[int, np.ndarray] = {}
+        self._flat: dict[int, np.ndarray] = {}
 
     def smallest_load(self, ranks: int) -> float | None:
         """The largest load of the best ``ranks`` ranks; None where the memory of no choice is enough."""
-        value = self._loads(ranks).value(ranks)
-        return value if np.isfinite(value) else None
+        if not 1 <= ranks <= min(self.partition.ranks, self.partition.layers):
+            return None
+        low = float(self.S[-1] / np.sort(self.speeds)[::-1][:ranks].sum())
+        found = self._within(ranks, np.inf)
+        if found is None:
+            return None
+        high = found
+        # Near the least possible load first: the best is seldom far above it.
+        step = 1.02
+        while high > low * (1 + _NEAR):
+            middle = min(low * step, (low + high) / 2)
+            found = self._within(ranks, middle)
+            if found is None:
+                low, step = middle, step * step
+            else:
+                high, step = found, math.inf
+        loads = loads_between(self.S, self.speeds, low, high)
+        first, last = 0, len(loads) - 1
+        while first < last:
+            middle_load = (first + last) // 2
+            if self._within(ranks, float(loads[middle_load])) is None:
+                first = middle_load + 1
+            else:
+                last = middle_load
+        return float(loads[first]) if len(loads) else high
+
+    def fits(self, ranks: int) -> bool:
+        """Whether the memory of some ``ranks`` ranks holds the layers."""
+        return self.memory is None or self._within(ranks, np.inf) is not None
+
+    def enough(self, ranks: int, load: float) -> bool:
+        """Whether some ``ranks`` ranks have loads of at most ``load``."""
+        return self._within(ranks, load) is not None
 
     def best(self, ranks: int, *, slack: float = 0.0) -> KeptRanks | None:
         """Within ``slack`` of the smallest largest load, the choice for which the fewest bytes travel."""
         load = self.smallest_load(ranks)
-        if load is None:
+        return None if load is None else self._nearest(ranks, load * (1 + slack) * (1 + 1e-12))
+
+    def _sums_held(self, ranks: int) -> np.ndarray | None:
+        """[place, j]: bytes of the first j layers at each of ``ranks`` places; None: no limit."""
+        if self.memory is None:
             return None
-        limit = load * (1 + slack) * (1 + 1e-12)
+        number = ranks if self.bytes_on is not None else 0
+        if number not in self._held:
+            rows = np.broadcast_to(self.weight, (self.partition.ranks, self.partition.layers))
+            if self.bytes_on is not None:
+                rows = np.asarray(self.bytes_on(ranks), dtype=float)
+                wanted = (ranks, self.partition.layers)
+                if rows.shape != wanted:
+                    raise PlanningError(f"bytes_on({ranks}) has the shape {rows.shape}: give {wanted}")
+            self._held[number] = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
+        return self._held[number]
 
-        held = self._held(ranks)
+    def _reach(
+        self, rank: int, load: float, places: np.ndarray, starts: np.ndarray, ranks: int
+    ) -> np.ndarray:
+        """Where the layers end that ``rank`` holds from each start on, at each place."""
+        ends: np.ndarray = (
+            np.searchsorted(self.S, self.S[starts] + load * self.speeds[rank], side="right") - 1
+        )
+        held = self._sums_held(ranks)
+        if held is not None and self.memory is not None:
+            room = held[places, starts] + self.memory[rank]
+            ends = np.minimum(ends, self._search(ranks, places, room, side="right") - 1)
+        return np.asarray(ends)
 
-        def price(rank: int, place: int) -> np.ndarray:
-            return np.where(self._load(rank, held[place]) <= limit, self._moved(rank), np.inf)
+    def _search(
+        self, ranks: int, places: np.ndarray, values: np.ndarray, side: Literal["left", "right"]
+    ) -> np.ndarray:
+        """``searchsorted`` of each value in the bytes of the first layers at its place."""
+        held = self._sums_held(ranks)
+        assert held is not None
+        if self.bytes_on is None:
+            return np.searchsorted(held[0], values, side=side)
+        # One search in all rows: each is shifted above the one before.
+        width, shift = held.shape[1], 2 * float(held.max()) + 1
+        if ranks not in self._flat:
+            self._flat[ranks] = (held + shift * np.arange(len(held))[:, None]).ravel()
+        within = np.clip(values, -1, shift - 1) + shift * places
+        found: np.ndarray = np.searchsorted(self._flat[ranks], within, side=side) - width * places
+        return found
 
-        return _Table(self, np.add, price).choice(ranks)
+    def _within(self, ranks: int, load: float) -> float | None:
+        """The largest load of a choice, or a bound on it, at most ``load``; None: there is no choice."""
+        if self.memory is None and self._alike:
+            return self._within_alike(ranks, load)
+        limit = load * (1 + 1e-12)
+        found = self._as_far_as_possible(ranks, limit)
+        if found is not None or self._as_far_as_possible(ranks, limit, empty=True) is None:
+            return found
+        return load if self._reachable(ranks, limit) else None
 
-    def _loads(self, ranks: int) -> "_Table":
-        """The largest loads; one table does for any number of ranks, where bytes do not depend on it."""
-        number = ranks if self.varies else 0
-        if number not in self._tables:
-            held = self._held(ranks)
-            self._tables[number] = _Table(self, np.maximum, lambda rank, place: self._load(rank, held[place]))
-        return self._tables[number]
+    def _as_far_as_possible(self, ranks: int, limit: float, *, empty: bool = False) -> float | None:
+        """The largest load where each rank holds as much as it can; None: they do not hold all layers.
 
-    def _held(self, ranks: int) -> np.ndarray:
-        """[place, j]: bytes of the first j layers at each place of a pipeline of ``ranks`` ranks.
-
-        Rows beyond the last position repeat it.
+        With ``empty`` ranks may hold nothing, so that None then means that no choice holds all.
         """
-        rows = np.broadcast_to(self.weight, (self.partition.ranks, self.partition.layers))
-        if self.bytes_on is not None:
-            given = np.asarray(self.bytes_on(ranks), dtype=float)
-            if given.shape != (ranks, self.partition.layers):
-                raise PlanningError(
-                    f"bytes_on({ranks}) has the shape {given.shape}: give {ranks} rows of "
-                    f"{self.partition.layers} layers"
-                )
-            rows = given[np.minimum(np.arange(self.partition.ranks), ranks - 1)]
-        return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
+        count, layers = self.partition.ranks, self.partition.layers
+        rows = np.full((count + 1, ranks + 1), -1)
+        rows[0, 0] = 0
+        for rank in range(count):
+            before, after = rows[rank], rows[rank + 1]
+            if rank:
+                after[:] = before
+            kept = self._kept(rank, ranks)
+            kept = kept[before[kept - 1] >= 0]
+            if not len(kept):
+                continue
+            starts = before[kept - 1]
+            ends = self._reach(rank, limit, kept - 1, starts, ranks)
+            if empty:
+                ends = np.maximum(ends, starts)
+            else:
+                ends = np.minimum(ends, layers - (ranks - kept))
+                ends[ends <= starts] = -1
+            after[kept] = np.maximum(after[kept], ends)
+        if rows[count, ranks] < layers:
+            return None
+        if empty:
+            return limit
+        largest, end, left = 0.0, layers, ranks
+        for rank in range(count - 1, -1, -1):
+            if not left or (rank and rows[rank, left] >= end):
+                continue
+            start = min(int(rows[rank, left - 1]), end - 1)
+            largest = max(largest, float((self.S[end] - self.S[start]) / self.speeds[rank]))
+            end, left = start, left - 1
+        return largest
 
-    def _load(self, rank: int, held: np.ndarray) -> np.ndarray:
-        """[k, j]: load of layers k..j-1 on ``rank``; infinite where they do not fit its memory."""
-        load: np.ndarray = (self.S[None, :] - self.S[:, None]) / self.speeds[rank]
-        if self.memory is not None:
-            load = np.where(held[None, :] - held[:, None] <= self.memory[rank], load, np.inf)
-        return load
+    def _reachable(self, ranks: int, limit: float) -> bool:
+        """Whether some choice holds all layers, looking at every number of layers after every rank.
+
+        Holding as much as possible can be wrong where the next rank cannot hold the layer that comes then.
+        """
+        count, width = self.partition.ranks, self.partition.layers + 1
+        ends = np.arange(width)
+        reached = np.zeros((ranks + 1, width), dtype=bool)
+        reached[0, 0] = True
+        for rank in range(count):
+            kept = self._kept(rank, ranks)
+            number = np.zeros((len(kept), width + 1), dtype=int)
+            number[:, 1:] = np.cumsum(reached[kept - 1], axis=1)
+            first = np.minimum(self._first(rank, limit, kept - 1, ranks), ends)
+            some = number[:, :-1] > np.take_along_axis(number, first, axis=1)
+            if rank:
+                reached[kept] |= some
+            else:
+                reached[:] = False
+                reached[kept] = some
+        return bool(reached[ranks, -1])
+
+    def _kept(self, rank: int, ranks: int) -> np.ndarray:
+        """How many may be kept up to ``rank``: fewer could not become enough."""
+        return np.arange(max(1, ranks - (self.partition.ranks - 1 - rank)), min(rank + 1, ranks) + 1)
+
+    def _within_alike(self, ranks: int, load: float) -> float | None:
+        """The same for ranks of one speed without a limit of memory: any of them will do."""
+        layers, room = self.partition.layers, load * self.speeds[0] * (1 + 1e-12)
+        start, largest = 0, 0.0
+        for left in range(ranks - 1, -1, -1):
+            end = int(np.searchsorted(self.S, self.S[start] + room, side="right")) - 1
+            end = min(end, layers - left)
+            if end <= start:
+                return None
+            largest = max(largest, float((self.S[end] - self.S[start]) / self.speeds[0]))
+            start = end
+        return largest if start == layers else None
+
+    def _nearest(self, ranks: int, limit: float) -> KeptRanks | None:
+        """The choice with loads of at most ``limit`` for which the fewest bytes travel."""
+        count, width = self.partition.ranks, self.partition.layers + 1
+        ends = np.arange(width)
+        tables = [np.full((ranks + 1, width), np.inf)]
+        tables[0][0, 0] = 0.0
+        for rank in range(count):
+            before = tables[-1]
+            after = before.copy() if rank else np.full_like(before, np.inf)
+            kept = self._kept(rank, ranks)
+            moved = self._moved(rank)
+            least = window_least(before[kept - 1] - moved, self._first(rank, limit, kept - 1, ranks), ends)
+            after[kept] = np.minimum(after[kept], moved + least)
+            tables.append(after)
+        if not np.isfinite(tables[-1][ranks, -1]):
+            return None
+        chosen: list[int] = []
+        bounds = [width - 1]
+        for rank in range(count - 1, -1, -1):
+            left, end = ranks - len(chosen), bounds[-1]
+            before, after = tables[rank], tables[rank + 1]
+            if not left or (rank and before[left, end] <= after[left, end]):
+                continue
+            first = int(self._first(rank, limit, np.array([left - 1]), ranks)[0, end])
+            values = before[left - 1, first:end] - self._moved(rank)[first:end]
+            chosen.append(rank)
+            bounds.append(first + int(np.argmin(values)))
+        return KeptRanks(ranks=tuple(reversed(chosen)), partition=Partition(bounds=tuple(reversed(bounds))))
+
+    def _first(self, rank: int, limit: float, places: np.ndarray, ranks: int) -> np.ndarray:
+        """[place, j]: the first i so that layers i..j-1 are within the limits on ``rank``."""
+        loads = self.S - limit * self.speeds[rank]
+        first = np.searchsorted(self.S, loads, side="left")
+        # Rounding: exactly those whose load is within the limit.
+        over = (self.S - self.S[np.minimum(first, len(self.S) - 1)]) / self.speeds[rank] > limit
+        first = first + over
+        below = np.maximum(first - 1, 0)
+        first = np.where((self.S - self.S[below]) / self.speeds[rank] <= limit, below, first)
+        held = self._sums_held(ranks)
+        if held is None or self.memory is None:
+            return np.broadcast_to(first, (len(places), len(first)))
+        rows = np.broadcast_to(places[:, None], (len(places), held.shape[1]))
+        room = held[places] - self.memory[rank]
+        return np.asarray(np.maximum(first, self._search(ranks, rows, room, side="left")))
 
     def _moved(self, rank: int) -> np.ndarray:
-        """[k, j]: bytes that travel if layers k..j-1 are on ``rank``."""
+        """[j]: bytes that travel if the first j layers are on ``rank``."""
         away = self.weight.copy()
         away[self.partition.bounds[rank] : self.partition.bounds[rank + 1]] = 0.0
-        M = _sums(away)
-        between: np.ndarray = M[None, :] - M[:, None]
-        return between
-
-
-class _Table:
-    """The recursion of the module for one way to combine costs, with the choices for the way back."""
-
-    def __init__(self, owner: RankSubsets, combine: np.ufunc, cost: Callable[[int, int], np.ndarray]) -> None:
-        ranks, width = owner.partition.ranks, owner.partition.layers + 1
-        self.ranks, self.layers = ranks, width - 1
-        best = np.full((ranks + 1, width), np.inf)
-        best[0, 0] = 0.0
-        # taken[rank][c, j]: first layer of this rank where it is kept as the c-th, else -1.
-        self.taken = np.full((ranks, ranks + 1, width), -1)
-        upper = np.tril_indices(width)
-        for rank in range(ranks):
-            following = best.copy()
-            if rank == 0:
-                following[0, 0] = np.inf
-            for kept in range(1, rank + 2):
-                if kept == 1 or owner.varies:
-                    price = cost(rank, kept - 1)
-                value = combine(best[kept - 1][:, None], price)
-                value[upper] = np.inf
-                first = np.argmin(value, axis=0)
-                least = value[first, np.arange(width)]
-                better = least < following[kept]
-                following[kept] = np.where(better, least, following[kept])
-                self.taken[rank, kept] = np.where(better, first, -1)
-            best = following
-        self.best = best
-
-    def value(self, ranks: int) -> float:
-        return float(self.best[ranks, self.layers])
-
-    def choice(self, ranks: int) -> KeptRanks | None:
-        if not np.isfinite(self.value(ranks)):
-            return None
-        kept: list[int] = []
-        bounds = [self.layers]
-        for rank in range(self.ranks - 1, -1, -1):
-            first = int(self.taken[rank, ranks - len(kept), bounds[-1]]) if len(kept) < ranks else -1
-            if first >= 0:
-                kept.append(rank)
-                bounds.append(first)
-        return KeptRanks(ranks=tuple(reversed(kept)), partition=Partition(bounds=tuple(reversed(bounds))))
+        return _sums(away)
 
 
 def _sums(values: Sequence[float] | np.ndarray) -> np.ndarray:
