@@ -21,6 +21,7 @@ import tempfile
 import types
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ballast_trainer.process_exit import end_with_parent
 
@@ -119,7 +120,7 @@ class WarmStartServer:
     def _fork(self, connection: socket.socket, pipes: tuple[int, int]) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _REQUEST_BYTES)
         data, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
-        request = json.loads(data) if len(streams) == 3 else {}
+        request = _request_of(data) if len(streams) == 3 else {}
         if _import_environment(request.get("environment", {})) != self._import_environment:
             for stream in streams:
                 os.close(stream)
@@ -162,6 +163,20 @@ class WarmStartServer:
         _kill_group(child)
         # Its connection is closed; only the fork is left to be reaped.
         self._selector.unregister(self._children[child])
+
+
+def _request_of(data: bytes) -> dict[str, Any]:
+    """What a process asks for; empty where it is no request: the process starts as usual then."""
+    # Imported by the server alone: what asks for a fork stays light.
+    from ballast_policies.contract.decode import parse_json
+    from ballast_policies.contract.errors import ContractError
+
+    try:
+        found = parse_json(data.decode())
+    except (ContractError, UnicodeDecodeError):
+        return {}
+    environment = found.get("environment") if isinstance(found, dict) else None
+    return found if isinstance(environment, dict) else {}
 
 
 def _import_environment(environment: Mapping[str, str]) -> dict[str, str]:

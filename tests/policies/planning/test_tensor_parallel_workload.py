@@ -7,6 +7,7 @@ from ballast_policies.planning.tensor_parallel import (
     MoveCosts,
     decide_workload,
     own_work_seconds,
+    semi_seconds,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,3 +80,61 @@ def test_a_decision_in_force_does_not_undo_itself(policy, seconds, others):
     total, products = own_work_seconds([t + others for t in measured], measured, COLUMNS, before)
     assert products == pytest.approx(seconds)
     assert total == pytest.approx([t + others for t in seconds])
+
+
+CHI = st.sampled_from([1.0, 1.5, 2.0, 3.0, 4.0, 8.0])
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    chis=st.lists(CHI, min_size=2, max_size=8),
+    share=st.floats(0.05, 1.0),
+    fixed=st.floats(0, 2),
+    per_column=st.floats(0, 0.05),
+    help_fixed=st.floats(0, 1),
+)
+def test_no_policy_expects_a_longer_step_than_doing_nothing(
+    policy, chis, share, fixed, per_column, help_fixed
+):
+    """At any slowness, number of late ranks and cost: it wins two percent, or leaves them alone."""
+    columns = [100] * len(chis)
+    products = [share * chi for chi in chis]
+    seconds = [1 - share + part for part in products]
+    costs = MoveCosts(
+        resize_fixed=fixed,
+        resize=LinearCost(per_column=per_column),
+        communicate=LinearCost(fixed=fixed, per_column=per_column),
+        help_fixed=help_fixed,
+    )
+    decision = decide_workload(policy, seconds, products, columns, costs=costs)
+    after = semi_seconds(decision, seconds, products, columns, costs=costs)
+    if any(decision.migrated) or any(decision.pruned):
+        assert after < max(seconds) * 0.98 + 1e-9
+    else:
+        assert after == max(seconds)
+    for other in ("resize", "migrate") if policy == "semi" else ():
+        alone = decide_workload(other, seconds, products, columns, costs=costs)
+        assert after <= semi_seconds(alone, seconds, products, columns, costs=costs) * 1.02 + 1e-9
+
+
+def test_a_straggler_that_comes_and_goes_is_followed():
+    """The decision of each exchange is made from what the ranks would need for their own work."""
+    in_force, seen = None, []
+    lossless = MoveCosts(resize_fixed=5.0)
+    for chi in (1.0, 4.0, 4.0, 1.0, 2.0):
+        rates = [chi, 1.0, 1.0, 1.0]
+        done = COLUMNS if in_force is None else in_force.computed(COLUMNS)
+        measured = [rate * part / 128 for rate, part in zip(rates, done, strict=True)]
+        total, products = own_work_seconds(measured, measured, COLUMNS, in_force)
+        in_force = decide_workload("semi", total, products, COLUMNS, costs=lossless)
+        seen.append(in_force.migrated[0])
+    assert seen[0] == seen[3] == 0 and seen[1] == seen[2] > seen[4] > 0
+
+
+def test_products_that_helpers_pay_for_decide_at_moderate_slowness():
+    """At chi = 2 dear helping leaves the rank alone, at chi = 8 the same price is worth paying."""
+    costs = MoveCosts(help_fixed=1.2, resize_fixed=9.0)
+    moderate = decide_workload("semi", (2.0, 1.0, 1.0, 1.0), (2.0, 1.0, 1.0, 1.0), COLUMNS, costs=costs)
+    assert moderate.migrated == moderate.pruned == (0, 0, 0, 0)
+    assert "left alone" in moderate.why
+    assert decide_workload("semi", LATE, LATE, COLUMNS, costs=costs).migrated[0] > 0

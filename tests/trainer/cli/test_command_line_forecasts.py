@@ -186,3 +186,48 @@ def test_without_a_profile_the_layers_are_measured_first(tmp_path):
         kept[recompute] = [rank["activationBytes"] for rank in first["ranks"]]
     assert kept["true"][0] < kept["false"][0] / 4
     assert kept["true"][1] < kept["false"][1]
+
+
+def test_a_recorded_load_curve_is_replayed(call, tmp_path):
+    """The balancer follows it again: each turn of the load is a move, and the step nears the best at each
+    look."""
+    front, back = [0.4] * 6 + [0.1] * 6, [0.1] * 6 + [0.4] * 6
+    looks = [turn for turn in (front, back, front, back) for _ in range(5)]
+    lines = [{"step": 10, "loss": 1.0}]
+    lines += [{"event": "loads", "step": 10 * n, "seconds": row} for n, row in enumerate(looks, start=1)]
+    path = tmp_path / "run.jsonl"
+    path.write_text("starting\n" + "\n".join(json.dumps(line) for line in lines))
+    result = call("simulate", "--output", "json", "--ranks", "3", "--loads", str(path))
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["replay"]
+    assert (found["looks"], found["moves"]) == (20, [60, 110, 160])
+    assert found["bestSeconds"] < found["followedSeconds"] < found["staticSeconds"]
+    stays = json.loads(
+        call(
+            "simulate", "--output", "json", "--ranks", "3", "--loads", str(path), rebalance={"minGain": 0.9}
+        ).stdout
+    )["replay"]
+    assert stays["moves"] == []
+    assert "3 moves over 3 ranks" in call("simulate", "--ranks", "3", "--loads", str(path)).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no event 'loads'"),
+        ('{"event": "loads", "step": 1, "seconds": [1, -1]}', "not a load"),
+        (
+            '{"event": "loads", "step": 1, "seconds": "12"}\n{"event": "loads", "step": 2, "seconds": [1]}',
+            "numbers",
+        ),
+        ('{"event": "loads", "step": 1}', "cannot be read"),
+        ('{"event": "loads", "step": 1, "seconds": [NaN]}', "cannot be read"),
+    ],
+)
+def test_what_is_no_load_curve_is_refused(call, tmp_path, text, why):
+    """With what to give instead."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    result = call("simulate", "--loads", str(path))
+    assert result.exit_code == 2
+    assert why in result.output and "To fix: give what" in result.output

@@ -8,9 +8,10 @@ import click
 
 from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
-from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
+from ballast_trainer.cli.forecasting import FILE, forecast_options, profiled_layers, ranks_of
 from ballast_trainer.forecast import Forecast, forecasts
 from ballast_trainer.process_exit import end, reason_of
+from ballast_trainer.replay import Replay, read_loads, replay
 
 
 def _text(found: Forecast) -> str:
@@ -32,8 +33,25 @@ def _text(found: Forecast) -> str:
     return "\n".join(lines)
 
 
+def _replay_text(found: Replay, ranks: int) -> str:
+    gain = found.static_seconds / found.followed_seconds
+    most = found.static_seconds / found.best_seconds
+    return (
+        f"{found.looks} looks, {len(found.moves)} moves over {ranks} ranks: a step takes "
+        f"{found.followed_seconds * 1e3:.1f} ms, {found.static_seconds * 1e3:.1f} ms with the best cut that "
+        f"stays, {found.best_seconds * 1e3:.1f} ms with the best at each look: {gain:.3f} of at most "
+        f"{most:.3f} times as fast"
+    )
+
+
 @click.command()
 @forecast_options
+@click.option(
+    "--loads",
+    "loads_path",
+    type=FILE,
+    help="Replay the load curve that 'run --log json' printed: moves, and what following it wins.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def simulate(
     config_path: Path,
@@ -42,6 +60,7 @@ def simulate(
     ranks: int | None,
     at_step: int,
     bandwidth: float | None,
+    loads_path: Path | None,
     output: str,
 ) -> None:
     """Predict step time, bubble and memory of each rank; no ranks are started.
@@ -53,6 +72,15 @@ def simulate(
     try:
         value = read_config(config_path, assignments)
         config = read_job_config(value)
+        if loads_path is not None:
+            looks = read_loads(loads_path)
+            count = ranks_of(config, ranks, len(looks[0].seconds))
+            replayed = replay(config, looks, ranks=count)
+            text = _replay_text(replayed, count)
+            if output == "json":
+                text = json.dumps({"ranks": count, "replay": replayed.as_json()})
+            click.echo(text)
+            return
         rows = profiled_layers(
             value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
         )

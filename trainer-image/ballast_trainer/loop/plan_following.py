@@ -160,6 +160,9 @@ class PlanFollower:
         if training.world.positions == 1:
             return
         self._print_measured()
+        costs = training.profile.costs()
+        if costs is not None:
+            self._rank_zero.event("loads", seconds=[float(f"{value:.4g}") for value in costs.total])
         watch = Stopwatch()
         sizes = layer_sizes(training)
         links = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ballast_policies.contract.decode import parse_json
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.profiling.profile import Meter
@@ -94,7 +95,7 @@ def write_trace(path: Path, meter: RecordingMeter, *, rank: int, ranks: int, sto
     noted = {0: meter.actions}
     for other in range(1, ranks):
         store.wait([_key(other)], datetime.timedelta(seconds=GATHER_SECONDS))
-        noted[other] = json.loads(store.get(_key(other)))
+        noted[other] = parse_json(store.get(_key(other)).decode())
     if not any(noted.values()):
         logger.warning("%s: no step was traced. To fix: --trace-step of a step that this run trains", path)
         return

@@ -42,6 +42,15 @@ def _resize(pair: ParallelPair, fraction: float) -> None:
             selection.restore(selection.select(matrix), name)
 
 
+def _small_products(pair: ParallelPair) -> None:
+    """The products of a helper for one column: forward, and both of the backward."""
+    value = pair.outer.weight.new_zeros(pair.rows, pair.inner.weight.shape[1])
+    for weight in (pair.inner.weight.detach()[:1], pair.outer.weight.detach()[:, :1].t()):
+        wide = value @ weight.t()
+        wide @ weight
+        wide.t() @ value
+
+
 def measure_costs(
     pairs: Sequence[ParallelPair], axis: Axis, columns: int, *, microbatches: int, slowdown: float
 ) -> MoveCosts:
@@ -61,6 +70,7 @@ def measure_costs(
         times * _seconds(functools.partial(_resize, pair, fraction), pair.clock.now)
         for fraction in _FRACTIONS
     ]
+    helping = times * _seconds(functools.partial(_small_products, pair), pair.clock.now)
     numbers = sum(numbers_per_unit(each) * each.units for each in pairs)
     sent = []
     for fraction in _FRACTIONS:
@@ -69,12 +79,13 @@ def measure_costs(
         there = _seconds(functools.partial(axis.broadcast, buffer, 0), time.perf_counter)
         back = _seconds(functools.partial(axis.all_reduce, buffer), time.perf_counter)
         sent.append(there + back)
-    rows = axis.gather_values([*left_out, *sent], device)
+    rows = axis.gather_values([*left_out, *sent, helping], device)
     slowest = [max(column) for column in zip(*rows, strict=True)]
     at = [fraction * columns for fraction in _FRACTIONS]
-    resize, communicate = fit_cost(at, slowest[:2]), fit_cost(at, slowest[2:])
+    resize, communicate = fit_cost(at, slowest[:2]), fit_cost(at, slowest[2:4])
     return MoveCosts(
         resize_fixed=resize.fixed,
         resize=LinearCost(per_column=resize.per_column),
         communicate=communicate,
+        help_fixed=slowest[4],
     )

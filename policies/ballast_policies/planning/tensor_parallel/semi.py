@@ -57,11 +57,14 @@ class MoveCosts:
         resize_fixed: Omega_1.
         resize: Omega_2, of columns left out.
         communicate: Phi_1, of columns sent to helpers and their gradients sent back.
+        help_fixed: that a helper pays for further, smaller products, however few columns they have. The paper
+            has no such term; at moderate slowness it decides whether migration breaks even.
     """
 
     resize_fixed: float = 0.0
     resize: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
     communicate: LinearCost = dataclasses.field(default_factory=lambda: LinearCost(per_column=0.0))
+    help_fixed: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +237,8 @@ def semi_seconds(
 ) -> float:
     """Seconds of a step under a decision: of the slowest rank, and of sending columns, which all wait for.
 
-    Late ranks compute less and pay Omega_1 + Omega_2 of the pruned columns; helpers share those that migrate.
+    Late ranks compute less and pay Omega_1 + Omega_2 of the pruned columns; helpers share those that migrate,
+    and pay for products of their own for them.
 
     Args:
         decision: what would be in force.
@@ -248,5 +252,6 @@ def semi_seconds(
     for rank, (total, products) in enumerate(zip(seconds, product_seconds, strict=True)):
         pruned = decision.pruned[rank]
         resizing = costs.resize_fixed + costs.resize(pruned) if pruned else 0.0
-        expected.append(total + products * (done[rank] / columns[rank] - 1.0) + resizing)
+        helping = costs.help_fixed if moved and not decision.migrated[rank] else 0.0
+        expected.append(total + products * (done[rank] / columns[rank] - 1.0) + resizing + helping)
     return max(expected) + (costs.communicate(moved) if moved else 0.0)

@@ -4,18 +4,28 @@ Seconds are measured while earlier decisions are in force; they are first conver
 seconds of every rank's own work alone, so that a successful decision does not undo itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ballast_policies.planning.tensor_parallel.resizing import resize_ratios
 from ballast_policies.planning.tensor_parallel.semi import (
     MoveCosts,
     SemiDecision,
     decide_semi,
+    semi_seconds,
 )
 from ballast_policies.planning.tensor_parallel.stragglers import TOLERANCE, stragglers
 
 POLICIES = ("none", "resize", "migrate", "semi")
 """No change; ZERO-resizing of all excess columns; migration of all of them; SEMI's split."""
+
+LEAST_GAIN = 0.02
+"""Fraction by which a step must be expected to fall: what is gained less than that, noise takes away."""
+
+_SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Parts of the excess columns that are tried beside the published splits."""
+
+_NEAR = 0.01
+"""Of splits that are expected to take as long, to this fraction, the one that loses least is chosen."""
 
 
 def own_work_seconds(
@@ -57,15 +67,16 @@ def decide_workload(
 ) -> SemiDecision:
     """Columns that each rank of the group prunes and migrates.
 
-    ``resize`` brings late ranks to the mean of the group (equation 1), ``migrate`` to the fastest rank,
-    ``semi`` is Algorithm 2.
+    ``resize`` brings late ranks to the mean of the group (equation 1), ``migrate`` to the fastest rank;
+    ``semi`` is the best, by the measured costs, of Algorithm 2's split, of these two, and of parts of the
+    excess.  Where none makes a step shorter by :data:`LEAST_GAIN`, nothing is done; the paper does not check.
 
     Args:
         policy: one of :data:`POLICIES`.
         seconds: T, by rank, as of :func:`own_work_seconds`.
         product_seconds: M, by rank, likewise.
         columns: L, by rank.
-        costs: of resizing and migrating columns; read by ``semi``.
+        costs: of resizing and migrating columns.
         tolerance: see :func:`stragglers`.
 
     Raises:
@@ -73,22 +84,55 @@ def decide_workload(
     """
     if policy not in POLICIES:
         raise ValueError(f"{policy!r} is no policy for late ranks; known are {', '.join(POLICIES)}")
-    if policy == "semi":
-        return decide_semi(
-            seconds,
-            product_seconds,
-            columns,
-            costs=costs,
-            tolerance=tolerance,
-        )
     late = stragglers(seconds, tolerance=tolerance) if policy != "none" else ()
     none = (0,) * len(seconds)
     if not late:
         return SemiDecision(stragglers=(), migrated=none, pruned=none, why="no rank is late")
-    reference = None if policy == "resize" else min(seconds)
-    ratios = resize_ratios(seconds, product_seconds, reference_seconds=reference)
-    excess = tuple(round(columns[rank] * ratios[rank]) if rank in late else 0 for rank in range(len(seconds)))
-    words = ", ".join(f"rank {rank}: {excess[rank]} of {columns[rank]} columns" for rank in late)
-    if policy == "resize":
-        return SemiDecision(stragglers=late, migrated=none, pruned=excess, why=f"left out, {words}")
-    return SemiDecision(stragglers=late, migrated=excess, pruned=none, why=f"computed by others, {words}")
+
+    def expected(decision: SemiDecision) -> float:
+        return semi_seconds(decision, seconds, product_seconds, columns, costs=costs)
+
+    found = list(_candidates(policy, late, seconds, product_seconds, columns))
+    if policy == "semi":
+        found.insert(0, decide_semi(seconds, product_seconds, columns, costs=costs, tolerance=tolerance))
+    least = min(map(expected, found))
+    best = min((d for d in found if expected(d) <= least * (1 + _NEAR)), key=lambda d: sum(d.pruned))
+    before, after = max(seconds), expected(best)
+    if after < before * (1 - LEAST_GAIN):
+        return best
+    why = f"rank {late[0]} is late and left alone: {after:.3g} s a step instead of {before:.3g} s"
+    return SemiDecision(stragglers=late, migrated=none, pruned=none, why=why)
+
+
+def _candidates(
+    policy: str,
+    late: tuple[int, ...],
+    seconds: Sequence[float],
+    product_seconds: Sequence[float],
+    columns: Sequence[int],
+) -> Iterator[SemiDecision]:
+    """What a policy may do: all of the excess; for SEMI also parts of it."""
+    none = (0,) * len(seconds)
+
+    def excess(reference: float | None) -> tuple[int, ...]:
+        ratios = resize_ratios(seconds, product_seconds, reference_seconds=reference)
+        return tuple(round(columns[r] * ratios[r]) if r in late else 0 for r in range(len(seconds)))
+
+    def named(counts: tuple[int, ...]) -> str:
+        return ", ".join(f"rank {rank}: {counts[rank]} of {columns[rank]} columns" for rank in late)
+
+    if policy in {"resize", "semi"}:
+        out = excess(None)
+        yield SemiDecision(stragglers=late, migrated=none, pruned=out, why=f"left out, {named(out)}")
+    if policy not in {"migrate", "semi"}:
+        return
+    whole = excess(min(seconds))
+    for share in _SHARES if policy == "semi" else (1.0,):
+        moved = tuple(round(share * count) for count in whole)
+        yield SemiDecision(
+            stragglers=late, migrated=moved, pruned=none, why=f"computed by others, {named(moved)}"
+        )
+        if policy == "semi":
+            rest = tuple(count - part for count, part in zip(whole, moved, strict=True))
+            why = f"computed by others, {named(moved)}; left out, {named(rest)}"
+            yield SemiDecision(stragglers=late, migrated=moved, pruned=rest, why=why)

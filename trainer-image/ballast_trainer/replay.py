@@ -1,0 +1,148 @@
+"""Replay of a run's load curve: what following it wins over any cut that stays.
+
+A run prints the measured seconds of every layer at each look (event ``loads``), in ``--log json`` and in
+``metrics.jsonLines``.  From these the balancer's decisions are made again, for any number of ranks and any
+settings, without running anything; each look stands for the steps until the next.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.planning import (
+    Partition,
+    decide_rebalance,
+    exact_partition,
+    predict_step_seconds,
+)
+
+from ballast_trainer.errors import ConfigurationError
+
+EVENT = "loads"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """The layers as measured after a step.
+
+    Attributes:
+        step: steps done.
+        seconds: of each layer, a step.
+    """
+
+    step: int
+    seconds: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A run's load curve under three ways to cut it.
+
+    Attributes:
+        looks: how many there are.
+        moves: steps after which layers moved.
+        static_seconds: mean step of the cut that is best for the mean of all looks.
+        followed_seconds: of the cuts that the balancer chose, one look late, as in a run.
+        best_seconds: of the best cut for each look.
+    """
+
+    looks: int
+    moves: tuple[int, ...]
+    static_seconds: float
+    followed_seconds: float
+    best_seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """With JSON's names."""
+        return {
+            "looks": self.looks,
+            "moves": list(self.moves),
+            "staticSeconds": self.static_seconds,
+            "followedSeconds": self.followed_seconds,
+            "bestSeconds": self.best_seconds,
+        }
+
+
+def read_loads(path: Path) -> tuple[Look, ...]:
+    """The looks in what a run printed.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has no looks, or they are not of the same layers.
+    """
+    looks = []
+    try:
+        for line in path.read_text().splitlines():
+            row = parse_json(line) if line.startswith("{") and f'"{EVENT}"' in line else None
+            if isinstance(row, dict) and row.get("event") == EVENT:
+                seconds = tuple(float(value) for value in row["seconds"])
+                if not seconds or min(seconds) < 0 or sum(seconds) <= 0:
+                    raise ValueError(f"seconds {list(seconds)[:4]} ... of step {row['step']} are not a load")
+                looks.append(Look(int(row["step"]), seconds))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError("--loads", f"{path} cannot be read: {error}. {_FIX}") from error
+    if not looks:
+        raise ConfigurationError("--loads", f"{path} has no event {EVENT!r}. {_FIX}")
+    if len({len(look.seconds) for look in looks}) > 1:
+        raise ConfigurationError("--loads", f"{path} has looks at different numbers of layers. {_FIX}")
+    return tuple(sorted(looks, key=lambda look: look.step))
+
+
+_FIX = "To fix: give what 'ballast-train run --log json' printed, with rebalance.enabled"
+
+
+def replay(config: JobConfig, looks: Sequence[Look], *, ranks: int) -> Replay:
+    """Cut the layers over ``ranks`` ranks by three rules.
+
+    Args:
+        config: its settings of rebalancing, and its microbatches.
+        looks: of one run, by step.
+        ranks: one stage each.
+
+    Raises:
+        ConfigurationError: more ranks than layers.
+        PlanningError: the balancer needs what a load curve has not, e.g. links.
+    """
+    layers = len(looks[0].seconds)
+    if ranks > layers:
+        raise ConfigurationError("--ranks", f"{ranks} ranks for {layers} layers. To fix: fewer ranks")
+    microbatches, settings = config.pipeline.microbatches, config.rebalance
+
+    def step_seconds(cut: Partition, look: Look) -> float:
+        return predict_step_seconds(cut.loads(look.seconds), microbatches)
+
+    ends = [look.step for look in looks[1:]]
+    spans = [end - look.step for end, look in zip(ends, looks, strict=False)]
+    # The last look stands for as many steps as the one before it.
+    spans.append(spans[-1] if spans else 1)
+    mean = [
+        sum(span * look.seconds[layer] for span, look in zip(spans, looks, strict=True)) / sum(spans)
+        for layer in range(layers)
+    ]
+    static, following = exact_partition(mean, ranks), exact_partition(looks[0].seconds, ranks)
+    totals, moves = [0.0, 0.0, 0.0], []
+    for number, (span, look) in enumerate(zip(spans, looks, strict=True)):
+        best = exact_partition(look.seconds, ranks)
+        for place, cut in enumerate((static, following, best)):
+            totals[place] += span * step_seconds(cut, look)
+        decision = decide_rebalance(
+            following,
+            look.seconds,
+            microbatches=microbatches,
+            min_gain=settings.min_gain,
+            horizon_steps=max(1, sum(spans[number:])),
+            method=settings.balancer,
+        )
+        if decision.rebalance:
+            following = decision.partition
+            moves.append(look.step)
+    means = [total / sum(spans) for total in totals]
+    return Replay(
+        looks=len(looks),
+        moves=tuple(moves),
+        static_seconds=means[0],
+        followed_seconds=means[1],
+        best_seconds=means[2],
+    )
