@@ -160,7 +160,7 @@ class StragglerMitigation:
         rows = axis.gather_values([seconds, products], self._device)
         columns = (COLUMNS,) * axis.size
         if all(row[1] > 0 for row in rows):
-            if self._costs is None:
+            if self._costs is None and self._config.policy == "semi":
                 every = [pair for layer in held for pair in layer.pairs]
                 self._costs = measure_costs(
                     every, axis, COLUMNS, microbatches=microbatches, slowdown=self._slowdown
