@@ -15,6 +15,7 @@ with load and bytes of layers i..j-1 within the limits, a window of i that moves
 kept.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -93,14 +94,12 @@ class RankSubsets:
             else:
                 high, step = found, math.inf
         loads = loads_between(self.S, self.speeds, low, high)
-        first, last = 0, len(loads) - 1
-        while first < last:
-            middle_load = (first + last) // 2
-            if self._within(ranks, float(loads[middle_load])) is None:
-                first = middle_load + 1
-            else:
-                last = middle_load
-        return float(loads[first]) if len(loads) else high
+        if not len(loads):
+            return high
+        best = bisect.bisect_left(
+            loads[:-1], 1, key=lambda each: self._within(ranks, float(each)) is not None
+        )
+        return float(loads[best])
 
     def fits(self, ranks: int) -> bool:
         """Whether the memory of some ``ranks`` ranks holds the layers."""
@@ -156,8 +155,7 @@ class RankSubsets:
         if ranks not in self._flat:
             self._flat[ranks] = (held + shift * np.arange(len(held))[:, None]).ravel()
         within = np.clip(values, -1, shift - 1) + shift * places
-        found: np.ndarray = np.searchsorted(self._flat[ranks], within, side=side) - width * places
-        return found
+        return np.asarray(np.searchsorted(self._flat[ranks], within, side=side) - width * places)
 
     def _within(self, ranks: int, load: float) -> float | None:
         """The largest load of a choice, or a bound on it, at most ``load``; None: there is no choice."""
