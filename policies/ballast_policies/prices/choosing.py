@@ -50,6 +50,7 @@ class Situation:
         seconds_to_deadline: None: it has none, or its policy reads none.
         at: the option on which it runs; :data:`WAIT`: none.
         waited_seconds: since it ran last.
+        starting_seconds: until the machines that it is on do its first step.
         move_usd: to carry its data to another region; (k,) or one number for all.
         budget_usd: what is left to spend; None: no limit.
     """
@@ -58,6 +59,7 @@ class Situation:
     seconds_to_deadline: float | None = None
     at: int = WAIT
     waited_seconds: float = 0.0
+    starting_seconds: float = 0.0
     move_usd: "float | np.ndarray" = 0.0
     budget_usd: float | None = None
 
@@ -138,9 +140,9 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         return Choice(WAIT, "wait")
     needed = 0.0
     if situation.seconds_to_deadline is not None:
-        if _must_be_sure(situation, options, preferences, cost):
+        if _must_be_sure(situation, options, preferences):
             return _surest(situation, options, preferences, cost)
-        needed = _needed_rate(situation, preferences)
+        needed = _needed_rate(situation, options, preferences)
     at, rate = situation.at, np.where(np.isfinite(cost), options.speed * useful, 0.0)
     spot_there = bool((options.spot & np.isfinite(cost)).any())
     if (
@@ -152,6 +154,8 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         return Choice(WAIT, "wait")
     best = _cheapest_fast_enough(at, options, preferences, cost, rate, needed)
     if best == at:
+        return Choice(at, "stay")
+    if at != WAIT and np.isfinite(cost[at]) and not _may_move(situation, options, preferences):
         return Choice(at, "stay")
     may_stay = at != WAIT and rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
     if may_stay and not _worth_moving(situation, options, preferences, cost, rate, best):
@@ -181,9 +185,10 @@ def _cheapest_fast_enough(
     return int(np.argmin(np.where(enough, cost, np.inf)))
 
 
-def _needed_rate(situation: Situation, preferences: Preferences) -> float:
-    """Steps/s that keep the deadline, if the job starts now."""
-    left = (situation.seconds_to_deadline or 0.0) - preferences.restart.startup_seconds
+def _needed_rate(situation: Situation, options: Options, preferences: Preferences) -> float:
+    """Steps/s with which the job is done before the safety net would stop it, if it starts now."""
+    reserve = _reserve(situation, options, preferences) + preferences.restart.checkpoint_seconds
+    left = (situation.seconds_to_deadline or 0.0) - 2 * preferences.restart.startup_seconds - reserve
     return situation.steps / left if left > 0 else math.inf
 
 
@@ -204,24 +209,51 @@ def saving_part(restart: RestartCosts) -> float:
     return restart.useful_part(0.0, checkpoint_interval(0.0, restart))
 
 
-def _must_be_sure(situation: Situation, options: Options, preferences: Preferences, cost: np.ndarray) -> bool:
+def _must_be_sure(situation: Situation, options: Options, preferences: Preferences) -> bool:
     """Whether this is the last review from which an on-demand machine surely keeps the deadline.
 
     Until the next review nothing may get done, and work since the last checkpoint may be lost; then a
     machine has to start.
     """
-    restart = preferences.restart
-    at = situation.at
-    if at != WAIT and not options.spot[at] and np.isfinite(cost[at]):
-        lost = 0.0
-    elif restart.notice_seconds >= restart.checkpoint_seconds:
-        lost = restart.checkpoint_seconds
-    else:
-        lost = checkpoint_interval(float(options.hazard_per_hour.max(initial=0.0)), restart)
+    left = situation.seconds_to_deadline or 0.0
     least = dataclasses.replace(situation, at=WAIT)
-    reserve = preferences.review_seconds + lost
-    fastest = float(seconds_on_demand(least, options, restart).min(initial=math.inf))
-    return (situation.seconds_to_deadline or 0.0) <= fastest + reserve
+    fastest = float(seconds_on_demand(least, options, preferences.restart).min(initial=math.inf))
+    return left <= fastest + _reserve(situation, options, preferences)
+
+
+def _may_move(situation: Situation, options: Options, preferences: Preferences) -> bool:
+    """Whether a move, which takes a save and a start-up, leaves the deadline safe."""
+    if situation.seconds_to_deadline is None:
+        return True
+    left = situation.seconds_to_deadline - preferences.restart.checkpoint_seconds
+    moved = dataclasses.replace(situation, at=WAIT, seconds_to_deadline=left)
+    return not _must_be_sure(moved, options, preferences)
+
+
+def _reserve(situation: Situation, options: Options, preferences: Preferences) -> float:
+    """Seconds that may be lost, against the fastest on-demand machine, before the job can choose again.
+
+    A job that loses its machines chooses at once. Until then it loses the start-up, what it is slower than
+    that machine until the next review, and, where the notice is too short to save, the work since its last
+    checkpoint.
+    """
+    restart, at = preferences.restart, situation.at
+    rates = options.hazard_per_hour
+    rate = float(rates[at]) if at != WAIT else float(rates.max(initial=0.0))
+    noticed = restart.notice_seconds >= restart.checkpoint_seconds
+    lost = restart.checkpoint_seconds if noticed else checkpoint_interval(rate, restart)
+    if at == WAIT:
+        pauses = restart.checkpoint_seconds / (
+            checkpoint_interval(rate, restart) + restart.checkpoint_seconds
+        )
+        return restart.startup_seconds + lost + preferences.review_seconds * pauses
+    sure = float(options.speed[~options.spot].max(initial=0.0)) * saving_part(restart)
+    interval = checkpoint_interval(rate, restart)
+    training = float(options.speed[at]) * interval / (interval + restart.checkpoint_seconds)
+    slower = max(0.0, 1.0 - training / sure) if sure > 0 else 1.0
+    return (
+        situation.starting_seconds + preferences.review_seconds * slower + (lost if options.spot[at] else 0)
+    )
 
 
 def _surest(situation: Situation, options: Options, preferences: Preferences, cost: np.ndarray) -> Choice:
@@ -245,7 +277,8 @@ def _may_wait(situation: Situation, options: Options, preferences: Preferences) 
     if not (options.spot & (options.speed > 0)).any():
         return False
     if situation.seconds_to_deadline is not None:
-        return True  # the safety net has not asked for machines yet
+        fastest = float(seconds_on_demand(situation, options, preferences.restart).min(initial=math.inf))
+        return situation.seconds_to_deadline > fastest + preferences.review_seconds
     return situation.waited_seconds < preferences.patience_seconds
 
 

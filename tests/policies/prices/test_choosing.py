@@ -85,7 +85,7 @@ def test_a_deadline_needs_a_faster_machine():
 def test_at_the_last_moment_only_on_demand_is_sure():
     """With a cheaper spot machine at hand."""
     steps = 10 * 3600.0
-    tight = Situation(steps=steps, seconds_to_deadline=10.2 * 3600.0)
+    tight = Situation(steps=steps, seconds_to_deadline=10.1 * 3600.0)
     choice = chosen(tight, options(SPOT, DEMAND))
     assert (choice.option, choice.reason) == (1, "deadline")
     roomy = Situation(steps=steps, seconds_to_deadline=12 * 3600.0)

@@ -162,6 +162,7 @@ class _Replay:
             steps=each.steps,
             seconds_to_deadline=None if deadline is None else each.outcome.arrival + deadline - now,
             at=at,
+            starting_seconds=0.0 if each.stint is None else max(0.0, each.stint.trains_from - now),
             waited_seconds=0.0 if each.stint is not None else now - each.idle_since,
             move_usd=each.move_usd(self.machines, self.settings),
         )
