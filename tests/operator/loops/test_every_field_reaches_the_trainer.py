@@ -1,0 +1,46 @@
+"""What the trainer can do, a TrainingJob can ask for: each field of its configuration arrives in the plan."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from ballast_operator.kube.kinds import CONFIG_MAP
+from ballast_policies.contract import CONFIG_KEY
+from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.settings import Settings
+
+from tests.contract.examples import EXAMPLES
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+FULL: JobConfig = EXAMPLES["config"]
+
+EXCLUDED = {"pipeline.replicas"}
+"""Fields at their defaults in the example: it has tensor and data parallelism, which exclude replicas."""
+
+
+def at_default(config: Settings, path: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{path}{field.name}"
+        if isinstance(value, Settings):
+            yield from at_default(value, f"{name}.")
+            continue
+        made = field.default_factory
+        default: Any = field.default if made is dataclasses.MISSING else made()
+        if value == default:
+            yield name
+
+
+def test_the_example_sets_every_field():
+    """A new field that it leaves at its default would not be seen to arrive."""
+    assert set(at_default(FULL)) == EXCLUDED
+
+
+async def test_every_field_of_a_training_job_arrives_at_its_trainer():
+    """Tensor and data parallelism, stragglers, schedule, metrics and all the rest, as the user wrote them."""
+    simulation = Simulation(nodes=dict.fromkeys("ab", ("fast", 8)), roundSeconds=600)
+    simulation.add_job("full", **{**FULL.to_dict(), "totalSteps": FULL.total_steps})
+    await simulation.until(lambda: simulation.state("full") == "Running")
+    config_map = simulation.world.get(CONFIG_MAP, NAMESPACE, "full-plan")
+    assert JobConfig.from_json(config_map["data"][CONFIG_KEY]) == FULL
+    allocation = simulation.status("full").allocation
+    assert (allocation.gpus, allocation.gpus_per_pod) == (16, 4)
