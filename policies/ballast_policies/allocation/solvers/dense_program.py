@@ -17,6 +17,10 @@ import dataclasses
 
 import numpy as np
 
+SAME = 1e-12
+"""Relative difference up to which GPUs per speed are the same."""
+_HASH_SEED = 20211120
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
@@ -174,6 +178,7 @@ def dense_rows(
     if entries is not None:
         column, kind, taken = entries
         use = np.zeros((k, width + 1, n))
+        usable[first, place] = needed(first, rates, value, entries)
         use[kind, place[column], first[column]] = taken
     return Rows(
         rates=table,
@@ -189,6 +194,34 @@ def dense_rows(
         absent=np.where(usable, 0.0, np.inf),
         use=use,
     )
+
+
+def needed(
+    first: np.ndarray,
+    rates: np.ndarray,
+    value: np.ndarray | None,
+    entries: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """(columns,) False where a faster column of the job has the same GPUs, and worth, per speed.
+
+    A part of the time in that one and idling for the rest does the same; at all prices the two would tie.
+    Arguments as of :func:`dense_rows`.
+    """
+    column, kind, gpus = entries
+    random = np.random.default_rng(_HASH_SEED).uniform(1.0, 2.0, int(kind.max(initial=0)) + 2)
+    key = np.bincount(column, weights=random[kind] * gpus, minlength=len(first)) / rates
+    if value is not None:
+        key = key + random[-1] * value / rates
+    order = np.lexsort((-rates, key, first))
+    same = first[order][1:] == first[order][:-1]
+    same &= np.diff(key[order]) <= SAME * np.abs(key[order][1:])
+    group = np.append(0, np.cumsum(~same))
+    # Of each group the fastest.
+    best = np.lexsort((-rates[order], group))
+    one = np.flatnonzero(np.append(True, np.diff(group[best]) > 0))
+    found = np.zeros(len(first), dtype=bool)
+    found[order[best[one]]] = True
+    return found
 
 
 def largest(table: np.ndarray) -> np.ndarray:

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ballast_policies.allocation.own_share import own_share
-from ballast_policies.allocation.registry import solve
+from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.allocation.registry import allocate, solve
 from ballast_policies.allocation.solvers import linear
+from ballast_policies.configuration import Configuration
 from scipy.optimize import linprog
 
 ROOT = Path(__file__).parents[4]
@@ -84,3 +86,24 @@ def test_one_job_with_very_many_configurations_is_no_table_of_its_width(monkeypa
     expected = solve("makespan", build()).objective
     monkeypatch.setattr("ballast_policies.allocation.solvers.simplex.MOST_ENTRIES", 1)
     assert solve("makespan", build()).objective == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.8])
+def test_configurations_that_tie_at_all_prices_are_one(power, monkeypatch):
+    """The same GPUs given twice, and speeds in proportion to size, leave no ties for the search."""
+    random = np.random.default_rng(6)
+    types, jobs = ("a", "b", "c"), []
+    for m in range(JOBS):
+        liking = dict(zip(types, random.uniform(1.0, 5.0, 3).tolist(), strict=True))
+        shapes = []
+        for place in range(20):
+            chosen = random.permutation(3)[: random.integers(1, 3)]
+            gpus = {types[j]: int(random.choice([1, 2, 4])) for j in chosen}
+            speed = sum(liking[t] * n for t, n in gpus.items()) ** power
+            shapes.append(Configuration(name=str(place), gpus=gpus, throughput=speed))
+        jobs.append(Job(name=str(m), configurations=tuple(shapes), weight=float(random.integers(1, 4))))
+    problem = Problem(gpu_types=types, capacity=dict.fromkeys(types, 80), jobs=tuple(jobs))
+    by_prices = allocate("max-min-fairness", problem)
+    assert by_prices.gap <= 1e-6
+    monkeypatch.setattr(linear, "LARGE_ELASTIC", 10**9)
+    assert by_prices.objective == pytest.approx(allocate("max-min-fairness", problem).objective, rel=1e-6)
