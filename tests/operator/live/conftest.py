@@ -124,6 +124,27 @@ class Stage:
         }
         self.custom.create_namespaced_custom_object(namespace=self.namespace, body=body, **JOBS)
 
+    def add_command(self, name: str, *, ranks: int, total: int, **spec: Any) -> None:
+        """A job without a model: its template's own command, with the client library."""
+        container = {
+            "name": "train",
+            "image": "not-read-by-process-nodes",
+            "command": [sys.executable, str(HERE / "script_with_client.py")],
+        }
+        content = {
+            "totalSteps": total,
+            "pipeline": {"minStages": ranks, "maxStages": ranks},
+            "checkpoint": {"path": str(self._folder / self.namespace / name)},
+            "template": {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}},
+        }
+        body = {
+            "apiVersion": "ballast.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name},
+            "spec": {**content, **spec},
+        }
+        self.custom.create_namespaced_custom_object(namespace=self.namespace, body=body, **JOBS)
+
     def job(self, name: str) -> dict[str, Any] | None:
         try:
             return self.custom.get_namespaced_custom_object(namespace=self.namespace, name=name, **JOBS)

@@ -1,0 +1,31 @@
+"""A job without a model on a real API server: its command and the client library are processes."""
+
+import pytest
+from ballast_client import Checkpoints
+
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.slow]
+
+
+def step(status):
+    return (status.get("progress") or {}).get("step", 0)
+
+
+def test_a_script_is_asked_to_save_resumes_and_succeeds(stage):
+    """Two ranks find each other, report, leave after the same step, and continue with the next one."""
+    with stage.operator():
+        stage.add_command("one", ranks=2, total=1_000_000)
+        eventually(lambda: step(stage.status("one")) > 0, "progress")
+        assert stage.condition("one", "Reporting")["status"] == "True"
+        stage.patch("one", {"suspend": True})
+        stage.wait_for("one", "Suspended")
+        status = stage.status("one")
+        assert not status.get("restarts")
+        saved, _ = Checkpoints(stage.job("one")["spec"]["checkpoint"]["path"]).newest()
+        assert saved >= step(status)
+        stage.patch("one", {"suspend": False, "totalSteps": saved + 20})
+        stage.wait_for("one", "Succeeded")
+        status = stage.status("one")
+        assert status["launches"] == 2 and not status.get("restarts")
+        assert step(status) == saved + 20
