@@ -18,6 +18,7 @@ from ballast_operator.steps.context import (
 )
 from ballast_operator.steps.failure import EXITED_WELL
 from ballast_operator.steps.observed import seconds_left
+from ballast_operator.steps.running import progress
 
 CHANGES = {
     JobCondition.REPACKED: JobReason.REPACKING,
@@ -78,8 +79,10 @@ def succeed(context: ReconcileContext) -> StepResult:
         last = last.replace(step=view.finished_step, percent=100, eta=None, steps_per_second=None)
         status = status.replace(progress=last)
     status = status.replace(allocation=None, finished_at=context.now)
-    if view.is_script and status.progress is not None:
-        status = status.replace(progress=status.progress.replace(eta=None, steps_per_second=None))
+    report = view.lease.report if view.lease is not None else None
+    if view.is_script and report is not None and view.has_spoken:
+        last = progress(context, report)
+        status = status.replace(progress=last.replace(eta=None, steps_per_second=None))
     message = EXITED_WELL if view.is_script else f"{view.finished_step} steps are done"
     message = ending.message if ending.cause is Cause.COMPLETED else message
     status = with_condition(context, status, JobCondition.SUCCEEDED, True, JobReason.ALL_STEPS_DONE, message)

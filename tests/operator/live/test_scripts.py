@@ -28,4 +28,4 @@ def test_a_script_is_asked_to_save_resumes_and_succeeds(stage):
         stage.wait_for("one", "Succeeded")
         status = stage.status("one")
         assert status["launches"] == 2 and not status.get("restarts")
-        assert step(status) == saved + 20
+        assert step(status) == saved + 20, (saved, status)
