@@ -104,3 +104,18 @@ async def test_a_changed_number_of_gpus_per_pod_holds_from_the_next_launch():
     allocation = simulation.status("one").allocation
     assert (allocation.pods, allocation.gpus, allocation.gpus_per_pod) == (("one-2-0",), 4, 4)
     assert [gpus(pod) for pod in simulation.pods("one")] == ["4"]
+
+
+async def test_a_gang_that_is_asked_to_shrink_gives_a_whole_pod():
+    """A job of one GPU comes: two GPUs come free, since a pod has two; nobody restarts."""
+    simulation = Simulation(nodes={"a": ("fast", 2), "b": ("fast", 2)}, roundSeconds=30)
+    trainer = {"total": 100_000, "scales": True}
+    simulation.add_job("one", stages=(1, 4), trainer=trainer, **ENDLESS, **PAIRS)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert len(simulation.pods("one")) == 2
+    simulation.add_job("two", stages=(1, 1), trainer=trainer, **ENDLESS)
+    await simulation.until(lambda: simulation.state("two") == "Running")
+    status = simulation.status("one")
+    assert (status.allocation.pods, status.allocation.gpus) == (("one-1-0",), 2)
+    assert (status.launches, dict(status.restarts)) == (1, {})
+    assert [rank.process for rank in plan(simulation, "one").ranks] == ["one-1-0", "one-1-0/1"]

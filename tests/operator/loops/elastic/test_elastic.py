@@ -170,7 +170,7 @@ async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeede
 async def test_gangs_with_tensor_groups_shrink_and_grow_by_whole_groups():
     """Two ranks at each position stay or leave together."""
     simulation = Simulation(nodes={"a": ("fast", 6)}, roundSeconds=30)
-    parallelism = {"tensor": 2}
+    parallelism = {"tensor": 2, "gpusPerPod": 1}
     simulation.add_job("one", stages=(1, 3), parallelism=parallelism, **ENDLESS)
     await simulation.until(lambda: sizes(simulation) == {"one": 6})
     simulation.add_job("two", stages=(1, 1), **ENDLESS)
