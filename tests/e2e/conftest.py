@@ -15,11 +15,11 @@ from ballast_operator.demo.manifests import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
 from ballast_operator.install import install_objects
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_operator_kubeconfig
-from kubernetes import client, config
+from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient
 
 from tests.support.control_plane import CRDS
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 @dataclasses.dataclass
@@ -65,8 +65,28 @@ class Ballast:
     def status(self, name: str) -> dict[str, Any]:
         return (self.job(name) or {}).get("status") or {}
 
-    def wait_for_step(self, name: str, step: int) -> None:
-        eventually(lambda: self.step(name) >= step, f"{name} to reach step {step}")
+    def wait_for_report(self, name: str, *, step: int = 1, checkpoint: int = 0) -> None:
+        """Wait until the trainer has done a step, and saved one; its status follows seconds later."""
+
+        def look() -> bool:
+            report = self.report(name)
+            return report.get("step", 0) >= step and (report.get("checkpointStep") or 0) >= checkpoint
+
+        eventually(look, f"{name} to report step {step} and a checkpoint of step {checkpoint}")
+
+    def watch_for_state(self, name: str, state: str) -> None:
+        """Wait for a state that passes: the API server tells each one that the job has from now on."""
+        seen = []
+        for change in watch.Watch().stream(
+            self.custom.list_namespaced_custom_object,
+            **self.where,
+            field_selector=f"metadata.name={name}",
+            timeout_seconds=int(WAIT_SECONDS),
+        ):
+            seen.append((change["object"].get("status") or {}).get("state"))
+            if seen[-1] == state:
+                return
+        raise AssertionError(f"{name} was never {state}, only {seen}")
 
     def wait_for_state(self, name: str, state: str) -> None:
         eventually(lambda: self.status(name).get("state") == state, f"{name} to be {state}")
@@ -83,9 +103,14 @@ class Ballast:
         return (self.status(name).get("progress") or {}).get("step", 0)
 
     def report(self, name: str) -> dict[str, Any]:
-        """The trainer's last report, as its lease carries it."""
-        lease = client.CoordinationV1Api(self.api).read_namespaced_lease(name, self.namespace)
-        return json.loads(lease.metadata.annotations["ballast.dev/report"])
+        """The trainer's last report, as its lease carries it; empty before the first."""
+        try:
+            lease = client.CoordinationV1Api(self.api).read_namespaced_lease(name, self.namespace)
+        except client.ApiException as error:
+            if error.status == 404:
+                return {}
+            raise
+        return json.loads((lease.metadata.annotations or {}).get("ballast.dev/report", "{}"))
 
     def delete_job(self, name: str) -> None:
         self.custom.delete_namespaced_custom_object(name=name, **self.where)

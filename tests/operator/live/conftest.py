@@ -32,7 +32,7 @@ class Nursery:
     """Operators, forked from one warm process."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
-        self._kubeconfig, self._folder = kubeconfig, folder
+        self.kubeconfig, self._folder = kubeconfig, folder
         self._numbers = itertools.count()
         self._ends: dict[str, int] = {}
         self._process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Nursery:
         name = f"operator-{next(self._numbers)}"
         log = self._folder / f"{name}.log"
         self._say(
-            id=name, dieAfter=die_after, kubeconfig=str(self._kubeconfig), namespace=namespace, log=str(log)
+            id=name, dieAfter=die_after, kubeconfig=str(self.kubeconfig), namespace=namespace, log=str(log)
         )
         life = Life(self._ends, name, log)
         try:

@@ -6,14 +6,13 @@ to propose a shrink to how many pods.
 
 import base64
 import datetime
+import http.client
 import json
 import os
 import ssl
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from ballast_policies.contract import (
@@ -40,25 +39,51 @@ STEP_SECONDS = 0.1
 
 
 class Api:
-    """GET and PATCH with the pod's token."""
+    """GET and PATCH with the pod's token, over one connection."""
 
     def __init__(self) -> None:
         config = json.loads(Path(os.environ["KUBECONFIG"]).read_text())
         cluster = config["clusters"][0]["cluster"]
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._context = ssl.create_default_context(cadata=authority)
-        self._server = cluster["server"]
+        self._server = cluster["server"].removeprefix("https://")
         self._token = Path(config["users"][0]["user"]["tokenFile"])
+        self._connection = self._connect()
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._server, context=self._context, timeout=10)
 
     def call(self, method: str, path: str, body: object = None) -> dict:
-        request = urllib.request.Request(self._server + path, method=method)
-        request.add_header("Authorization", f"Bearer {self._token.read_text()}")
-        data = None
-        if body is not None:
-            data = json.dumps(body).encode()
-            request.add_header("Content-Type", "application/merge-patch+json")
-        with urllib.request.urlopen(request, data=data, context=self._context, timeout=10) as answer:
-            return json.loads(answer.read())
+        """The decoded answer.
+
+        Raises:
+            RefusedError: the API server answered with an error status.
+        """
+        headers = {
+            "Authorization": f"Bearer {self._token.read_text()}",
+            "Content-Type": "application/merge-patch+json",
+        }
+        data = None if body is None else json.dumps(body)
+        try:
+            self._connection.request(method, path, data, headers)
+            answer = self._connection.getresponse()
+        except (http.client.RemoteDisconnected, ConnectionError):  # idle for too long: once more
+            self._connection = self._connect()
+            self._connection.request(method, path, data, headers)
+            answer = self._connection.getresponse()
+        text = answer.read()
+        if answer.status >= 400:
+            raise RefusedError(answer.status, text.decode(errors="replace"))
+        return json.loads(text)
+
+
+class RefusedError(Exception):
+    """Status and text of an error."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.args[0]
 
 
 def leave(code: ExitCode, reason: ExitReason, step: int) -> None:
@@ -81,8 +106,8 @@ class Rank:
         path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{plan_config_map_name(JOB)}"
         try:
             return Plan.from_json(self.api.call("GET", path)["data"][PLAN_KEY])
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
+        except RefusedError as error:
+            if error.status == 404:
                 return None
             raise
 

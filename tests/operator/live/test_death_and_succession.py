@@ -7,9 +7,8 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
 SHRINKING = {"total": 18, "shrinkAt": 8, "keep": 1}
-LAST_POINT = 13
-"""Writes of a launch and a shrink that carry state: two of waiting, two pods, plan and status, running,
-shrink's plan and status, one release, the repack, the end; what comes after is progress."""
+MOST_LIVES = 60
+"""Of operators with one write each; a launch, a shrink and progress take about 15."""
 
 
 def test_an_operator_that_lives_sees_a_job_through(stage, tmp_path):
@@ -29,37 +28,72 @@ def test_an_operator_that_lives_sees_a_job_through(stage, tmp_path):
     assert list(stage.pods("one")) == ["one-1-0"]
 
 
-@pytest.mark.parametrize("point", range(1, LAST_POINT + 1))
-def test_an_operator_killed_at_any_write_is_succeeded_without_loss(stage, point, tmp_path):
-    """One launch, one repack, no restart, no second pod of a name, whatever write was the last."""
-    seen: dict[str, set[str]] = {}
-    most_alive = 0
+class Witness:
+    """What a job's pods were at each look."""
 
-    def look(until):
-        nonlocal most_alive
-        pods = stage.pods("one")
+    def __init__(self, stage):
+        self._stage = stage
+        self._uids: dict[str, set[str]] = {}
+        self._most_alive = 0
+
+    def look(self):
+        pods = self._stage.pods("one")
         for name, pod in pods.items():
-            seen.setdefault(name, set()).add(pod.metadata.uid)
+            self._uids.setdefault(name, set()).add(pod.metadata.uid)
         alive = [p for p in pods.values() if p.status.phase not in ("Succeeded", "Failed")]
-        most_alive = max(most_alive, len(alive))
-        return until()
+        self._most_alive = max(self._most_alive, len(alive))
 
+    def until(self, condition, what):
+        def look():
+            self.look()
+            return condition()
+
+        eventually(look, what)
+
+    def assert_nothing_is_lost(self):
+        """One launch, one repack, no restart, no second pod of a name."""
+        status = self._stage.status("one")
+        assert status["launches"] == 1, status
+        assert not status.get("restarts"), status
+        assert [repack["releasedPods"] for repack in status["repacks"]] == [["one-1-1"]]
+        assert set(self._uids) == {"one-1-0", "one-1-1"}
+        assert all(len(uids) == 1 for uids in self._uids.values())
+        assert self._most_alive <= 2
+
+
+@pytest.mark.parametrize("point", [4, 9], ids=["in a launch", "in a shrink"])
+def test_an_operator_killed_at_a_write_is_succeeded_without_loss(stage, point, tmp_path):
+    """The next one finishes what it began; tests/operator/loops has every point, in memory."""
+    witness = Witness(stage)
     with stage.operator(die_after=point) as first:
         stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
-        eventually(lambda: look(lambda: first.code is not None), "the operator's death")
+        witness.until(lambda: first.code is not None, "the operator's death")
         assert first.code == -9, first.log.read_text()
     stage.forget_leader()
     with stage.operator():
-        eventually(lambda: look(lambda: stage.status("one").get("repacks")), "the job to repack")
+        witness.until(lambda: stage.status("one").get("repacks"), "the job to repack")
         (tmp_path / "finish").touch()
-        eventually(lambda: look(lambda: stage.state("one") == "Succeeded"), "the job to succeed")
-    status = stage.status("one")
-    assert status["launches"] == 1, status
-    assert not status.get("restarts"), status
-    assert [repack["releasedPods"] for repack in status["repacks"]] == [["one-1-1"]]
-    assert set(seen) == {"one-1-0", "one-1-1"}
-    assert all(len(uids) == 1 for uids in seen.values())
-    assert most_alive <= 2
+        witness.until(lambda: stage.state("one") == "Succeeded", "the job to succeed")
+    witness.assert_nothing_is_lost()
+
+
+def test_operators_that_live_for_one_write_each_see_a_job_through(stage, tmp_path):
+    """Each is killed right after its first write that carries state, from the first wait to the end."""
+    witness, lives = Witness(stage), 0
+    stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})
+    while stage.state("one") != "Succeeded":
+        lives += 1
+        assert lives < MOST_LIVES, stage.status("one")
+        with stage.operator(die_after=1) as life:
+            witness.until(
+                lambda: life.code is not None or stage.state("one") == "Succeeded",
+                "the operator's death",
+            )
+        stage.forget_leader()
+        if stage.status("one").get("repacks"):
+            (tmp_path / "finish").touch()
+    assert lives > 8
+    witness.assert_nothing_is_lost()
 
 
 def test_an_operator_that_loses_its_lease_is_started_again_and_goes_on(stage, tmp_path):
