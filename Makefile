@@ -11,7 +11,7 @@ STAMP := $(VENV)/.ballast-setup
 WORKERS ?= 4
 # Unit tests wait for nothing, and each worker imports everything: one a core.
 test-unit: WORKERS = logical --maxprocesses=8
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(if $(CI),--durations=25)
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder $(if $(CI),--durations=25)
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
@@ -33,17 +33,8 @@ $(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-pyth
 demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 	@$(BIN)/ballast demo $(ARGS)
 
-# Clusters with trainers: by themselves, after the others.
-SERIAL := tests/e2e
 test: setup ## run every test
-ifeq ($(findstring tests/,$(ARGS)),)
-	@failed=0; \
-	$(PYTEST) $(addprefix --ignore=,$(SERIAL)) $(ARGS) || failed=1; \
-	$(BIN)/python -m pytest $(ARGS) $(SERIAL) || { [ $$? -eq 5 ] || failed=1; }; \
-	exit $$failed
-else
 	@$(PYTEST) $(ARGS)
-endif
 
 test-unit: $(STAMP) ## run the tests that need no cluster and start no processes
 	@$(PYTEST) -m "not api and not processes and not e2e" $(ARGS)

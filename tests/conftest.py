@@ -25,18 +25,36 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("ballast"), max_examples=2000, derandomize=False)
 settings.load_profile("ballast")
 
-CLUSTERS = ("control_plane", "cluster", "live_cluster")
+CLUSTERS = ("live_cluster", "control_plane", "cluster")
 """Fixtures that start a cluster once a session."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a cluster run in one worker of pytest-xdist, so that it is started once."""
+    """Tests that share a cluster run in one worker of pytest-xdist, so that it is started once; they begin.
+
+    What takes long begins first, so that no worker is left with it at the end (--no-loadscope-reorder).
+    """
     for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        for name in CLUSTERS:
-            if name in fixtures:
-                item.add_marker(pytest.mark.xdist_group(name))
+        group = group_of(item)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=turn)
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """The worker's group of a test that needs a cluster."""
+    if item.get_closest_marker("e2e"):
         # Each has a whole cluster with trainers: one at a time, or they take each other's processors.
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+        return "e2e"
+    fixtures = getattr(item, "fixturenames", ())
+    return next((name for name in CLUSTERS if name in fixtures), None)
+
+
+def turn(item: pytest.Item) -> int:
+    """When a test's turn is: those with clusters, with processes of their own, the others."""
+    group = group_of(item)
+    if group is not None:
+        return ("e2e", *CLUSTERS).index(group)
+    slow = any(item.get_closest_marker(name) for name in ("api", "processes", "slow"))
+    return len(CLUSTERS) + (1 if slow else 2)

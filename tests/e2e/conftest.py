@@ -75,7 +75,7 @@ class Ballast:
         eventually(look, f"{name} to report step {step} and a checkpoint of step {checkpoint}")
 
     def watch_for_state(self, name: str, state: str) -> None:
-        """Wait for a state that passes: the API server tells each one that the job has from now on."""
+        """Wait for a state that passes: the API server tells each one that a running job has from now on."""
         seen = []
         for change in watch.Watch().stream(
             self.custom.list_namespaced_custom_object,
@@ -98,9 +98,6 @@ class Ballast:
         for volume in manifest["spec"]["template"]["spec"]["volumes"]:
             volume["hostPath"]["path"] = str(self.folder / "checkpoints" / called)
         return manifest
-
-    def step(self, name: str) -> int:
-        return (self.status(name).get("progress") or {}).get("step", 0)
 
     def report(self, name: str) -> dict[str, Any]:
         """The trainer's last report, as its lease carries it; empty before the first."""

@@ -7,12 +7,14 @@ from ballast_operator.demo.manifests import compare_with_agnostic, demo_manifest
 from ballast_operator.demo.run import DemoSettings, run_demo
 from ballast_operator.demo.summary import summarise
 
+from tests.support.waiting import WAIT_SECONDS
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def played():
-    settings = DemoSettings(manifests=demo_manifests(), time_limit_seconds=280.0)
+    settings = DemoSettings(manifests=demo_manifests(), time_limit_seconds=2 * WAIT_SECONDS)
     recorder = run_demo(settings, announce=lambda text: None, on_change=lambda recorder: None)
     aware, agnostic = compare_with_agnostic(read_manifests(settings.manifests), recorder.story.pool_gpus())
     return recorder.story, summarise(recorder.story, aware=aware, agnostic=agnostic)

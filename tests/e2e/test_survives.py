@@ -99,18 +99,17 @@ def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
     with ballast.operator():
         ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=60, model=SMALL))
         ballast.wait_for_report("paused", step=5)
+        reported = ballast.report("paused")["step"]
         patch = {"spec": {"suspend": True}}
         ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
         eventually(
             lambda: ballast.status("paused").get("state") == "Suspended" and not ballast.pods("paused"),
             "the job to leave its GPUs",
         )
-        saved = ballast.step("paused")
-        assert saved >= 5
         patch = {"spec": {"suspend": False}}
         ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
         ballast.wait_for_state("paused", "Succeeded")
-        assert saved <= ballast.report("paused")["resumedFromStep"] < 60
+        assert reported <= ballast.report("paused")["resumedFromStep"] < 60
         ballast.delete_job("paused")
 
 
