@@ -15,7 +15,7 @@ SMALL = {"name": "recurrent", "layers": 8, "args": {"dim": 48}}
 """The demo's recurrent model with a quarter of its work; its GPUs are still slower than this machine."""
 
 SHRINKS = {
-    "totalSteps": 120,
+    "totalSteps": 100,
     "model": {"name": "gpt", "layers": 10, "args": {"dim": 64}},
     "dynamics": [{"kind": "freezing", "startStep": 5, "endStep": 15, "everySteps": 5, "target": 0.8}],
     "rebalance": {"everySteps": 5, "minGain": 0.05},
@@ -32,7 +32,7 @@ def kill(process):
 def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(ballast):
     """The step does not go back to 0, a restart is counted by cause, and an Event tells."""
     with ballast.operator():
-        job = ballast.demo_job("recurrent", "killed", totalSteps=60, model=SMALL, checkpoint=CHECKPOINT)
+        job = ballast.demo_job("recurrent", "killed", totalSteps=40, model=SMALL, checkpoint=CHECKPOINT)
         ballast.apply(job)
         ballast.wait_for_report("killed", checkpoint=5)
         saved = ballast.report("killed")["checkpointStep"]
@@ -44,7 +44,7 @@ def test_a_killed_rank_restarts_the_job_from_its_checkpoint_and_is_said_so(balla
         assert status["launches"] == 2
         assert before.isdisjoint(pod.metadata.uid for pod in ballast.pods("killed"))
         resumed = ballast.report("killed")["resumedFromStep"]
-        assert saved <= resumed < 60
+        assert saved <= resumed < 40
         assert resumed % CHECKPOINT["everySteps"] == 0
         told = [f"{event.reason}: {event.message}" for event in ballast.events("killed")]
         assert any("checkpoint" in line or "restart" in line.lower() for line in told), told
@@ -97,7 +97,7 @@ def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
 def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
     """Suspend is a checkpoint and an exit; resume continues from that step with a new launch."""
     with ballast.operator():
-        ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=60, model=SMALL))
+        ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=40, model=SMALL))
         ballast.wait_for_report("paused", step=5)
         reported = ballast.report("paused")["step"]
         patch = {"spec": {"suspend": True}}
@@ -109,7 +109,7 @@ def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
         patch = {"spec": {"suspend": False}}
         ballast.custom.patch_namespaced_custom_object(name="paused", body=patch, **ballast.where)
         ballast.wait_for_state("paused", "Succeeded")
-        assert reported <= ballast.report("paused")["resumedFromStep"] < 60
+        assert reported <= ballast.report("paused")["resumedFromStep"] < 40
         ballast.delete_job("paused")
 
 
