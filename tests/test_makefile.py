@@ -1,7 +1,12 @@
 """The commands of the Makefile exist, and are told by `make help`."""
 
+import importlib
+import json
+import os
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -18,3 +23,32 @@ def test_every_quick_benchmark_is_there():
     """Each line of benchmarks/quick.txt is a script and its options."""
     for line in (ROOT / "benchmarks" / "quick.txt").read_text().splitlines():
         assert (ROOT / "benchmarks" / line.split()[0]).is_file(), line
+
+
+def test_benchmarks_are_judged_by_the_last_releases_costs():
+    """Within the range passes, above it fails, and so does a command that fails; a new one is only shown."""
+    folder = str(ROOT / "benchmarks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        compare = importlib.import_module("compare")
+
+    def judged(command, ratio, code=0):
+        cost = compare.Cost(command=command, cpu_seconds=1.0, ratio=ratio, code=code)
+        (row,), passed = compare.judge(
+            [cost], {"known": {"ratio": 10.0}, "noisy": {"ratio": 10.0, "most": 3}}
+        )
+        return row, passed
+
+    assert judged("known", 12.0)[1]
+    row, passed = judged("known", 20.0)
+    assert (passed, "2.00 of the last release's 10.0: OVER 1.6" in row) == (False, True)
+    assert judged("noisy", 20.0)[1]
+    assert not judged("known", 1.0, code=1)[1]
+    assert judged("new", 99.0)[1]
+
+
+@pytest.mark.xdist_group("kept together")
+def test_tests_of_a_group_are_kept_in_one_worker(request):
+    """pytest-xdist sees the group in the test's id; else every worker would start every shared cluster."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@kept together")

@@ -18,6 +18,7 @@ def several_sums(world):
     return torch.tensor([world.sum(numbers_of(world.rank)) for _ in range(3)], dtype=torch.float64)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_all_ranks_hold_the_same_sum_bit_for_bit(ranks):
     sums = on_ranks(several_sums, ranks)
