@@ -1,7 +1,6 @@
 """The commands of the Makefile exist, and are told by `make help`."""
 
 import importlib
-import json
 import os
 import re
 from pathlib import Path
