@@ -60,7 +60,6 @@ def test_an_operator_killed_during_a_shrink_finishes_it_after_its_restart(ballas
         ballast.watch_for_state("transformer", "Repacking")
         kill(operator)
         uids = {pod.metadata.name: pod.metadata.uid for pod in ballast.pods("transformer")}
-        assert len(uids) == 2
     with ballast.operator():
         eventually(lambda: ballast.status("transformer").get("repacks"), "the shrink to be finished")
         repack = ballast.status("transformer")["repacks"][0]
