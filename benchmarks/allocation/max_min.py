@@ -123,6 +123,7 @@ def by_pop(instance: Instance, parts: int, limit: float) -> np.ndarray | None:
             weights=instance.weights[mine],
             T=instance.T[mine],
             equal=instance.equal[mine],
+            level_at_equal=instance.level_at_equal[mine],
             columns=dataclasses.replace(columns, first=place[columns.first]),
         )
         found = by_highs(some, "simplex", max(0.1, end - time.perf_counter()))
