@@ -138,6 +138,9 @@ class PlanFollower:
         reshaped = change(training, plan, stages, self._timeout)
         if reshaped.released:
             return self._rank_zero.ended(ExitReason.RELEASED, f"released by plan {plan.epoch}")
+        if change is grow:
+            # Ranks that joined have measured nothing: from here on all measure the same steps.
+            training.profile.forget()
         self._rank_zero.progress.reshaped()
         self._rank_zero.migrated(reshaped)
         self._rank_zero.event(

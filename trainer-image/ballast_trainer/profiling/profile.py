@@ -23,7 +23,12 @@ from ballast_trainer.profiling.activations import SavedTensors
 KEPT_STEPS = 8
 """Steps whose median is a layer's cost."""
 MEASURED_EVERY = 8
-"""After the first KEPT_STEPS steps, one in this many is measured: costs change at known steps only."""
+"""After the first KEPT_STEPS steps, one in this many is measured."""
+
+DRIFT = 0.25
+"""Change of a layer's seconds that, seen in two measured steps in a row, makes older ones obsolete."""
+_FEWEST = 4
+"""Steps from which a median can be told apart from noise."""
 
 
 class Meter:
@@ -207,16 +212,29 @@ class Profile:
         self.layer_count = layer_count
         self._steps: deque[list[float]] = deque(maxlen=KEPT_STEPS)
         self._activation_bytes: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
+        self._suspects: frozenset[tuple[int, bool]] = frozenset()
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def wants(self, step: int) -> bool:
-        """Whether ``step`` is to be measured: the first ones after a change, then one in MEASURED_EVERY."""
-        return len(self._steps) < KEPT_STEPS or step % MEASURED_EVERY == 0
+        """Whether ``step`` is to be measured: the first ones after a change, then one in MEASURED_EVERY.
+
+        And the one after a step that differs: where the content decides what layers compute, no step is
+        known in advance at which their costs change.
+        """
+        return len(self._steps) < KEPT_STEPS or bool(self._suspects) or step % MEASURED_EVERY == 0
 
     def add(self, seconds: list[float], activation_bytes: Sequence[float] = ()) -> None:
         """Add one step: the 3 L seconds of all ranks, summed, and the L bytes where they were counted."""
+        suspects = self._changed(seconds)
+        if suspects & self._suspects:
+            # The costs have changed: only the two steps that show it count from here on.
+            newest = self._steps[-1]
+            self._steps.clear()
+            self._steps.append(newest)
+            suspects = frozenset()
+        self._suspects = suspects
         self._steps.append(seconds)
         if activation_bytes:
             self._activation_bytes.append(activation_bytes)
@@ -225,6 +243,22 @@ class Profile:
         """Drop the measurements: the layers' costs have changed."""
         self._steps.clear()
         self._activation_bytes.clear()
+        self._suspects = frozenset()
+
+    def _changed(self, seconds: Sequence[float]) -> frozenset[tuple[int, bool]]:
+        """Layers whose forward and backward differ from the median, and whether they have grown."""
+        costs = self.costs()
+        if costs is None or len(self._steps) < _FEWEST:
+            return frozenset()
+        count = self.layer_count
+        before = [costs.forward[layer] + costs.backward[layer] for layer in range(count)]
+        small = sum(before) / count / 4
+        found = set()
+        for layer, usual in enumerate(before):
+            change = seconds[layer] + seconds[count + layer] - usual
+            if abs(change) > DRIFT * max(usual, small):
+                found.add((layer, change > 0))
+        return frozenset(found)
 
     def activation_bytes(self) -> tuple[int, ...] | None:
         """Bytes that each layer keeps of one microbatch for its backward; None before the first count.
