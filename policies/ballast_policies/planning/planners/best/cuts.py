@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Sequence
 from math import comb
 
 import numpy as np
@@ -71,8 +72,29 @@ def best_of_all(
     return best, placement, cut
 
 
-def quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> tuple[float, np.ndarray] | None:
-    """The partition whose busiest stage is least busy, within the memory: (seconds, bounds), or None."""
+def quick_best(
+    model: CostModel, degrees: Degrees, placements: Sequence[StageGpus]
+) -> tuple[float, int, np.ndarray] | None:
+    """The best of the placements, each cut quickly: (seconds, placement, bounds); None: none fits."""
+    cut = [(index, _quick_cut(model, degrees, gpus)) for index, gpus in enumerate(placements)]
+    fitting = [(index, bounds) for index, bounds in cut if bounds is not None]
+    if not fitting:
+        return None
+    own = [placements[index] for index, _ in fitting]
+    together = StageGpus(
+        speed=np.stack([gpus.speed for gpus in own]),
+        memory=np.stack([gpus.memory for gpus in own]),
+        tensor_link=np.stack([gpus.tensor_link for gpus in own]),
+        data_link=np.stack([gpus.data_link for gpus in own]),
+        boundary_link=np.stack([gpus.boundary_link for gpus in own]),
+    )
+    seconds = model.step_seconds(degrees, together, np.stack([bounds for _, bounds in fitting]))
+    k = int(np.argmin(seconds))
+    return (float(seconds[k]), *fitting[k]) if np.isfinite(seconds[k]) else None
+
+
+def _quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> np.ndarray | None:
+    """The partition whose busiest stage is least busy, within the memory; None where none fits."""
     stages = len(gpus.speed)
     t, m = degrees.tensor, degrees.microbatches
     scale = degrees.microbatch_size / model.profiled_size
@@ -98,8 +120,7 @@ def quick_cut(model: CostModel, degrees: Degrees, gpus: StageGpus) -> tuple[floa
         found = partition_by_rank(busy, rank_bytes=taken, memory=None if memory is None else memory.tolist())
     except PlanningError:
         return None
-    bounds = np.array(found.bounds)
-    return float(model.step_seconds(degrees, gpus, bounds[None])[0]), bounds
+    return np.array(found.bounds)
 
 
 def improved(

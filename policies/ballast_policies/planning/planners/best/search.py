@@ -19,7 +19,7 @@ from ballast_policies.planning.planners.best.cuts import (
     all_cuts,
     best_of_all,
     improved,
-    quick_cut,
+    quick_best,
 )
 from ballast_policies.planning.planners.best.placements import (
     Placement,
@@ -35,8 +35,10 @@ _FEW_PLACEMENTS = 3000
 _FEW_CUTS = 10_000
 _FEW_PLANS = 150_000
 """Placements, partitions, and pairs of both, up to which a shape is tried in full."""
-_MOST_IMPROVED = 6
+_MOST_IMPROVED = 3
 """Plans that are improved, the fastest first."""
+_MOST_SWAPS = 3
+"""Swaps of stages of a plan that is improved."""
 _MOST_LARGE = 40
 """Shapes tried that are too large to be tried in full."""
 _MOST_SHAPES = 1500
@@ -180,12 +182,11 @@ def _best_of_shape(model: CostModel, shape: Shape, limit: float) -> tuple[_Found
                     return None, True
                 placement = _groups(placements[kept[index]])
                 return _Found(seconds, shape, placement, bounds, True), True
-    best: _Found | None = None
-    for placement in likely_placements(model.devices, degrees.tensor, degrees.data, stages):
-        cut = quick_cut(model, degrees, model.stage_gpus(placement))
-        if cut is not None and np.isfinite(cut[0]) and (best is None or cut[0] < best.seconds):
-            best = _Found(cut[0], shape, placement, cut[1], False)
-    return best, False
+    likely = likely_placements(model.devices, degrees.tensor, degrees.data, stages)
+    best = quick_best(model, degrees, [model.stage_gpus(placement) for placement in likely])
+    if best is None:
+        return None, False
+    return _Found(best[0], shape, likely[best[1]], best[2], False), False
 
 
 def _improve(model: CostModel, plan: _Found) -> None:
@@ -193,20 +194,17 @@ def _improve(model: CostModel, plan: _Found) -> None:
     degrees = plan.shape.degrees
     gpus = model.stage_gpus(plan.placement)
     plan.seconds, plan.bounds = improved(model, degrees, gpus, plan.bounds, plan.seconds)
-    for _ in range(len(plan.placement)):
+    for _ in range(_MOST_SWAPS):
         swaps = _swaps(plan.placement, gpus.speed, gpus.memory)
-        best = None
-        for placement in swaps:
-            cut = quick_cut(model, degrees, model.stage_gpus(placement))
-            if cut is not None and (best is None or cut[0] < best[0]):
-                best = (*cut, placement)
+        best = quick_best(model, degrees, [model.stage_gpus(placement) for placement in swaps])
         if best is None:
             return
-        moved = model.stage_gpus(best[2])
-        seconds, bounds = improved(model, degrees, moved, best[1], best[0])
+        swapped = swaps[best[1]]
+        moved = model.stage_gpus(swapped)
+        seconds, bounds = improved(model, degrees, moved, best[2], best[0])
         if not seconds < plan.seconds * (1 - 1e-9):
             return
-        plan.seconds, plan.bounds, plan.placement, gpus = seconds, bounds, best[2], moved
+        plan.seconds, plan.bounds, plan.placement, gpus = seconds, bounds, swapped, moved
 
 
 def _swaps(placement: Placement, speed: np.ndarray, memory: np.ndarray) -> list[Placement]:
