@@ -9,6 +9,7 @@ from ballast_operator.errors import OperatorError
 from ballast_operator.kube.caches import SELECTORS, WATCHED
 from ballast_operator.kube.kinds import POD, Kind
 
+from tests.operator.loops.simulated.machines import Trainer
 from tests.operator.loops.simulated.simulation import Simulation
 from tests.operator.loops.simulated.world import Crash, FakeCluster, World
 
@@ -49,6 +50,7 @@ class Trouble:
     api_down: int = 0
     refused: int = 0
     silent: dict[str, int] = dataclasses.field(default_factory=dict)
+    deaf: dict[str, int] = dataclasses.field(default_factory=dict)
     suspended: dict[str, int] = dataclasses.field(default_factory=dict)
     stalled: dict[Kind, int] = dataclasses.field(default_factory=dict)
     nodes: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -56,7 +58,7 @@ class Trouble:
 
 
 class ChaosSimulation(Simulation):
-    """Five jobs on three nodes: one shrinks, one grows, one is a script, one has pods of two GPUs.
+    """Five jobs on three nodes: one repacks, two are elastic, one is a script, one has pods of two.
 
     Not all fit.
     """
@@ -69,15 +71,16 @@ class ChaosSimulation(Simulation):
         super().__init__(nodes=NODES, roundSeconds=30, moves={"maxMovesPerHour": 1000})
         self.world.admission = self._admit
         for name in JOBS:
-            trainer = {"total": TOTAL_STEPS, "shrink_at": 100 if name == "one" else None}
+            shrink_at = 100 if name == "one" else None
+            trainer = {"total": TOTAL_STEPS, "shrink_at": shrink_at, "scales": True}
             spec: dict[str, Any] = {"totalSteps": TOTAL_STEPS, "backoffLimit": 1000}
             if name == "five":
                 self.add_script(name, command={"total": TOTAL_STEPS}, **spec)
                 continue
             if name == "two":
                 spec |= {"parallelism": {"gpusPerPod": 2}}
-            if name == "four":
-                spec |= {"stages": (1, 3), "grow": True}
+            if name in ("three", "four"):
+                spec |= {"stages": (1, 3)}
             self.add_job(name, trainer=trainer, **spec)
 
     def connect(self) -> FakeCluster:
@@ -100,6 +103,8 @@ class ChaosSimulation(Simulation):
         trouble = self.trouble
         for name, trainer in self.trainers.items():
             trainer.silent = self.number < trouble.silent.get(name, 0)
+            if isinstance(trainer, Trainer):
+                trainer.deaf = self.number < trouble.deaf.get(name, 0)
         await self.tick(seconds=seconds, operator=self.number >= trouble.away)
 
     async def _operate(self) -> None:

@@ -7,11 +7,20 @@ from collections.abc import Callable
 from ballast_operator.errors import Conflict, NotAllowed, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, ROLE
-from ballast_policies.contract import ExitReason, TerminationMessage, lease_name, plan_config_map_name
+from ballast_policies.contract import (
+    ACK_ANNOTATION,
+    PLAN_KEY,
+    Ack,
+    ExitReason,
+    Plan,
+    TerminationMessage,
+    lease_name,
+    plan_config_map_name,
+)
 
 from tests.chaos.cluster import JOBS, NODES, ChaosSimulation, Crash
 from tests.operator.loops.hostile.test_lies import LIES
-from tests.operator.loops.simulated.machines import end_pod, node
+from tests.operator.loops.simulated.machines import Trainer, end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE
 
 Apply = Callable[[ChaosSimulation, int], None]
@@ -229,6 +238,27 @@ def _(simulation: ChaosSimulation, number: int) -> None:
 @kind("trainer hangs")
 def _(simulation: ChaosSimulation, number: int) -> None:
     simulation.trouble.silent[_job(number)] = _until(simulation, number // 4, 40)
+
+
+@kind("trainer does not change its size")
+def _(simulation: ChaosSimulation, number: int) -> None:
+    simulation.trouble.deaf[_job(number)] = _until(simulation, number // 4, 40)
+
+
+@kind("trainer says that it has changed its size and has not")
+def _(simulation: ChaosSimulation, number: int) -> None:
+    name = _job(number)
+    trainer = simulation.trainers[name]
+    if not isinstance(trainer, Trainer):
+        return
+    config = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
+    if config is None or PLAN_KEY not in config["data"]:
+        return
+    plan = Plan.from_json(config["data"][PLAN_KEY])
+    lie = Ack(epoch=plan.epoch + 1, step=trainer.step).to_json()
+    patch = {"metadata": {"annotations": {ACK_ANNOTATION: lie}}}
+    if simulation.world.get(LEASE, NAMESPACE, lease_name(name)) is not None:
+        simulation.world.patch(LEASE, NAMESPACE, lease_name(name), patch)
 
 
 for name, (annotation, text) in LIES.items():

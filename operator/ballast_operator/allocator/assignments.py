@@ -16,6 +16,9 @@ from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice, Assignment, AssignmentAction
 from ballast_operator.views.job import JobView
 
+MOST_CONFIGURATIONS = 3
+"""That an elastic job is told of besides its own."""
+
 
 def assignments_of(
     snapshot: Snapshot,
@@ -89,6 +92,8 @@ def _assignment(
 ) -> Assignment:
     placement, why = round_.placements.get(job.name), round_.reasons.get(job.name, "")
     best = next_best(allocation, job.job, gpu_types, chosen=placement.gpu_type if placement else None)
+    if job.elastic is not None:
+        best = next_best_sizes(job.elastic, allocation.allocation.get(job.name, {}), placement)
     change = None if job.placement is None or placement is None else _change(job, placement)
     if job.placement is not None and (dry_run or change is not None):
         extra, kept = ((), ()) if dry_run or change is None else change
@@ -183,6 +188,28 @@ def next_best(allocation: Allocation, job: Job, gpu_types: tuple[str, ...], *, c
         f"{job.gpus} x {second}: {job.throughput[second]:.3g} steps/s, "
         f"share of the time {abs(shares.get(second, 0.0)):.0%}"
     )
+
+
+def next_best_sizes(gang: ElasticGang, shares: Mapping[str, float], placement: Placement | None) -> str:
+    """The three fastest configurations besides the one that an elastic gang gets, and why not they."""
+    kind, gpus = (placement.gpu_type, len(placement.nodes)) if placement is not None else ("", 0)
+    now = gang.speed(kind, gpus) if placement is not None else 0.0
+    others = [
+        (speed, -size, gpu_type)
+        for gpu_type, by_size in gang.speeds.items()
+        for size, speed in by_size.items()
+        if (gpu_type, size) != (kind, gpus)
+    ]
+    texts = []
+    for speed, negative, gpu_type in sorted(others, reverse=True)[:MOST_CONFIGURATIONS]:
+        size = -negative
+        why = f"share of the time there {abs(shares.get(gpu_type, 0.0)):.0%}"
+        if speed <= now:
+            why = "no faster"
+        elif gpu_type == kind:
+            why = f"{size - gpus} GPUs more" if size > gpus else "fewer GPUs"
+        texts.append(f"{size} x {gpu_type}: {speed:.3g} steps/s, {why}")
+    return "; ".join(texts)
 
 
 def isolated_speeds(

@@ -39,7 +39,7 @@ from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
 from ballast_operator.steps.running import next_look, track_progress
 from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, write_shrink
 from ballast_operator.steps.stopping import ask_to_save, begin_termination, release_gpus, succeed
-from ballast_operator.steps.waiting import launch, wait
+from ballast_operator.steps.waiting import launch, wait, with_size
 
 WITH_PLAN = frozenset({State.TRAINING, State.SHRINKING, State.JOINING, State.GROWING})
 """States in which the gang's reports are followed."""
@@ -110,7 +110,7 @@ def _wait(context: ReconcileContext, state: State, waiting: Wait) -> StepResult:
         return await_pods(context, ())
     status = context.view.status
     if state is State.TRAINING:
-        return StepResult(status=status, requeue_after_seconds=next_look(context))
+        return StepResult(status=with_size(context), requeue_after_seconds=next_look(context))
     if waiting.until is None:
         return StepResult(status=status, requeue_after_seconds=context.settings.exit_seconds)
     left = seconds_left(context, waiting.until)

@@ -78,6 +78,19 @@ def decided(status: TrainingJobStatus, assignment: Assignment) -> TrainingJobSta
     return status.replace(last_decision=decision)
 
 
+def with_size(context: ReconcileContext) -> TrainingJobStatus:
+    """The status of a gang that trains, with the decision about the size that it has now."""
+    status, assignment = context.view.status, context.assignment
+    if assignment is None or status.last_decision is None or assignment.placement is None:
+        return status
+    last = status.last_decision
+    # While a gang shrinks, it has no other sizes to be told of.
+    same = last.chosen == assignment.chosen[:1024] and (last.next_best or not assignment.next_best)
+    if same or assignment.placement != context.allocation.placement:
+        return status
+    return decided(status, assignment)
+
+
 def launch(context: ReconcileContext, gang: Gang) -> StepResult:
     """Write the next launch into the status.
 

@@ -86,6 +86,21 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     assert_same_curve(running.losses(), single_process_losses(config), 80)
 
 
+def test_an_asked_shrink_keeps_the_curve(gang, small_config, single_process_losses, tmp_path):
+    """The operator names pods that stay, the trainer cuts the layers for them: no restart, equal losses."""
+    config = small_config(totalSteps=40)
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
+    first, _, last = channel.read_plan().pods
+    channel.publish(channel.read_plan().keep((first, last), "another job waits"))
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    (shrunk,) = running.events("repack")
+    assert (shrunk["ranks_before"], shrunk["ranks_after"]) == (3, 2)
+    assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).pause_ms > 0
+    assert_same_curve(running.losses(), single_process_losses(config), 40)
+
+
 def test_layers_balanced_over_measured_links_keep_the_curve(
     gang, small_config, single_process_losses, tmp_path
 ):

@@ -67,6 +67,13 @@ async def test_one_ends_the_other_grows_a_third_comes_and_all_share_without_a_re
     assert never_restarted(simulation, "one", "two", "three")
     asked = simulation.status("two").repacks[-1]
     assert asked.asked and asked.pause_ms == 12.5
+    await simulation.tick()
+    said = simulation.status("two").last_decision
+    assert said.chosen == "2 x fast of pool fast"
+    assert "2 GPUs of 1 to 4" in said.why
+    assert said.next_best.startswith("4 x fast: ")
+    assert "2 GPUs more; 3 x fast: " in said.next_best
+    assert said.next_best.endswith("no faster")
     shrunk = simulation.status("two").condition("Shrunk")
     assert shrunk.is_true and "2 pods continue" in shrunk.message
     simulation.add_job("four", stages=(2, 2), **ENDLESS)
