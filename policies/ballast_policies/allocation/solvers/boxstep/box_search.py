@@ -16,13 +16,13 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
+from ballast_policies.allocation.solvers.boxstep.one_program import Priced, among_cheap, by_one_lp
 from ballast_policies.allocation.solvers.boxstep.undecided import Undecided, lp_of, undecided_in
 from ballast_policies.allocation.solvers.crossover import (
     Box,
     CrossoverSolution,
     Decided,
     closeness,
-    crossover,
     decided,
     slopes,
 )
@@ -30,6 +30,8 @@ from ballast_policies.allocation.solvers.dense_program import Rows, largest, lea
 from ballast_policies.allocation.start import Start
 
 MAX_ROUNDS = 150
+ELASTIC_ROUNDS = 25
+"""Of programs with configurations, before one LP of the columns that are nearly as cheap as the best."""
 COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
 LP_GROWTH_FACTOR = 3
@@ -61,24 +63,6 @@ GAP_TOLERANCE = 1e-10
 """Relative gap at which the search ends; three times the jitter where ties were broken."""
 MARGIN = 1e-9
 """A share of time may be this much below 0 or above 1, and a type's GPUs exceeded by this part."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
-    """Solution of a large program.
-
-    Attributes:
-        X: (n, w) shares.
-        level, time: (n,) multipliers of demand and time.
-        prices: (k,) multipliers of the capacities.
-        start: warm start for the next similar program.
-    """
-
-    X: np.ndarray
-    level: np.ndarray
-    time: np.ndarray
-    prices: np.ndarray
-    start: Start
 
 
 class BoxSearch:
@@ -118,7 +102,7 @@ class BoxSearch:
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
         failed = worse = 0
-        for _ in range(COARSE_ROUNDS if coarse else MAX_ROUNDS):
+        for _ in range(self._rounds(coarse)):
             if coarse and box.prices.max() <= COARSE_END * self.usual:
                 return self._response(at)
             if (at.prices - box.prices < self.least).any() or (at.prices + box.prices > self.greatest).any():
@@ -176,7 +160,7 @@ class BoxSearch:
                 ),
             )
             at = following if better else at
-        solution = self._response(at) if coarse else by_one_lp(self.whole)
+        solution = self._response(at) if coarse else self._by_one_lp(at)
         return None if feasibility and solution is not None and solution.start.t < 0 else solution
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
@@ -220,6 +204,19 @@ class BoxSearch:
     def _remember(self, jobs: np.ndarray, mixes: Decided) -> None:
         self.low[jobs], self.high[jobs] = mixes.low, mixes.high
         self.at_zero[jobs], self.per_t[jobs] = mixes.at_zero, mixes.per_t
+
+    def _rounds(self, coarse: bool) -> int:
+        """After how many the search ends."""
+        if coarse:
+            return COARSE_ROUNDS
+        return MAX_ROUNDS if self.whole.use is None else ELASTIC_ROUNDS
+
+    def _by_one_lp(self, at: Response) -> Priced | None:
+        """The solution where the search found none: configurations may tie though prices are right."""
+        whole, found = self.whole, None
+        if whole.use is not None:
+            found = among_cheap(whole, at.prices, at.t, tolerance=GAP_TOLERANCE)
+        return by_one_lp(whole) if found is None else found
 
     def _shares(self, t: float) -> np.ndarray:
         """(n, w + 1) shares of all jobs as remembered."""
@@ -277,21 +274,3 @@ def _jittered(rows: Rows, usual: float) -> Rows:
     noise = np.asfortranarray(np.where(rows.usable, noise * rows.gpus[:, None], 0.0))
     noise[:, -1] = 0.0
     return dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)
-
-
-def by_one_lp(rows: Rows) -> Priced | None:
-    """By one LP with all jobs."""
-    active = rows.usable.copy()
-    active[:, -1] = False
-    found = crossover(rows, np.arange(len(rows)), active)
-    if found is None:
-        return None
-    X = np.zeros((len(rows), rows.idle))
-    X[found.job, found.place] = found.x
-    return Priced(
-        X=X,
-        level=found.level,
-        time=bound_of(rows, found.prices, found.level)[1],
-        prices=found.prices,
-        start=Start(prices=tuple(found.prices.tolist()), t=found.t),
-    )

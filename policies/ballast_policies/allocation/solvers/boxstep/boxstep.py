@@ -15,7 +15,8 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, in_units_of_t, respond
-from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch, Priced
+from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch
+from ballast_policies.allocation.solvers.boxstep.one_program import Priced
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import CrossoverSolution, crossover
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
