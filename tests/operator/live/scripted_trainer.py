@@ -164,7 +164,11 @@ class Rank:
             self.step -= 1  # the last step is the test's to allow: what it waits for may take any time
         messages = {
             REPORT_ANNOTATION: Report(
-                epoch=plan.epoch, step=self.step, loss=1 / self.step, steps_per_second=1 / STEP_SECONDS
+                epoch=plan.epoch,
+                step=self.step,
+                loss=1 / self.step,
+                # As if each rank added as much: otherwise no gang would have a reason to grow.
+                steps_per_second=len(plan.ranks) / STEP_SECONDS,
             ).to_json()
         }
         keep = SCRIPT.get("keep")

@@ -1,4 +1,4 @@
-"""A running gang takes a free GPU, on a real API server with trainers that are processes."""
+"""A running gang takes free GPUs and gives them back, on a real API server with trainers as processes."""
 
 import pytest
 
@@ -29,3 +29,29 @@ def test_a_running_job_grows_when_it_may_have_more_stages(stage):
         assert stage.pods("one")["one-1-0"].metadata.uid == uid
         step = status["progress"]["step"]
         eventually(lambda: stage.status("one")["progress"]["step"] > step, "more steps")
+
+
+def test_two_elastic_jobs_share_a_pool_and_the_one_that_stays_takes_it_all_again(stage, tmp_path):
+    """The first gives a GPU back while it trains, and takes it again: the same launch, the same first pod."""
+    end, endless = tmp_path / "end", {"total": 1_000_000}
+    pipeline = {"minStages": 1, "maxStages": 2, "microbatches": 8, "globalBatchSize": 16}
+    elastic = {"pipeline": pipeline, "gpuTypes": ["fast"], "repack": {"enabled": False}}
+    with stage.operator():
+        stage.add_job("one", script=endless, **elastic)
+        stage.wait_for("one", "Running")
+        assert len(stage.status("one")["allocation"]["pods"]) == 2
+        uid = stage.pods("one")["one-1-0"].metadata.uid
+        stage.add_job("two", script={"total": 20, "finishFile": str(end)}, **elastic)
+        stage.wait_for("two", "Running")
+        assert stage.status("one")["allocation"]["pods"] == ["one-1-0"]
+        assert len(stage.status("two")["allocation"]["pods"]) == 1
+        shrunk = stage.condition("one", "Shrunk")
+        assert (shrunk["status"], shrunk["reason"]) == ("True", "GpusGivenBack")
+        assert stage.status("one")["repacks"][-1]["asked"] is True
+        end.touch()
+        stage.wait_for("two", "Succeeded")
+        eventually(lambda: stage.condition("one", "Grown").get("status") == "True", "the job to have grown")
+        status = stage.status("one")
+        assert (status["launches"], status.get("restarts", {})) == (1, {})
+        assert len(status["allocation"]["pods"]) == 2
+        assert stage.pods("one")["one-1-0"].metadata.uid == uid
