@@ -69,6 +69,8 @@ class PriceSeries:
         Raises:
             ValueError: it is not offered for some of that time.
         """
+        if end <= start:
+            return 0.0
         inside = self.times[(self.times > start) & (self.times < end)]
         edges = np.concatenate(([start], inside, [end]))
         total = float(self.at(edges[:-1]) @ np.diff(edges)) / 3600.0

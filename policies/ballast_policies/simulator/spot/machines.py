@@ -48,8 +48,13 @@ class Machines:
         return found
 
     def lost_at(self, k: int, granted: float) -> float:
-        """When a machine granted at that moment is taken away; infinite where it is not."""
+        """When a machine granted at that moment is taken away; infinite where it is not.
+
+        It may have gone between the choice and the grant, while the job saved: then it is lost at once.
+        """
         index = int(np.searchsorted(self.starts[k], granted, side="right")) - 1
+        if index < 0 or self.ends[k][index] <= granted:
+            return granted
         lost = float(self.ends[k][index]) if self.taken[k][index] else np.inf
         offer = self.offers[k]
         if offer.spot and offer.cloud in LONGEST_LIFE_SECONDS:

@@ -232,6 +232,22 @@ def test_every_bill_is_between_its_bounds(zones, hours, slack, seed):
         assert outcome.oracle_usd <= outcome.usd * 1.02 + 2.9 * 600 / HOUR
 
 
+def test_machines_that_go_while_the_job_saves_are_lost_at_once():
+    """A move to a pool that ends within the save: nothing is paid there, and the job looks on."""
+    target = offer("us-east-1b")
+    there = market(
+        {offer(): prices((1, 2.0)), target: prices((1, 2.5), (2 * HOUR, 0.5))},
+        logs={
+            offer(): log((0, 100 * HOUR), end=100 * HOUR),
+            target: log((0, 2 * HOUR + 100), end=100 * HOUR),
+        },
+    )
+    (outcome,) = run(there, job(10), checkpoint_seconds=300.0).outcomes
+    lost = [stay for stay in outcome.stays if stay[5] == "preempted"]
+    assert [(stay[0].zone, stay[3] - stay[2], stay[4]) for stay in lost] == [("us-east-1b", 0.0, 0.0)]
+    assert outcome.finish > 10 * HOUR
+
+
 def test_the_same_seed_is_the_same_replay():
     """Another seed takes other machines away where no log is."""
     spot = {offer("us-east-1a"): prices((1, 1.0)), offer("us-east-1b"): prices((1, 1.0))}
