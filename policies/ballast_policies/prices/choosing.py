@@ -155,8 +155,10 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
     best = _cheapest_fast_enough(at, options, preferences, cost, rate, needed)
     if best == at:
         return Choice(at, "stay")
-    if at != WAIT and np.isfinite(cost[at]) and not _may_move(situation, options, preferences):
-        return Choice(at, "stay")
+    if not _may_start(best, situation, options, preferences):
+        if at != WAIT and np.isfinite(cost[at]):
+            return Choice(at, "stay")
+        return _surest(situation, options, preferences, cost)
     may_stay = at != WAIT and rate[at] >= min(needed, rate[best]) * (1 - 1e-9)
     if may_stay and not _worth_moving(situation, options, preferences, cost, rate, best):
         return Choice(at, "stay")
@@ -195,7 +197,8 @@ def _needed_rate(situation: Situation, options: Options, preferences: Preference
 def seconds_on_demand(situation: Situation, options: Options, restart: RestartCosts) -> np.ndarray:
     """(k,) seconds to the end on each on-demand option, start-up included unless the job is there already."""
     sure = ~options.spot & (options.speed > 0) & ~np.isnan(options.usd_per_hour)
-    startup = np.full(len(options.speed), restart.startup_seconds + restart.checkpoint_seconds)
+    saved = 0.0 if situation.at == WAIT else restart.checkpoint_seconds
+    startup = np.full(len(options.speed), restart.startup_seconds + saved)
     if situation.at != WAIT:
         startup[situation.at] = 0.0
     found: np.ndarray = np.where(
@@ -218,16 +221,23 @@ def _must_be_sure(situation: Situation, options: Options, preferences: Preferenc
     left = situation.seconds_to_deadline or 0.0
     least = dataclasses.replace(situation, at=WAIT)
     fastest = float(seconds_on_demand(least, options, preferences.restart).min(initial=math.inf))
-    return left <= fastest + _reserve(situation, options, preferences)
+    saved = preferences.restart.checkpoint_seconds
+    return left <= fastest + saved + _reserve(situation, options, preferences)
 
 
-def _may_move(situation: Situation, options: Options, preferences: Preferences) -> bool:
-    """Whether a move, which takes a save and a start-up, leaves the deadline safe."""
-    if situation.seconds_to_deadline is None:
+def _may_start(best: int, situation: Situation, options: Options, preferences: Preferences) -> bool:
+    """Whether the deadline stays safe through the start-up there, and the save before it."""
+    if situation.seconds_to_deadline is None or not options.spot[best]:
         return True
-    left = situation.seconds_to_deadline - preferences.restart.checkpoint_seconds
-    moved = dataclasses.replace(situation, at=WAIT, seconds_to_deadline=left)
-    return not _must_be_sure(moved, options, preferences)
+    restart = preferences.restart
+    saved = restart.checkpoint_seconds if situation.at != WAIT else 0.0
+    there = dataclasses.replace(
+        situation,
+        at=best,
+        starting_seconds=restart.startup_seconds,
+        seconds_to_deadline=situation.seconds_to_deadline - saved,
+    )
+    return not _must_be_sure(there, options, preferences)
 
 
 def _reserve(situation: Situation, options: Options, preferences: Preferences) -> float:
