@@ -13,15 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from ballast_policies.prices.hazard import RestartCosts, daly_interval
-
-SELDOM = 1e-6
-"""Preemptions an hour below which checkpoints are for other failures: one an hour."""
+from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval, saving_part
 
 WAIT = -1
 """Instead of an offer: rent nothing now."""
 
-Reason = Literal["cheapest", "deadline", "stay", "no spot", "wait", "budget"]
+Reason = Literal["cheapest", "deadline", "stay", "no spot", "wait"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,13 +91,6 @@ class Choice:
 
     option: int
     reason: Reason
-
-
-def checkpoint_interval(hazard_per_hour: float, restart: RestartCosts) -> float:
-    """Seconds of work between checkpoints by Daly's formula, at least 60 s and at most a day."""
-    if hazard_per_hour < SELDOM or restart.checkpoint_seconds <= 0:
-        return 3600.0
-    return min(max(daly_interval(restart.checkpoint_seconds, 3600.0 / hazard_per_hour), 60.0), 86400.0)
 
 
 def useful_parts(options: Options, restart: RestartCosts) -> np.ndarray:
@@ -205,11 +195,6 @@ def seconds_on_demand(situation: Situation, options: Options, restart: RestartCo
         sure, startup + situation.steps / np.where(sure, options.speed * saving_part(restart), 1.0), np.inf
     )
     return found
-
-
-def saving_part(restart: RestartCosts) -> float:
-    """Part of the time on demand that is not spent on checkpoints."""
-    return restart.useful_part(0.0, checkpoint_interval(0.0, restart))
 
 
 def _must_be_sure(situation: Situation, options: Options, preferences: Preferences) -> bool:

@@ -127,3 +127,19 @@ class RestartCosts:
         inside = rate * (lost + min(self.notice_seconds, self.checkpoint_seconds))
         saving = self.checkpoint_seconds / (interval_seconds + self.checkpoint_seconds)
         return max(0.0, (1.0 - saving) * (1.0 - inside) / (1.0 + rate * self.startup_seconds))
+
+
+SELDOM = 1e-6
+"""Preemptions an hour below which checkpoints are for other failures: one an hour."""
+
+
+def checkpoint_interval(hazard_per_hour: float, restart: RestartCosts) -> float:
+    """Seconds of work between checkpoints by Daly's formula, at least 60 s and at most a day."""
+    if hazard_per_hour < SELDOM or restart.checkpoint_seconds <= 0:
+        return 3600.0
+    return min(max(daly_interval(restart.checkpoint_seconds, 3600.0 / hazard_per_hour), 60.0), 86400.0)
+
+
+def saving_part(restart: RestartCosts) -> float:
+    """Part of the time on demand that is not spent on checkpoints."""
+    return restart.useful_part(0.0, checkpoint_interval(0.0, restart))

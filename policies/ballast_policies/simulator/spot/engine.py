@@ -11,11 +11,10 @@ from ballast_policies.prices.choosing import (
     Options,
     Preferences,
     Situation,
-    checkpoint_interval,
     choose,
     useful_parts,
 )
-from ballast_policies.prices.hazard import Hazard
+from ballast_policies.prices.hazard import Hazard, checkpoint_interval
 from ballast_policies.prices.market import Market
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.settings import SettingsError
