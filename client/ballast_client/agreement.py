@@ -3,7 +3,7 @@
 Rank 0 listens; each other rank keeps a connection to it. To stop, rank 0 asks every rank to hold: a rank
 answers with the step that it is in, and waits at the end of that step. The largest answer is the last step,
 which rank 0 tells all of them. A rank that waits has done its part of every step that the others are in, so
-none of them waits for ever.
+none of them waits without a limit.
 """
 
 import logging
@@ -92,7 +92,7 @@ class Leader:
         return self._server.getsockname()[1] if self._server is not None else 0
 
     def agree(self) -> bool:
-        """Find the last step and tell all ranks; False: not all of them answered, and nobody stops."""
+        """Find the last step and tell all ranks; False: not all of them answered, and no rank stops."""
         own = self._last.hold()
         until = time.monotonic() + MEET_SECONDS
         asked: set[int] = set()

@@ -57,5 +57,5 @@ class Configuration:
         return sum(self.gpus.values())
 
     def fits(self, capacity: Mapping[str, int]) -> bool:
-        """Whether there are GPUs enough of each type, if nobody else has any."""
+        """Whether there are GPUs enough of each type, if no other job has any."""
         return all(count <= capacity.get(gpu_type, 0) for gpu_type, count in self.gpus.items() if count)

@@ -1,4 +1,4 @@
-"""The API server, as the node agent needs it: single calls, and a watch that heals itself."""
+"""The API server, as the node agent needs it: single calls, and a watch that reconnects by itself."""
 
 import asyncio
 import base64

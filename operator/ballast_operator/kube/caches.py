@@ -45,7 +45,7 @@ SELECTORS = {CONFIG_MAP: JOB_LABEL, LEASE: JOB_LABEL}
 
 
 class Store:
-    """The objects of one kind; ``stored`` hears of every change, whoever made it."""
+    """The objects of one kind; ``stored`` hears of every change, also of those that others made."""
 
     def __init__(self, kind: Kind, stored: StoreListener) -> None:
         self._kind = kind

@@ -1,6 +1,6 @@
 """Which change asks for a pass over which job, how urgently, and which asks for a decision.
 
-The operator's own writes ask for nothing: whoever wrote knows. A trainer that only reports is looked at a few
+The operator's own writes ask for nothing: the writer knows. A trainer that only reports is looked at a few
 times a minute. Nothing is decided here.
 """
 

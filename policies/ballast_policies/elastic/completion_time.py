@@ -185,7 +185,7 @@ def seconds_left(state: JobState) -> float:
 
 
 def advanced(state: JobState, seconds: float) -> JobState:
-    """The job after so many seconds in its configuration, before its end."""
+    """The job after these seconds in its configuration, before its end."""
     if state.current is None:
         return state
     waited = min(state.restart_left, seconds)

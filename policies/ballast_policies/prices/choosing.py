@@ -68,7 +68,7 @@ class Preferences:
     Attributes:
         restart: costs of starting, saving and losing machines.
         review_seconds: until the next choice.
-        hysteresis: a move has to save so many times its cost.
+        hysteresis: a move has to save this many times its cost.
         price_hours: how long a price difference is trusted to last: they change about once a day (6.1).
         speed_margin: an offer that the job is not on counts as fast enough when it is so much faster than the
             deadline needs: what a few preemptions take does not send the job back and forth.

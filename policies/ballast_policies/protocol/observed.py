@@ -167,7 +167,7 @@ class Observed:
             not been made: no other job has taken them.
         over: deadlines that have passed.
         tries_left: one more failure of the job's own is within its limit.
-        script: it runs its template's own command: nobody need acknowledge a plan, its pods' ends say what
+        script: it runs its template's own command: no rank need acknowledge a plan, its pods' ends say what
             became of it, and it never changes its size while it runs.
         listens: its ranks read the plan, so that they can be asked to save; False: a script that has not
             acknowledged the plan of this launch.

@@ -150,7 +150,7 @@ def _grant(
     by_name = {names[job]: split for job, split in splits.items()}
     placements = assign_nodes(wanted, question.nodes, valid, by_name, question.gpus_per_pod)
     if len(placements) < len(wanted):
-        # The pods of some gang find no node with as many GPUs: whoever is more urgent chooses first.
+        # The pods of some gang find no node with as many GPUs: the more urgent one chooses first.
         most_urgent = assign_nodes(
             wanted, question.nodes, valid, by_name, question.gpus_per_pod, by_urgency=True
         )

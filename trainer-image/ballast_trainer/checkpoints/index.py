@@ -1,7 +1,7 @@
 """The index of a checkpoint's tensors, read without running what it says.
 
 torch.distributed.checkpoint writes the index (``.metadata``) as a pickle, and a pickle may call any function.
-Whoever can write to a checkpoint folder could then run code in the job's next launch.  Here the pickle may
+A user who can write to a checkpoint folder could then run code in the job's next launch.  Here the pickle may
 name nothing but the classes that an index is made of; the tensors themselves are read with ``weights_only``.
 """
 

@@ -27,7 +27,7 @@ class BlockChange(UnchangedHooks):
 
     Attributes:
         needs: members of :class:`~ballast_trainer.models.blocks.TransformerBlock` that a block must have.
-        every_blocks: every so many layers are changed.
+        every_blocks: one of this many layers is changed.
         part: the class of this change's parts in a block.
     """
 

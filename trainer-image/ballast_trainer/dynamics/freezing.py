@@ -5,7 +5,7 @@ computed or sent at all.  PipeTransformer and Egeria freeze from the front for t
 
 The prefix grows linearly in the steps, or by a criterion that each layer fulfils at several looks in a row:
 its weights hardly move, or its gradients have become small.  A frozen layer has neither, so after
-``thawSteps`` it learns again until the criterion holds anew (Egeria unfreezes when learning changes).  What
+``thawSteps`` it learns again until the criterion holds again (Egeria unfreezes when learning changes).  What
 a layer has to remember for that, 264 numbers, travels with it as a buffer.
 """
 

@@ -28,7 +28,7 @@ FAILED_CHANGES = (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)
 """Restarts after a change of size that the trainer did not carry out."""
 
 MOST_FAILED_CHANGES = 2
-"""After so many the gang keeps the size that it is launched with."""
+"""After this many the gang keeps the size that it is launched with."""
 
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""

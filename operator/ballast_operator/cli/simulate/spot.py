@@ -57,7 +57,7 @@ def spot_options(command: Command) -> Command:
             "--hysteresis",
             type=float,
             metavar="TIMES",
-            help="With --prices FOLDER: a move has to save so many times its cost. [default: 2]",
+            help="With --prices FOLDER: a move has to save this many times its cost. [default: 2]",
         ),
         click.option(
             "--checkpoint-seconds",

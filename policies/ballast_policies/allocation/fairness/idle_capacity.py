@@ -53,7 +53,7 @@ def _over_configurations(
     """(columns,) the shares of the greatest ``value``.
 
     By complementary slackness all shares that reach the demands are on columns that have no reduced cost at
-    the multipliers of ``raised``. Where every job has a multiplier nobody can get more.
+    the multipliers of ``raised``. Where every job has a multiplier, no job can get more.
     """
     columns, level = instance.columns, raised.level_duals
     if (level[instance.runnable] > 0).all():

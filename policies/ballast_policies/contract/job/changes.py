@@ -82,7 +82,7 @@ class FreezingSettings(Settings):
     patience: int = setting(2, ge=1, le=1000)
     """Looks in a row at which the criterion has to hold."""
     thaw_steps: int | None = setting(None, ge=1, le=2**53)
-    """Steps after which a frozen layer learns again, until the criterion holds anew. Absent: never."""
+    """Steps after which a frozen layer learns again, until the criterion holds again. Absent: never."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class DepthsSettings(Settings):
     """How positions are routed around blocks; a routed block computes ``1 - target`` of them."""
 
     every_blocks: int = setting(2, ge=1, le=100_000)
-    """Every so many blocks are routed."""
+    """One of this many blocks is routed."""
     predictor_weight: float = setting(0.01, ge=0, le=1000)
     """Of the loss of the predictor, which learns from a position alone whether the router picks it: the
     router compares positions of the whole sequence, which are not known when text is generated."""
@@ -148,7 +148,7 @@ class ExpertsSettings(Settings):
     top_k: int = setting(1, ge=1, le=1024)
     """Experts that each position goes to."""
     every_blocks: int = setting(2, ge=1, le=100_000)
-    """Every so many blocks have experts."""
+    """One of this many blocks has experts."""
     capacity_factor: float = setting(1.25, gt=0, le=1024)
     """Positions that an expert takes at most, over the mean, where ``dropTokens`` is true."""
     drop_tokens: bool = False

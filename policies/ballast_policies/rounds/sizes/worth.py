@@ -33,7 +33,7 @@ class Contender:
     unit: float
 
     def speed(self, gpus: int) -> float:
-        """Steps/s with so many GPUs."""
+        """Steps/s with this number of GPUs."""
         return self.gang.speed(self.gpu_type, gpus)
 
     def seconds(self, speed: float) -> float:

@@ -36,7 +36,7 @@ class SpotSettings:
         checkpoint_seconds: to save; also the pause of a move.
         notice_seconds: before a machine is lost; None: as the clouds give it.
         review_seconds: between looks at the prices.
-        hysteresis: a move has to save so many times its cost.
+        hysteresis: a move has to save this many times its cost.
         quota: GPU type -> most GPUs rented at a time; types that are missing: no limit.
         checkpoint_gb: carried at a move.
         usd_per_gb: of what leaves a region, and of what leaves a cloud.

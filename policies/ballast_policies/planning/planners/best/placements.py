@@ -42,7 +42,7 @@ def every_placement(devices: Devices, tensor: int, data: int, stages: int, *, mo
 
 
 def _count(counts: list[int], slots: int) -> float:
-    """How many sequences of ``slots`` have at most so many of each class."""
+    """How many sequences of ``slots`` have at most the given number of each class."""
     ways = [1.0] + [0.0] * slots
     for count in counts:
         ways = [
