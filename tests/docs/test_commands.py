@@ -26,7 +26,7 @@ OFFLINE = re.compile(
 )
 TRAINS = re.compile(r"ballast-train run")
 ON_A_CLUSTER = re.compile(
-    r"kubectl (get|apply|describe|delete|label|logs|patch|--namespace)|ballast (explain|top|whatif)"
+    r"kubectl (get|apply|describe|delete|label|logs|patch|--namespace)|ballast (explain|top|whatif|cost)"
 )
 LOCAL_CLUSTER = re.compile(r"ballast (up|down|demo)|export KUBECONFIG=|BALLAST_TEST_KUBECONFIG=")
 CHART = re.compile(r"helm (install|upgrade|test|template|uninstall|rollback)")
