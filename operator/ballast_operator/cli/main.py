@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": ("ballast_operator.cli.local.demo:demo", "Run the demo on a local cluster."),
     "down": ("ballast_operator.cli.local.down:down", "Stop a local cluster."),
     "explain": ("ballast_operator.cli.live.explain:explain", "Explain why a job runs on its GPUs, or waits."),
+    "gpus": ("ballast_operator.cli.gpus:gpus", "List the catalogue of GPUs, or look one up."),
     "operator": ("ballast_operator.cli.operator:operator", "Run the operator (as its image does)."),
     "plan": ("ballast_operator.cli.plan.command:plan", "Plan a pipeline: layers to stages to ranks."),
     "simulate": (

@@ -157,6 +157,10 @@ def plan(
         answer, text = dict(found.content), found.text
         if layers.assumed_split and chosen.simulates:
             text += "\n\nForward and backward were not measured apart: a third and two thirds are assumed."
+        if listed := cluster.from_catalogue():
+            answer["catalogueMemoryBytes"] = listed
+            memory = ", ".join(f"{name} {size / 1e9:g} GB" for name, size in listed.items())
+            text += f"\n\nMemory from the catalogue of GPUs (ballast gpus): {memory}."
         if sweep:
             answer["sweep"], table = _sweep(chosen, request, cluster)
             text += table

@@ -9,6 +9,7 @@ import numpy as np
 import pydantic
 import yaml
 from ballast_policies.contract.errors import ContractError
+from ballast_policies.gpus.catalogue import gpu_named
 from ballast_policies.planning import PlanningError, profile_file
 from ballast_policies.planning.planners import Level
 from ballast_policies.planning.planners.amp import DeviceGrid, LayerCost
@@ -28,12 +29,23 @@ class _Input(pydantic.BaseModel):
 
 
 class GpuInput(_Input):
-    """Some GPUs of one type; ``speed`` relative to the profile's."""
+    """Some GPUs of one type; ``speed`` relative to the profile's. Memory: see :meth:`known_memory`."""
 
     type: str
     count: Count
     speed: Positive = 1.0
     memory_bytes: Positive | None = None
+
+    @property
+    def from_catalogue(self) -> bool:
+        """The memory is not stated, and the catalogue has the type."""
+        return "memory_bytes" not in self.model_fields_set and gpu_named(self.type) is not None
+
+    @property
+    def known_memory(self) -> float | None:
+        """Bytes, as stated, else of the catalogue; None: not limited (a stated null, or an unknown type)."""
+        found = gpu_named(self.type) if self.from_catalogue else None
+        return self.memory_bytes if found is None else found.memory_bytes
 
 
 class BandwidthInput(_Input):
@@ -72,9 +84,13 @@ class ClusterInput(_Input):
             left -= count
             if count:
                 kinds.append(
-                    GpuKind(gpu_type=gpu.type, count=count, speed=gpu.speed, memory_bytes=gpu.memory_bytes)
+                    GpuKind(gpu_type=gpu.type, count=count, speed=gpu.speed, memory_bytes=gpu.known_memory)
                 )
         return kinds
+
+    def from_catalogue(self) -> dict[str, float]:
+        """Types whose memory is the catalogue's -> bytes."""
+        return {gpu.type: gpu.known_memory or 0.0 for gpu in self.gpus if gpu.from_catalogue}
 
     def pipeline_bandwidth(self, gpus: int) -> float | None:
         """Between neighbouring ranks: the slow links, where not all are in one server."""
@@ -88,7 +104,7 @@ class ClusterInput(_Input):
         links = self.bandwidth
         return devices_of(
             [
-                GpuKind(gpu_type=gpu.type, count=gpu.count, speed=gpu.speed, memory_bytes=gpu.memory_bytes)
+                GpuKind(gpu_type=gpu.type, count=gpu.count, speed=gpu.speed, memory_bytes=gpu.known_memory)
                 for gpu in self.gpus
             ],
             gpus_per_server=self.gpus_per_server,

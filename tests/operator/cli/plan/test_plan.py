@@ -255,3 +255,35 @@ def test_a_file_that_is_no_text_is_refused_in_words(tmp_path):
     )
     assert result.exit_code == 1
     assert "neither YAML nor JSON" in result.output
+
+
+@pytest.mark.parametrize(
+    ("gpu", "limit"),
+    [
+        ("type: Tesla-V100-SXM2-16GB", 16),
+        ("type: v100-sxm2-16gb", 16),
+        ("type: Tesla-V100-SXM2-16GB, memoryBytes: 20e9", 20),
+        ("type: Tesla-V100-SXM2-16GB, memoryBytes: 40e9", None),
+        ("type: Tesla-V100-SXM2-16GB, memoryBytes: null", None),
+        ("type: v100", None),
+    ],
+)
+def test_memory_that_is_not_stated_is_the_catalogues(run, gpu, limit):
+    """By the full name alone; what is stated wins, also that there is no limit."""
+    cluster = f"gpus: [{{{gpu}, count: 2}}]"
+    for planner in ("pipeline", "best"):
+        result = run("--planner", planner, profile=BIG, cluster=cluster)
+        if limit is None:
+            assert result.exit_code == 0, result.output
+            assert "catalogue" not in result.output
+        else:
+            assert f"the largest GPU has {limit}" in result.output
+
+
+def test_the_plan_tells_which_memory_is_the_catalogues(run):
+    """In text and JSON, for those types alone that state none."""
+    cluster = "gpus: [{type: Tesla-T4, count: 2}, {type: v100, count: 2, memoryBytes: 1e9}]"
+    assert "Memory from the catalogue of GPUs (ballast gpus): Tesla-T4 16 GB." in run(cluster=cluster).output
+    answer = json.loads(run("--output", "json", cluster=cluster).output)
+    assert answer["catalogueMemoryBytes"] == {"Tesla-T4": 16e9}
+    assert "catalogueMemoryBytes" not in json.loads(run("--output", "json").output)

@@ -1,0 +1,1 @@
+"""What vendors state of their GPUs, and which GPU a node has by its labels."""

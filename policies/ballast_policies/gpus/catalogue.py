@@ -1,0 +1,136 @@
+"""The catalogue of GPUs: memory, FLOP/s, bandwidth and links from vendors' data sheets.
+
+The rows are ``data/gpus.toml``, whose head has the units and what each figure means.
+"""
+
+import dataclasses
+import functools
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+VENDORS = ("nvidia", "amd")
+
+
+class CatalogueError(ValueError):
+    """A row of the catalogue cannot be used; the text names it and the field."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """One GPU, as a device plugin counts them.
+
+    Attributes:
+        products: what a vendor's product label may be.
+        device_ids: PCI device ids that no other GPU has.
+        memory_bytes: bytes.
+        memory_bandwidth: peak, bytes/s; None: not known, as below.
+        flops: precision -> peak operations/s without sparsity; what is not known is left out.
+        link_bandwidth: NVLink or Infinity Fabric, all links and both directions, bytes/s.
+        source: the vendor's document.
+        year: of its edition.
+    """
+
+    name: str
+    vendor: str
+    products: tuple[str, ...]
+    device_ids: tuple[str, ...]
+    memory_bytes: float
+    memory_bandwidth: float | None
+    flops: Mapping[str, float]
+    link_bandwidth: float | None
+    source: str
+    year: int
+
+
+@functools.cache
+def built_in_gpus() -> tuple[GpuModel, ...]:
+    """Every GPU of the catalogue, in its order."""
+    file = resources.files("ballast_policies.gpus") / "data" / "gpus.toml"
+    return parse_gpus(file.read_text(encoding="utf-8"))
+
+
+def gpu_named(text: str, gpus: Iterable[GpuModel] | None = None) -> GpuModel | None:
+    """The GPU with this catalogue name or product label, whatever its case; None: not in the catalogue.
+
+    Spaces, as in the names that drivers report, stand for the dashes or underscores of labels. A name without
+    the memory, as ``v100``, is several GPUs' and none's.
+    """
+    wanted = _plain(text)
+    for gpu in built_in_gpus() if gpus is None else gpus:
+        if wanted in (_plain(name) for name in (gpu.name, *gpu.products)):
+            return gpu
+    return None
+
+
+def parse_gpus(text: str) -> tuple[GpuModel, ...]:
+    """The rows of a TOML file as ``data/gpus.toml``.
+
+    Raises:
+        CatalogueError: it is no TOML, a field is missing, unknown or impossible, or two rows share a name.
+    """
+    try:
+        rows = tomllib.loads(text).get("gpu")
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogueError(f"the catalogue of GPUs is not TOML: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise CatalogueError("the catalogue of GPUs has no rows. To fix: one [[gpu]] for each GPU")
+    gpus = tuple(_gpu(dict(row)) for row in rows)
+    names: dict[str, str] = {}
+    for gpu in gpus:
+        ids = (f"device id {each}" for each in gpu.device_ids)
+        for name in {*map(_plain, (gpu.name, *gpu.products)), *ids}:
+            if name in names:
+                raise CatalogueError(f"{gpu.name}: {name!r} is {names[name]}'s too. To fix: give it once")
+            names[name] = gpu.name
+    return gpus
+
+
+def _plain(name: str) -> str:
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def _gpu(row: dict[str, Any]) -> GpuModel:
+    where = str(row.get("name"))
+    flops = row.pop("tflops", {})
+    if not isinstance(flops, dict) or not set(flops) <= set(PRECISIONS):
+        raise CatalogueError(
+            f"{where}: tflops is {flops!r}. To fix: a number for any of {', '.join(PRECISIONS)}"
+        )
+    memory = _scaled(row.pop("memory_gb", None), 1e9, f"{where}: memory_gb")
+    bandwidth, links = row.pop("memory_gb_per_second", None), row.pop("link_gb_per_second", None)
+    year = row.pop("year", None)
+    texts = {field: row.pop(field, None) for field in ("name", "vendor", "source")}
+    lists = {field: row.pop(field, []) for field in ("products", "device_ids")}
+    if row:
+        raise CatalogueError(f"{where}: unknown fields {sorted(row)}")
+    if not all(isinstance(text, str) and text for text in texts.values()) or texts["vendor"] not in VENDORS:
+        raise CatalogueError(f"{where}: name, source and vendor ({' or '.join(VENDORS)}) are required")
+    if not all(isinstance(each, list) and all(isinstance(v, str) for v in each) for each in lists.values()):
+        raise CatalogueError(f"{where}: products and device_ids are lists of text")
+    if not isinstance(year, int) or isinstance(year, bool):
+        raise CatalogueError(f"{where}: year is {year!r}, not the year of the source")
+    return GpuModel(
+        **texts,
+        products=tuple(lists["products"]),
+        device_ids=tuple(lists["device_ids"]),
+        memory_bytes=memory,
+        memory_bandwidth=None
+        if bandwidth is None
+        else _scaled(bandwidth, 1e9, f"{where}: memory_gb_per_second"),
+        flops=MappingProxyType(
+            {key: _scaled(flops[key], 1e12, f"{where}: {key}") for key in PRECISIONS if key in flops}
+        ),
+        link_bandwidth=None if links is None else _scaled(links, 1e9, f"{where}: link_gb_per_second"),
+        year=year,
+    )
+
+
+def _scaled(value: Any, unit: float, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CatalogueError(f"{where} is {value!r}, not a number above 0")
+    return value * unit
