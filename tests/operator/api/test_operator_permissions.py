@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import datetime
 import json
 import os
 import subprocess
@@ -85,15 +86,26 @@ def running(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait(timeout=30)
 
 
+def keep_ready(core: client.CoreV1Api) -> None:
+    """What a node's agent would report; without a report each 40 s the node becomes NotReady."""
+    resources = {"nvidia.com/gpu": "4", "cpu": "8", "memory": "8Gi", "pods": "10"}
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Test",
+        "message": "a node of a test",
+        "lastHeartbeatTime": datetime.datetime.now(datetime.UTC).isoformat(),
+    }
+    status: dict[str, Any] = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
+    core.patch_node_status(NODE, {"status": status})
+
+
 @contextlib.contextmanager
 def node_and_policy(api: client.ApiClient) -> Iterator[None]:
     """A node without an agent, with four GPUs, and a policy that has it for a pool."""
     core, custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
     core.create_node({"metadata": {"name": NODE, "labels": {"permissions-test": "yes"}}})
-    resources = {"nvidia.com/gpu": "4", "cpu": "8", "memory": "8Gi", "pods": "10"}
-    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "a node of a test"}
-    status: dict[str, Any] = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
-    core.patch_node_status(NODE, {"status": status})
+    keep_ready(core)
     policy = {
         "apiVersion": "/".join(GROUP),
         "kind": "ClusterPolicy",
@@ -120,6 +132,7 @@ def test_a_launch(
 
         def policy_is_ready() -> bool:
             assert process.poll() is None, log.read_text()
+            keep_ready(core)
             policy = custom.get_cluster_custom_object(*GROUP, "clusterpolicies", "permissions-test")
             conditions = policy.get("status", {}).get("conditions", [])
             assert ("Ready", "True") in [(c["type"], c["status"]) for c in conditions], log.read_text()
@@ -128,7 +141,12 @@ def test_a_launch(
         eventually(policy_is_ready, "the policy to be in force")
         job = changed(JOB, "metadata.namespace", namespace)
         custom.create_namespaced_custom_object(*GROUP, namespace, "trainingjobs", job)
-        pods = eventually(lambda: core.list_namespaced_pod(namespace).items, "pods of the job")
+
+        def pods_of_the_job() -> list[client.V1Pod]:
+            keep_ready(core)
+            return list(core.list_namespaced_pod(namespace).items)
+
+        pods = eventually(pods_of_the_job, "pods of the job", details=log.read_text)
         assert {pod.spec.service_account_name for pod in pods} == {"translator-trainer"}
         assert client.RbacAuthorizationV1Api(api).read_namespaced_role("translator-trainer", namespace)
         eventually(

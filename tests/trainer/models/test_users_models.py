@@ -332,8 +332,9 @@ def test_an_optimizers_numbers_travel_with_the_layer(users_module):
 def test_the_example_in_the_documentation_runs_as_it_is_printed(gang, tmp_path):
     """Both files of the page, copied: three ranks learn what one process learns."""
     page = (Path(__file__).parents[3] / "docs/trainer.md").read_text()
-    module = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
-    config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL).group(1))
+    module, text = re.search(r"```python\n(.*?)```.*?```yaml\n(.*?)```", page, re.DOTALL).groups()
+    config = yaml.safe_load(text)
+    assert config["model"]["name"] == "my_model:build"
     runs = []
     for ranks, options in ((3, ()), (1, ("--single-process",))):
         folder = tmp_path / f"ranks-{ranks}"
