@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.price_feeds import PriceFeeds
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
@@ -88,6 +89,7 @@ async def main() -> None:
             settings=SolverSettings(),
             metrics=metrics,
             enqueue=lambda *_: None,
+            feeds=PriceFeeds(cluster, "ballast-system"),
         )
         rows = []
         for repeat in range(given.repeats):

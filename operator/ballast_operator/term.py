@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 import kopf
 
 from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.price_feeds import PriceFeeds
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import OperatorError
@@ -46,7 +47,7 @@ class Term:
         cluster: fenced: it writes only while this replica leads.
         solver: shared with later terms.
         namespace: watch this namespace's jobs only; empty: all.
-        lease_namespace: where the leader's saved state is.
+        lease_namespace: where the leader's saved state and the price feeds are.
         settings: of the operator.
         metrics, waits: of the process.
         take_signals: called once kopf has taken the process' signals, to take them back.
@@ -91,6 +92,7 @@ class Term:
             enqueue=self._changes.decided,
             waits=waits,
             store=StateStore(cluster, lease_namespace),
+            feeds=PriceFeeds(cluster, lease_namespace),
             recorder=self._events,
         )
         self._changes.allocate = self._allocator.trigger

@@ -1,14 +1,17 @@
 """The allocator's loop: snapshot, solve, round, assignments, report; each round and at once on events."""
 
 import asyncio
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
+from ballast_operator.allocator.bill import pool_infos
 from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
+from ballast_operator.allocator.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
@@ -22,7 +25,7 @@ from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.stopwatch import Stopwatch
-from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, PoolInfo
+from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits
@@ -60,6 +63,7 @@ class Allocator:
         enqueue: Callable[[Key], None],
         waits: Waits | None = None,
         store: StateStore | None = None,
+        feeds: PriceFeeds,
         recorder: Recorder | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
@@ -80,6 +84,7 @@ class Allocator:
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
         self._store = store
+        self._feeds = feeds
         self._loaded = store is None
         self._saved_until: float | None = None
 
@@ -95,9 +100,8 @@ class Allocator:
     async def run(self) -> None:
         """Decide whenever triggered and at the end of each round, until cancelled."""
         while True:
-            wait = (
-                None if self._next_round is None else max(0.0, self._next_round - self._clock().timestamp())
-            )
+            moments = [at for at in (self._next_round, self._feeds.next_at) if at is not None]
+            wait = max(0.0, min(moments) - self._clock().timestamp()) if moments else None
             try:
                 # Not wait_for: it may swallow a cancellation that comes together with the trigger.
                 async with asyncio.timeout(wait):
@@ -189,19 +193,20 @@ class Allocator:
         keeps turning.
         """
         started, clock = self._clock(), Stopwatch(self._metrics.decision_seconds)
+        prices = await self._feeds.read(policy, item.get("status"), started)
+        policy = with_prices(policy, known_prices(prices))
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
         clock.lap("read")
-        self._board.pools = {
-            pool.name: PoolInfo(price_per_hour=pool.price_per_gpu_hour, gpu_resource=pool.gpu_resource)
-            for pool in policy.spec.node_pools
-        }
+        self._board.pools = pool_infos(
+            policy.spec.node_pools, self._board.pools, item.get("status"), at=started
+        )
         question = await asyncio.to_thread(
             self.decider.ask, policy, jobs, seen=seen, nodes=nodes, pods=pods, started=started
         )
         clock.lap("prepare")
         if isinstance(question, PolicyReport):
-            await self._report(item, question)
+            await self._report(item, dataclasses.replace(question, prices=prices))
             assert question.snapshot is not None
             overlaps = "; ".join(question.snapshot.capacity.overlaps)
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
@@ -217,7 +222,7 @@ class Allocator:
         self._publish(decision.assignments, jobs)
         set_gauges(self._metrics, question.snapshot, jobs)
         self._took_seconds = clock.total("all")
-        await self._report(item, decision.report)
+        await self._report(item, dataclasses.replace(decision.report, prices=prices))
         if self.decider.rounds.next_at != self._saved_until:  # once a round
             self._saved_until = self.decider.rounds.next_at
             await self.save()

@@ -1,11 +1,13 @@
 """What the nodes of each pool have cost, summed up in the ClusterPolicy's status."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.accounting import cost
 
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
+from ballast_operator.kube.kinds import Object
+from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.clock import Time
 
 MOST_POOLS = 256
@@ -54,3 +56,21 @@ def next_bill(
     used = {entry.pool for entry in capacity}
     ordered = sorted(found.values(), key=lambda entry: entry.pool in used)
     return tuple(ordered[-MOST_POOLS:])
+
+
+def pool_infos(
+    pools: Sequence[NodePool], before: Mapping[str, PoolInfo], status: Object | None, *, at: Time
+) -> dict[str, PoolInfo]:
+    """The pools from ``at`` on; those that were not known ``before`` have cost until now what the bill says.
+
+    ``status``: of the ClusterPolicy, as an operator has left it.
+    """
+    billed = {
+        entry.get("pool"): entry.get("pricePerGpuHour", 0.0) for entry in (status or {}).get("bill") or []
+    }
+    found = {}
+    for pool in pools:
+        price, resource = pool.price_per_gpu_hour, pool.gpu_resource
+        known = before.get(pool.name) or PoolInfo(price_per_hour=billed.get(pool.name, price))
+        found[pool.name] = known.changed(price, resource, at=at)
+    return found

@@ -8,6 +8,13 @@ from typing import Any
 from ballast_policies.rounds import Round
 
 from ballast_operator.allocator.bill import brought_up_to, next_bill
+from ballast_operator.allocator.price_feeds import (
+    PoolReading,
+    known_prices,
+    price_status,
+    prices_current,
+    saved_prices,
+)
 from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -37,6 +44,7 @@ class PolicyReport:
     round_: Round | None = None
     plan_id: str = ""
     time: Time | None = None
+    prices: Sequence[PoolReading] = ()
 
 
 NAMED_JOBS = 5
@@ -61,7 +69,7 @@ def policy_status(
     notices = flips(before, conditions)
     # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
     status = _status(report, conditions, generation)
-    status = status.replace(bill=_bill(old, report, status, now), bill_at=now)
+    status = status.replace(bill=_bill(old, report, status, now), bill_at=now, prices=_prices(old, report))
     content = {
         name: value for name, value in status.to_dict().items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
@@ -77,7 +85,7 @@ def policy_status(
 
 
 def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
-    """The conditions, in order: Valid; after a solve Solved, SolverHealthy, InputsComplete; Ready."""
+    """The conditions in order: Valid; after a solve Solved to InputsComplete; PricesCurrent; Ready."""
     if report.misconfigured:
         return (
             (PolicyCondition.VALID, False, PolicyReason.MISCONFIGURED, report.misconfigured),
@@ -116,6 +124,8 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         )
         found.append((PolicyCondition.SOLVED, optimal, solve.outcome, how if optimal else solve.message))
         found += [_healthy(solve), _informed(report.inputs)]
+    if report.prices:
+        found.append(prices_current(report.prices))
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
         found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
@@ -181,6 +191,11 @@ def _status(
         if policy.spec.dry_run and report.round_ is not None
         else (),
     )
+
+
+def _prices(old: Object, report: PolicyReport) -> tuple[api.PoolPrice, ...]:
+    """What price feeds have given; as before where a policy cannot be used."""
+    return price_status(known_prices(report.prices) if report.policy is not None else saved_prices(old))
 
 
 def _bill(

@@ -134,6 +134,20 @@ def _ends(name: str, entities: "dict[str, EntityShare]") -> bool:
     return False
 
 
+class PriceFeed(ApiModel):
+    """Where the price of a pool is read: a ConfigMap in the operator's namespace."""
+
+    config_map: Annotated[
+        str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    ]
+    """Name of the ConfigMap. What else writes it is yours."""
+    key: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")] = ""
+    """Key whose value is ``{"pricePerGpuHour": 0.74, "time": "2026-01-01T00:00:00Z"}``; empty: the pool's
+    name."""
+    stale_after_seconds: Annotated[float, Field(ge=1, le=1e9)] = 86_400.0
+    """A price that is older still counts, and the condition PricesCurrent is False."""
+
+
 class NodePool(ApiModel):
     """Nodes whose GPUs are alike."""
 
@@ -146,7 +160,6 @@ class NodePool(ApiModel):
         ),
         Refused("minNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
         Refused("maxNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
-        Refused("priceFeed", "object", "this version reads no price feed. To fix: use pricePerGpuHour"),
     )
 
     name: DnsLabel
@@ -167,7 +180,12 @@ class NodePool(ApiModel):
     capacity_type: CapacityType = CapacityType.ON_DEMAND
     """How sure its nodes are to stay. For people: lost nodes are dealt with alike in both."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for."""
+    """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for.
+    Beside ``priceFeed`` it counts until a price has been read."""
+    price_feed: PriceFeed | None = None
+    """Where a price that changes is read; absent: ``pricePerGpuHour`` holds. The highest
+    ``pricePerGpuHour`` of the GPU type is taken for its on-demand price: a price below a fiftieth of it or
+    above twice is not used."""
 
 
 class Moves(ApiModel):

@@ -48,6 +48,19 @@ class PoolBill(StatusModel):
     """The part of ``cost`` in which jobs held them, jobs that are deleted by now among them."""
 
 
+class PoolPrice(StatusModel):
+    """The last good price that a price feed has given."""
+
+    pool: _Name
+    """The pool's name."""
+    feed: Annotated[str, Field(max_length=507)] = ""
+    """Where it was read: ConfigMap/key."""
+    price_per_gpu_hour: Annotated[float, Field(ge=0)]
+    """The price that counts."""
+    time: Time
+    """Since when it has held, by the feed."""
+
+
 class Proposed(StatusModel):
     """What a job would get: filled in while ``spec.dryRun`` is set."""
 
@@ -86,7 +99,7 @@ class ClusterPolicyStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
-    """Valid, Solved, SolverHealthy, InputsComplete, Ready."""
+    """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, Ready."""
     capacity: Annotated[
         tuple[PoolCapacity, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
@@ -99,6 +112,11 @@ class ClusterPolicyStatus(StatusModel):
     """What each pool has cost."""
     bill_at: Time | None = None
     """When the bill was summed up last; what it says of GPUs and prices still holds."""
+    prices: Annotated[
+        tuple[PoolPrice, ...],
+        Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
+    ] = ()
+    """Prices that price feeds have given."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs over all pools."""
     gpus_held: Annotated[int, Field(ge=0)] | None = None

@@ -221,6 +221,8 @@ class PolicyCondition(enum.StrEnum):
     """The solver's process answers in time."""
     INPUTS_COMPLETE = "InputsComplete"
     """All that the policy reads is stated; False: the message names the defaults in use."""
+    PRICES_CURRENT = "PricesCurrent"
+    """The prices of all price feeds are readable and recent; False: the last good ones count."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
 
@@ -265,6 +267,18 @@ class PolicyReason(enum.StrEnum):
     """InputsComplete: no default is used."""
     DEFAULTS_USED = "DefaultsUsed"
     """InputsComplete is False: the message names pools and jobs, the fields, and what counts instead."""
+
+    # PricesCurrent
+    PRICES_READ = "PricesRead"
+    """PricesCurrent: every price feed has a price that is recent enough."""
+    PRICE_MISSING = "PriceMissing"
+    """PricesCurrent is False: the ConfigMap or its key is not there; the last good price counts."""
+    PRICE_UNREADABLE = "PriceUnreadable"
+    """PricesCurrent is False: the value is no price; the last good price counts."""
+    PRICE_IMPLAUSIBLE = "PriceImplausible"
+    """PricesCurrent is False: the price is far from the on-demand price; the last good price counts."""
+    PRICE_STALE = "PriceStale"
+    """PricesCurrent is False: the price is older than ``staleAfterSeconds``, and still counts."""
 
     # Ready
     IN_FORCE = "InForce"

@@ -166,7 +166,7 @@ class Reconciler:
             shortage=lacking,
             now=self._clock(),
             settings=self._settings,
-            price_per_hour=pool.price_per_hour,
+            price_per_hour=pool.mean_price(view.unpaid_since, self._clock()),
             gpu_resource=pool.gpu_resource,
         )
 

@@ -9,6 +9,7 @@ from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_cost import PoolCost
 from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since
+from ballast_operator.views.job import unpaid_since
 
 
 def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
@@ -16,11 +17,8 @@ def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> Trainin
     allocation = status.allocation
     if allocation is None or context.price_per_hour <= 0:
         return status
-    since = (
-        status.cost_at
-        if status.cost_at is not None and status.cost_at > allocation.since
-        else allocation.since
-    )
+    since = unpaid_since(status)
+    assert since is not None
     gpu_seconds = max(0.0, seconds_since(context, since)) * allocation.gpus
     paid = cost(gpu_seconds, context.price_per_hour)
     trains = context.view.status.is_true(JobCondition.RUNNING) and allocation.ending is None

@@ -87,7 +87,7 @@ class ReconcileContext:
         spec: ``view.spec``, known to be there.
         assignment: the allocator's; None: it has not decided since this operator started.
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
-        price_per_hour: of one GPU of the gang.
+        price_per_hour: of one GPU of the gang, on average since its cost was summed up.
         gpu_resource: the extended resource that a pod asks for.
     """
 

@@ -46,7 +46,7 @@ def decide(
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         now: the present.
         settings: deadlines.
-        price_per_hour: of one GPU that the job holds.
+        price_per_hour: of one GPU that the job holds, on average since its cost was summed up.
         gpu_resource: extended resource that a pod of the gang asks for.
     """
     if view.deleting:

@@ -7,6 +7,7 @@ from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.rounds import Placement
 
 from ballast_operator.kube.kinds import Key
+from ballast_operator.views.clock import Time
 
 
 class AssignmentAction(enum.StrEnum):
@@ -65,10 +66,41 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolInfo:
-    """What a job's pass has to know of a pool: the price of a GPU hour, and the resource pods ask for."""
+    """What a job's pass has to know of a pool.
+
+    Attributes:
+        price_per_hour: of a GPU, now.
+        gpu_resource: what pods ask for.
+        earlier: (until when, price), oldest first: prices that have changed since it was seen first.
+    """
 
     price_per_hour: float = 0.0
     gpu_resource: str = GPU_RESOURCE
+    earlier: tuple[tuple[Time, float], ...] = ()
+
+    def changed(self, price_per_hour: float, gpu_resource: str, *, at: Time) -> "PoolInfo":
+        """The pool from ``at`` on."""
+        earlier = self.earlier
+        if price_per_hour != self.price_per_hour:
+            earlier = (*earlier, (at, self.price_per_hour))[-MOST_EARLIER:]
+        return PoolInfo(price_per_hour=price_per_hour, gpu_resource=gpu_resource, earlier=earlier)
+
+    def mean_price(self, since: Time | None, now: Time) -> float:
+        """The mean price of a GPU hour from ``since`` to ``now``."""
+        if since is None or now <= since:
+            return self.price_per_hour
+        total, at = 0.0, since
+        for until, price in self.earlier:
+            end = min(until, now)
+            if at < end:
+                total += price * (end - at).total_seconds()
+                at = end
+        total += self.price_per_hour * (now - at).total_seconds()
+        return total / (now - since).total_seconds()
+
+
+MOST_EARLIER = 64
+"""Earlier prices of a pool that are kept: those since a job's cost was summed up last are needed."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -60,6 +60,9 @@ MESSAGE = Limits(most_bytes=256 * 1024)
 OBJECT = Limits(most_bytes=1024 * 1024)
 """A value in a ConfigMap: Kubernetes allows this for the whole object."""
 
+PRICE = Limits(most_bytes=1024, depth=4)
+"""One price of a price feed."""
+
 FILE = Limits(most_bytes=64 * 1024 * 1024)
 """A file that a user names."""
 

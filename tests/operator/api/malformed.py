@@ -387,6 +387,13 @@ POLICIES: list[Case] = [
         "greater than or equal to 0",
     ),
     (
+        "a price feed without a ConfigMap",
+        "spec.nodePools.0.priceFeed",
+        {"key": "fast"},
+        "spec.nodePools[0].priceFeed.configMap",
+        "required",
+    ),
+    (
         "a capacity type that does not exist",
         "spec.nodePools.0.capacityType",
         "reserved",

@@ -173,6 +173,13 @@ def tenants(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def price_feeds() -> st.SearchStrategy[dict[str, Any]]:
+    feed = st.fixed_dictionaries(
+        {"configMap": NAMES, "key": st.just("") | NAMES, "staleAfterSeconds": st.floats(1, 1e9)}
+    )
+    return st.fixed_dictionaries({}, optional={"priceFeed": feed})
+
+
 @st.composite
 def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
     pools = [
@@ -183,6 +190,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "gpuResource": "amd.com/gpu",
             "capacityType": draw(st.sampled_from(["onDemand", "spot"])),
             "pricePerGpuHour": draw(NUMBERS),
+            **draw(price_feeds()),
         }
         for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))
     ]

@@ -79,6 +79,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
     """
     from ballast_policies.allocation.problem import ProblemError
 
+    from ballast_operator.allocator.price_feeds import saved_prices, with_prices
     from ballast_operator.allocator.problem.snapshot import take_snapshot
     from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
@@ -99,6 +100,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
         policy = read_cluster_policy({**policies[name], "status": {}})
     except InvalidObject as error:
         raise ProblemError(f"ClusterPolicy {name} cannot be used: {error}") from error
+    policy = with_prices(policy, saved_prices(policies[name].get("status")))
     observer, measurements = Observer(caches), Measurements()
     jobs = observer.jobs()
     for view in jobs:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
+from ballast_operator.allocator.price_feeds import PriceFeeds
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.conditions import PolicyReason
@@ -133,6 +134,7 @@ class Simulation:
             enqueue=_ignore,
             waits=self.waits,
             store=StateStore(self.cluster, "ballast-system"),
+            feeds=PriceFeeds(self.cluster, "ballast-system"),
             clock=lambda: self.now,
         )
 

@@ -1,0 +1,213 @@
+"""Prices of a ConfigMap decide and are paid, and losing the ConfigMap loses no price."""
+
+import asyncio
+import datetime
+import json
+
+import pytest
+from ballast_operator.allocator.price_feeds import READ_SECONDS
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.cli.live.whatif import read_snapshot
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, POLICY
+from ballast_operator.report.costs import costs
+from ballast_operator.views.clock import show
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+SYSTEM = "ballast-system"
+SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("sure", "spot")]
+
+
+def cluster(policy: str = "min-cost", **pool: object) -> Simulation:
+    """Pool sure at 2.0; pool spot with a feed, and 3.0 until it is read."""
+    simulation = Simulation(nodes={"a": ("sure", 2), "b": ("spot", 2)}, roundSeconds=10)
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["objective"] = {"policy": policy}
+    item["spec"]["nodePools"][0]["pricePerGpuHour"] = 2.0
+    item["spec"]["nodePools"][1] |= {"pricePerGpuHour": 3.0, "priceFeed": {"configMap": "prices"}, **pool}
+    simulation.world.put(POLICY, item)
+    return simulation
+
+
+def write(simulation: Simulation, price: object, *, key: str = "spot", **more: str) -> None:
+    value = json.dumps({"pricePerGpuHour": price, "time": show(simulation.now)})
+    write_data(simulation, {key: value, **more})
+
+
+def write_data(simulation: Simulation, data: dict[str, str]) -> None:
+    simulation.world.put(CONFIG_MAP, {"metadata": {"namespace": SYSTEM, "name": "prices"}, "data": data})
+
+
+async def after_a_read(simulation: Simulation) -> None:
+    for _ in range(int(READ_SECONDS) + 1):
+        await simulation.tick()
+
+
+def status(simulation: Simulation) -> ClusterPolicyStatus:
+    return ClusterPolicyStatus.model_validate(simulation.world.get(POLICY, "", "default")["status"])
+
+
+def condition(simulation: Simulation):
+    return next((c for c in status(simulation).conditions if c.type == "PricesCurrent"), None)
+
+
+def pool_of(simulation: Simulation) -> str:
+    allocation = simulation.status("one").allocation
+    return "" if allocation is None else allocation.pool
+
+
+async def test_a_job_follows_the_price_of_the_feed():
+    """To the pool that has become cheaper, and back; status has the price and its time."""
+    simulation = cluster()
+    write(simulation, 1.0)
+    simulation.add_job("one", totalSteps=100_000, throughput=SPEEDS)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert pool_of(simulation) == "spot"
+    assert condition(simulation).reason == PolicyReason.PRICES_READ
+    (price,) = status(simulation).prices
+    assert (price.pool, price.feed, price.price_per_gpu_hour) == ("spot", "prices/spot", 1.0)
+    write(simulation, 2.9)
+    await simulation.until(lambda: pool_of(simulation) == "sure")
+    assert status(simulation).prices[0].price_per_gpu_hour == 2.9
+
+
+async def test_whatif_counts_the_price_of_the_feed():
+    """As the operator does."""
+    simulation = cluster()
+    write(simulation, 1.0)
+    await simulation.tick()
+    snapshot, _ = await read_snapshot(simulation.cluster)
+    assert snapshot.problem.prices == {"sure": 2.0, "spot": 1.0}
+
+
+async def test_without_a_price_the_stated_one_counts_and_the_condition_says_why():
+    """A ConfigMap that is not there, then one without the key."""
+    simulation = cluster()
+    await simulation.tick()
+    found = condition(simulation)
+    assert (found.status, found.reason) == ("False", PolicyReason.PRICE_MISSING)
+    assert "no such ConfigMap in namespace ballast-system. To fix: create it" in found.message
+    assert "pricePerGpuHour 3 counts" in found.message
+    assert {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill}["spot"] == 3.0
+    write(simulation, 1.0, key="other")
+    await after_a_read(simulation)
+    assert "there is no key spot" in condition(simulation).message
+    assert status(simulation).prices == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (None, PolicyReason.PRICE_MISSING),
+        ({}, PolicyReason.PRICE_MISSING),
+        ({"spot": "NaN"}, PolicyReason.PRICE_UNREADABLE),
+        ({"spot": "[" * 10_000}, PolicyReason.PRICE_UNREADABLE),
+        (
+            {"spot": '{"pricePerGpuHour": 900, "time": "2026-01-01T00:00:00Z"}'},
+            PolicyReason.PRICE_IMPLAUSIBLE,
+        ),
+    ],
+)
+async def test_the_last_good_price_outlives_the_configmap_and_the_operator(data, reason):
+    """Another pool of the same feed is not affected by an entry that cannot be read."""
+    simulation = cluster()
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["nodePools"][0]["priceFeed"] = {"configMap": "prices", "key": "other"}
+    simulation.world.put(POLICY, item)
+    good = json.dumps({"pricePerGpuHour": 1.5, "time": show(simulation.now)})
+    write(simulation, 1.0, other=good)
+    await simulation.tick()
+    if data is None:
+        simulation.world.drop(CONFIG_MAP, SYSTEM, "prices")
+    else:
+        write_data(simulation, {"other": good, **data})
+    for restart in (False, True):
+        if restart:
+            simulation.start_operator()
+        await after_a_read(simulation)
+        found = condition(simulation)
+        assert (found.status, found.reason) == ("False", reason)
+        assert "pool spot, prices/spot" in found.message
+        assert ("pool sure" in found.message) == (data is None)
+        assert "To fix:" in found.message
+        assert "1 of 2026-01-01T00:00:" in found.message
+        prices = {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).prices}
+        assert prices == {"sure": 1.5, "spot": 1.0}
+        assert {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill} == prices
+
+
+async def test_an_old_price_counts_and_is_called_stale_until_there_is_a_new_one():
+    """The condition flips without any change of the ConfigMap."""
+    simulation = cluster(priceFeed={"configMap": "prices", "staleAfterSeconds": 30})
+    write(simulation, 1.0)
+    await simulation.tick()
+    assert condition(simulation).is_true
+    await simulation.tick(seconds=60)
+    assert (condition(simulation).is_true, condition(simulation).reason) == (False, PolicyReason.PRICE_STALE)
+    assert status(simulation).prices[0].price_per_gpu_hour == 1.0
+    write(simulation, 1.2)
+    await after_a_read(simulation)
+    assert condition(simulation).is_true
+
+
+async def test_without_a_feed_there_is_no_such_condition():
+    """Neither before one is set nor after it was taken away."""
+    simulation = cluster()
+    await simulation.tick()
+    assert condition(simulation) is not None
+    item = simulation.world.get(POLICY, "", "default")
+    del item["spec"]["nodePools"][1]["priceFeed"]
+    simulation.world.put(POLICY, item)
+    await simulation.tick()
+    assert condition(simulation) is None
+
+
+async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
+    """Over changes of the price and a death of the operator, to a cent."""
+    simulation = cluster("max-throughput")
+    write(simulation, 1.0)
+    speeds = [{"gpuType": "spot", "stages": 2, "stepsPerSecond": 1.0}]
+    trainer = {"total": 100_000}
+    simulation.add_job("one", trainer=trainer, totalSteps=100_000, gpuTypes=["spot"], throughput=speeds)
+    await simulation.until(lambda: simulation.status("one").allocation is not None)
+    expected = 0.0
+    for second in range(240):
+        if second in (changes := {40: 3.6, 120: 0.36, 200: 1.8}):
+            write(simulation, changes[second])
+        if second == 100:
+            simulation.start_operator()
+        price = {entry.pool: entry.price_per_gpu_hour for entry in status(simulation).bill}["spot"]
+        expected += 2 * price / 3600
+        await simulation.tick()
+    costs_now = costs(
+        [simulation.world.get(JOB, NAMESPACE, "one")],
+        [simulation.world.get(POLICY, "", "default")],
+        now=simulation.now,
+    )
+    spot = next(pool for pool in costs_now.to_dict()["pools"] if pool["pool"] == "spot")
+    assert spot["price"] == 1.8
+    assert costs_now.jobs[0].cost == pytest.approx(expected, abs=0.01)
+    assert spot["bill"] == pytest.approx(expected, abs=0.01)
+    assert expected > 0.2
+
+
+async def test_a_new_price_is_seen_while_nothing_else_happens():
+    """The allocator's loop wakes up to read it, long before the round's end."""
+    simulation = cluster()
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["roundSeconds"] = 86_400
+    simulation.world.put(POLICY, item)
+    write(simulation, 1.0)
+    await simulation.tick()
+    write(simulation, 1.7)
+    simulation.now += datetime.timedelta(seconds=READ_SECONDS)
+    written = asyncio.Event()
+    simulation.world.after_write = lambda number: written.set()
+    running = asyncio.create_task(simulation.allocator.run())
+    try:
+        async with asyncio.timeout(20):
+            await written.wait()
+    finally:
+        running.cancel()
+    assert status(simulation).prices[0].price_per_gpu_hour == 1.7
