@@ -83,6 +83,7 @@ class Allocator:
         self.decider = Decider(metrics)
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
+        self._next_read: float | None = None
         self._store = store
         self._feeds = feeds
         self._loaded = store is None
@@ -97,11 +98,16 @@ class Allocator:
         if view.lease is not None and view.lease.report is not None:
             self._seen.append(view)
 
+    @property
+    def next_at(self) -> float | None:
+        """When it decides if nothing triggers it, epoch seconds; None: not at all."""
+        return min((at for at in (self._next_round, self._next_read) if at is not None), default=None)
+
     async def run(self) -> None:
         """Decide whenever triggered and at the end of each round, until cancelled."""
         while True:
-            moments = [at for at in (self._next_round, self._feeds.next_at) if at is not None]
-            wait = max(0.0, min(moments) - self._clock().timestamp()) if moments else None
+            at = self.next_at
+            wait = None if at is None else max(0.0, at - self._clock().timestamp())
             try:
                 # Not wait_for: it may swallow a cancellation that comes together with the trigger.
                 async with asyncio.timeout(wait):
@@ -132,7 +138,7 @@ class Allocator:
             self._observer.caches[POLICY],
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
         )
-        jobs = self._observer.jobs()
+        jobs, self._next_read = self._observer.jobs(), None
         await self._load(jobs)
         in_force: Object | None = None
         problem = "there is no ClusterPolicy. To fix: create one"
@@ -194,6 +200,7 @@ class Allocator:
         """
         started, clock = self._clock(), Stopwatch(self._metrics.decision_seconds)
         prices = await self._feeds.read(policy, item.get("status"), started)
+        self._next_read = self._feeds.next_at
         policy = with_prices(policy, known_prices(prices))
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()

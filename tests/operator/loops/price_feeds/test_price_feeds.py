@@ -163,6 +163,20 @@ async def test_without_a_feed_there_is_no_such_condition():
     assert condition(simulation) is None
 
 
+async def test_a_policy_that_became_invalid_is_not_looked_at_for_its_feed():
+    """The loop sleeps until something changes; what was known of prices stays in the status."""
+    simulation = cluster()
+    write(simulation, 1.0)
+    await simulation.tick()
+    assert simulation.now.timestamp() < simulation.allocator.next_at
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["roundSeconds"] = -1
+    simulation.world.put(POLICY, item)
+    await simulation.tick(seconds=100)
+    assert simulation.allocator.next_at is None
+    assert status(simulation).prices[0].price_per_gpu_hour == 1.0
+
+
 async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
     """Over changes of the price and a death of the operator, to a cent."""
     simulation = cluster("max-throughput")
