@@ -14,28 +14,12 @@ from typing import Literal
 import numpy as np
 
 from ballast_policies.prices.hazard import RestartCosts, checkpoint_interval, saving_part
+from ballast_policies.prices.options import Options, on_hull, usd_per_step
 
 WAIT = -1
 """Instead of an offer: rent nothing now."""
 
 Reason = Literal["cheapest", "deadline", "stay", "no spot", "wait"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
-    """What a job could rent now; (k,) arrays.
-
-    Attributes:
-        speed: steps/s of the gang; 0 where it cannot run.
-        usd_per_hour: of all machines of the gang; NaN where they cannot be had now.
-        hazard_per_hour: rate at which the gang loses a machine; 0 on demand.
-        spot: whether it may be taken away.
-    """
-
-    speed: np.ndarray
-    usd_per_hour: np.ndarray
-    hazard_per_hour: np.ndarray
-    spot: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +77,6 @@ class Choice:
     reason: Reason
 
 
-def useful_parts(options: Options, restart: RestartCosts) -> np.ndarray:
-    """(k,) part of the rented time in which steps are done."""
-    return np.array(
-        [
-            restart.useful_part(rate, checkpoint_interval(rate, restart))
-            for rate in options.hazard_per_hour.tolist()
-        ]
-    )
-
-
-def usd_per_step(options: Options, useful: np.ndarray) -> np.ndarray:
-    """(k,) expected USD per step; infinite where the gang cannot run, or nothing can be had."""
-    rate = options.speed * useful * 3600.0
-    found: np.ndarray = np.where(
-        (rate > 0) & ~np.isnan(options.usd_per_hour),
-        options.usd_per_hour / np.where(rate > 0, rate, 1.0),
-        np.inf,
-    )
-    return found
-
-
 def choose(situation: Situation, options: Options, preferences: Preferences, useful: np.ndarray) -> Choice:
     """The option for the time until the next review.
 
@@ -121,7 +84,7 @@ def choose(situation: Situation, options: Options, preferences: Preferences, use
         situation: of the job.
         options: of this moment.
         preferences: of the policy.
-        useful: :func:`useful_parts` of the options.
+        useful: :func:`~ballast_policies.prices.options.useful_parts` of the options.
     """
     cost = usd_per_step(options, useful)
     if not preferences.may_use_spot:
@@ -168,9 +131,12 @@ def _cheapest_fast_enough(
     margin = np.full(len(rate), 1 + preferences.speed_margin)
     if at != WAIT:
         margin[at] = 1.0
-    enough = rate >= needed * margin
+    fast = rate >= needed * margin
+    # A mix of two others has the same speed as an option above their line, and costs less.
+    best = fast & on_hull(rate, cost)
+    enough = best if best.any() else fast
     spot = options.spot & np.isfinite(cost)
-    if preferences.may_use_spot and spot.any() and not (enough & spot).any():
+    if preferences.may_use_spot and spot.any() and not (fast & spot).any():
         enough = spot & (options.speed >= options.speed[spot].max() * (1 - 1e-9)) | enough
     if not enough.any():
         enough = rate >= rate.max() * (1 - 1e-9)

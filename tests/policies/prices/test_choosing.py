@@ -8,14 +8,13 @@ from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.policies.cost import min_cost_slo
 from ballast_policies.prices.choosing import (
     WAIT,
-    Options,
     Preferences,
-    RestartCosts,
     Situation,
     choose,
-    useful_parts,
 )
-from hypothesis import given
+from ballast_policies.prices.hazard import RestartCosts
+from ballast_policies.prices.options import Options, on_hull, useful_parts
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 FREE = RestartCosts(startup_seconds=0.0, checkpoint_seconds=0.0, notice_seconds=0.0)
@@ -110,7 +109,16 @@ def test_nothing_to_rent_is_waiting():
 OFFER = st.tuples(st.floats(0.1, 10), st.floats(0.1, 10))
 
 
+def test_an_option_above_the_line_between_two_others_is_not_on_the_hull():
+    """Two machines in turn do the same steps for less; both of two equal ones count."""
+    rate, usd = np.array([2.0, 4.0, 1.5, 1.5, 0.0]), np.array([2.0, 5.0, 1.0, 1.0, np.nan])
+    cost = np.where(rate > 0, usd / np.where(rate > 0, rate, 1.0), np.inf)
+    assert on_hull(rate, cost).tolist() == [False, True, True, True, False]
+    assert on_hull(np.array([1.0, 3.0]), np.array([2.0, 1.0])).tolist() == [False, True]
+
+
 @given(st.lists(OFFER, min_size=1, max_size=5), st.floats(1.05, 5))
+@example([(2.0, 2.0), (4.0, 5.0), (1.5, 1.0)], 2.0)
 def test_constant_prices_without_losses_give_the_linear_programs_cost(rows, slack):
     """Section 6.4.3 for one job: following the choice costs what optimal shares cost."""
     speed, usd = (np.array(column) for column in zip(*rows, strict=True))

@@ -8,14 +8,13 @@ import numpy as np
 from ballast_policies.prices.choosing import (
     WAIT,
     Choice,
-    Options,
     Preferences,
     Situation,
     choose,
-    useful_parts,
 )
 from ballast_policies.prices.hazard import Hazard, checkpoint_interval
 from ballast_policies.prices.market import Market
+from ballast_policies.prices.options import Options, useful_parts
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.settings import SettingsError
 from ballast_policies.simulator.spot.bounds import on_demand_bound, oracle_usd
