@@ -17,7 +17,7 @@ optimization, 1997.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.assignment import Option, best_assignment
@@ -72,32 +72,39 @@ class CompletionTime:
     def __call__(self, jobs: Sequence[JobState], now: float) -> list[Configuration | None]:
         """The configuration of each job from now on, as long as none arrives or ends."""
         del now
-        base = self._choice(jobs, BASE)
+        units = {state.job.name: unit_of_speed(state.job, self.cluster) for state in jobs}
+        base = self._choice(jobs, BASE, units)
         options = sum(len(state.job.configurations) for state in jobs)
         if len(jobs) < 2 or options * len(jobs) // 2 * len(CANDIDATES) > MOST_WORK:
             return base
         firsts: dict[tuple[Configuration | None, ...], None] = {tuple(base): None}
         for preference in CANDIDATES:
-            firsts.setdefault(tuple(self._choice(jobs, preference)))
+            firsts.setdefault(tuple(self._choice(jobs, preference, units)))
         firsts.setdefault(tuple(state.current for state in jobs))
         if len(firsts) == 1:
             return base
-        return min(map(list, firsts), key=lambda first: self._total_completion_time(jobs, first))
+        return min(map(list, firsts), key=lambda first: self._total_completion_time(jobs, first, units))
 
-    def _choice(self, jobs: Sequence[JobState], preference: Preference) -> list[Configuration | None]:
-        units = [unit_of_speed(state.job, self.cluster) for state in jobs]
-        left = [state.remaining / unit for state, unit in zip(jobs, units, strict=True)]
+    def _choice(
+        self, jobs: Sequence[JobState], preference: Preference, units: Mapping[str, float]
+    ) -> list[Configuration | None]:
+        """The best choice by ``preference``; ``units``: job -> its unit of speed."""
+        own = [units[state.job.name] for state in jobs]
+        left = [state.remaining / unit for state, unit in zip(jobs, own, strict=True)]
         weights = hesrpt_weights(left, preference.exponent)
         return best_assignment(
             [
                 _options(state, weight / unit, preference)
-                for state, weight, unit in zip(jobs, weights, units, strict=True)
+                for state, weight, unit in zip(jobs, weights, own, strict=True)
             ],
             self.cluster,
         )
 
     def _total_completion_time(
-        self, jobs: Sequence[JobState], first: Sequence[Configuration | None]
+        self,
+        jobs: Sequence[JobState],
+        first: Sequence[Configuration | None],
+        units: Mapping[str, float],
     ) -> float:
         """Of all jobs from now, when they run as ``first`` until one ends, and under BASE after that."""
         states, chosen, total = list(jobs), first, 0.0
@@ -113,7 +120,7 @@ class CompletionTime:
                 advanced(state, length) for state, need in zip(states, needs, strict=True) if need > length
             ]
             if states:
-                chosen = self._choice(states, BASE)
+                chosen = self._choice(states, BASE, units)
         return total
 
 
