@@ -15,7 +15,7 @@ from ballast_operator.allocator.price_feeds import PriceFeeds, known_prices, wit
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster

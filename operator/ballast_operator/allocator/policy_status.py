@@ -22,7 +22,7 @@ from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition
-from ballast_operator.api.conditions import PolicyCondition, PolicyReason
+from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.read import unknown_fields
 from ballast_operator.kube.kinds import POLICY, Object
 from ballast_operator.observation.events import Notice, flips

@@ -9,7 +9,8 @@ from ballast_policies.planning.balancers.registry import BALANCERS
 from ballast_policies.planning.dynamics import DYNAMICS
 from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 
-from ballast_operator.api.conditions import JobCondition, JobReason, JobState, PolicyCondition, PolicyReason
+from ballast_operator.api.conditions import JobCondition, JobReason, JobState
+from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.api.schema.crd import RESOURCES, Resource, custom_resource_definitions
 from ballast_operator.api.schema.docstrings import member_docs
 

@@ -1,7 +1,8 @@
 """What cannot work is said in a condition, with what to change; the operator continues."""
 
 import pytest
-from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 
 from tests.operator.loops.simulated.machines import node

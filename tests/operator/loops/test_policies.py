@@ -5,7 +5,8 @@ import datetime
 import pytest
 from ballast_operator.allocator.problem.snapshot import as_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
-from ballast_operator.api.conditions import JobReason, PolicyReason
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.kube.kinds import JOB, POLICY
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation

@@ -20,7 +20,7 @@ from ballast_policies.allocation.problem import Allocation, Problem
 from ballast_policies.allocation.registry import POLICIES
 
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation
-from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, serve
-from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_policies.allocation import registry
 from ballast_policies.allocation.problem import Job, Problem

@@ -8,7 +8,7 @@ from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.price_feeds import PriceFeeds
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solve
-from ballast_operator.api.conditions import PolicyReason
+from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import Conflict, NotFound, Unavailable

@@ -1,0 +1,84 @@
+"""Condition types and reasons of a ClusterPolicy, one sentence each."""
+
+import enum
+
+
+class PolicyCondition(enum.StrEnum):
+    """Types of ``ClusterPolicy.status.conditions``."""
+
+    VALID = "Valid"
+    """The policy can be used."""
+    SOLVED = "Solved"
+    """The last allocation came from the solver of the chosen policy."""
+    SOLVER_HEALTHY = "SolverHealthy"
+    """The solver's process answers in time."""
+    INPUTS_COMPLETE = "InputsComplete"
+    """All that the policy reads is stated; False: the message names the defaults in use."""
+    PRICES_CURRENT = "PricesCurrent"
+    """The prices of all price feeds are readable and recent; False: the last good ones count."""
+    READY = "Ready"
+    """The policy is in force: rounds are decided by it."""
+
+
+class PolicyReason(enum.StrEnum):
+    """Reasons of the conditions of a ClusterPolicy."""
+
+    # Valid
+    VALID = "Valid"
+    """Valid: pools match nodes and do not overlap."""
+    MISCONFIGURED = "Misconfigured"
+    """Not valid: the spec cannot be used; the message names the field."""
+    OVERLAPPING_POOLS = "OverlappingPools"
+    """Not valid: a node matches two pools; the message names node and pools."""
+    NO_SUCH_NODES = "NoSuchNodes"
+    """Valid, with a warning: the named pools match no node at present."""
+    NO_GPUS = "NoGpus"
+    """Valid, with a warning: nodes of the named pools do not offer the pool's GPU resource."""
+
+    # Solved
+    OPTIMAL = "Optimal"
+    """Solved by the chosen policy; the message says how: optimal, in closed form, or by its heuristic."""
+    NOTHING_TO_ALLOCATE = "NothingToAllocate"
+    """Solved: no job wants GPUs."""
+    FALLBACK_AFTER_TIMEOUT = "FallbackAfterTimeout"
+    """Not solved: the solver took too long and was ended; the greedy fallback decided."""
+    FALLBACK_AFTER_SOLVER_ERROR = "FallbackAfterSolverError"
+    """Not solved: the solver failed or died; the greedy fallback decided."""
+    NO_CAPACITY = "NoCapacity"
+    """Not solved: no pool has a GPU."""
+
+    # SolverHealthy
+    SOLVER_ANSWERS = "SolverAnswers"
+    """Healthy: the last question was answered in time."""
+    SOLVER_TIMED_OUT = "SolverTimedOut"
+    """Not healthy: no answer within the time limit; the process was ended, the greedy fallback decided."""
+    SOLVER_DIED = "SolverDied"
+    """Not healthy: the process ended over the last question; the greedy fallback decided."""
+
+    # InputsComplete
+    COMPLETE = "Complete"
+    """InputsComplete: no default is used."""
+    DEFAULTS_USED = "DefaultsUsed"
+    """InputsComplete is False: the message names pools and jobs, the fields, and what counts instead."""
+
+    # PricesCurrent
+    PRICES_READ = "PricesRead"
+    """PricesCurrent: every price feed has a price that is recent enough."""
+    PRICE_MISSING = "PriceMissing"
+    """PricesCurrent is False: the ConfigMap or its key is not there; the last good price counts."""
+    PRICE_UNREADABLE = "PriceUnreadable"
+    """PricesCurrent is False: the value is no price; the last good price counts."""
+    PRICE_IMPLAUSIBLE = "PriceImplausible"
+    """PricesCurrent is False: the price is far from the on-demand price; the last good price counts."""
+    PRICE_STALE = "PriceStale"
+    """PricesCurrent is False: the price is older than ``staleAfterSeconds``, and still counts."""
+
+    # Ready
+    IN_FORCE = "InForce"
+    """Ready: rounds are decided by this policy."""
+    DRY_RUN = "DryRun"
+    """Not ready: ``spec.dryRun`` is set; status says what the policy would do."""
+    NOT_VALID = "NotValid"
+    """Not ready: see Valid."""
+    ANOTHER_POLICY_IN_FORCE = "AnotherPolicyInForce"
+    """Not ready: an older ClusterPolicy is in force; there is one at a time."""
