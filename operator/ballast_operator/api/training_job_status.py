@@ -1,85 +1,17 @@
 """``TrainingJob.status``: the observed state of a job."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from ballast_policies.rounds import Placement
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import Field, field_validator
 
 from ballast_operator.api.base import StatusModel, Step, Time, schema
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
 from ballast_operator.api.conditions import JobCondition, JobReason, JobState
-from ballast_operator.api.job_cost import PoolCost
+from ballast_operator.api.job_allocation import JobAllocation, PoolCost
 
 _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]
-
-
-class Ending(StatusModel):
-    """A launch that is being ended."""
-
-    cause: Annotated[Cause, WithJsonSchema({"type": "string", "maxLength": 253})]
-    """Why, in a word."""
-    message: _Text = ""
-    """Why, in a sentence."""
-    since: Time
-    """When it was decided."""
-
-
-class JobAllocation(StatusModel):
-    """The GPUs that the job holds, or is about to hold. Written before the first pod is made."""
-
-    gpu_type: _Name
-    """Type of the GPUs."""
-    pool: _Name
-    """Node pool they are in."""
-    gpus: Annotated[int, Field(ge=0)]
-    """Number of GPUs."""
-    gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] = 1
-    """How many of them each pod has, one for each of its ranks."""
-    pods: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
-    """Names of the pods, by rank at launch."""
-    nodes: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
-    """Node of each of the pods."""
-    plan_id: _Name = ""
-    """The round that chose it."""
-    launch: Annotated[int, Field(ge=1)] = 1
-    """Which launch of the job this is, from 1."""
-    since: Time
-    """When it was given."""
-    joining: Annotated[
-        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
-    ] = ()
-    """Those of the pods that are to join the running gang, and have not yet."""
-    joining_since: Time | None = None
-    """When the last growth was decided."""
-    first_newcomer: Annotated[int, Field(ge=0)] = 0
-    """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
-    master_address: _Name = ""
-    """Of a job without a model: the address of rank 0 that the other ranks were told; empty: not yet."""
-    ending: Ending | None = None
-    """Set once the launch has to end; never unset."""
-
-    @property
-    def placement(self) -> Placement:
-        """Where the gang runs; a node for each GPU, so several for a pod with several."""
-        nodes = tuple(node for node in self.nodes for _ in range(self.gpus_per_pod))
-        return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=nodes)
-
-    @property
-    def node_of(self) -> Mapping[str, str]:
-        """Pod -> its node, in the order of the pods."""
-        return dict(zip(self.pods, self.nodes, strict=True))
-
-    def with_pods(self, node_of: Mapping[str, str], **changes: Any) -> "JobAllocation":
-        """The allocation with these pods, each on its node, in this order."""
-        pods, nodes = tuple(node_of), tuple(node_of.values())
-        return self.replace(pods=pods, nodes=nodes, gpus=len(pods) * self.gpus_per_pod, **changes)
 
 
 class Progress(StatusModel):

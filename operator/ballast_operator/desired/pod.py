@@ -6,7 +6,7 @@ from typing import Any
 
 from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, POD_RANKS_ENV, RANK_LABEL
 
-from ballast_operator.api.training_job_status import JobAllocation
+from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.access import trainer_account
 from ballast_operator.desired.owned import owned
 from ballast_operator.desired.pod_security import restricted

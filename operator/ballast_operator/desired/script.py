@@ -8,7 +8,7 @@ from typing import Any
 
 from ballast_policies.contract import RENDEZVOUS_PORT, rendezvous_config_map_name, rendezvous_key
 
-from ballast_operator.api.training_job_status import JobAllocation
+from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.owned import owned
 from ballast_operator.kube.kinds import CONFIG_MAP
 from ballast_operator.views.job import JobView

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 
 

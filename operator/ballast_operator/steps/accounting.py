@@ -6,7 +6,7 @@ from ballast_policies.accounting import cost, isolated_seconds
 from ballast_policies.contract import Report
 
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.job_cost import PoolCost
+from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since
 from ballast_operator.views.job import unpaid_since

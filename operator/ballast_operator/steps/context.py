@@ -5,7 +5,8 @@ import dataclasses
 from ballast_policies.contract import GPU_RESOURCE, Plan
 
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import Assignment

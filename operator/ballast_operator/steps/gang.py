@@ -7,7 +7,8 @@ from ballast_policies.contract import Directive, Plan, Rank
 from ballast_policies.protocol.observed import Deadline
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.access import access_objects
 from ballast_operator.desired.lease import lease_object
 from ballast_operator.desired.pod import pod_object

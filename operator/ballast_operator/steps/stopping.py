@@ -7,7 +7,8 @@ from ballast_policies.protocol.observed import Deadline
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import Ending, Progress, TrainingJobStatus
+from ballast_operator.api.job_allocation import Ending
+from ballast_operator.api.training_job_status import Progress, TrainingJobStatus
 from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     ReconcileContext,

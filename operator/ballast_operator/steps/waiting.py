@@ -5,7 +5,8 @@ from ballast_policies.protocol.observed import Deadline, Gang
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import Decision, JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, StepResult, with_condition
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.assignment import Assignment

@@ -4,7 +4,8 @@ import dataclasses
 
 from ballast_policies.contract import Directive, Plan
 
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
 from ballast_operator.views.lease import LeaseView

@@ -15,7 +15,7 @@ from ballast_policies.contract import JOB_LABEL
 from ballast_policies.protocol.holding import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
-from ballast_operator.api.training_job_status import JobAllocation
+from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import JOB, Key, Object
 from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.taints import Taint, blocking, read_taints

@@ -2,7 +2,8 @@
 
 import datetime
 
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.observation.holders import Holders
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

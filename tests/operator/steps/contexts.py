@@ -5,7 +5,8 @@ import datetime
 from typing import Any
 
 from ballast_operator.api.cause import Cause
-from ballast_operator.api.training_job_status import Ending, TrainingJobStatus
+from ballast_operator.api.job_allocation import Ending
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import ReconcileContext, StepResult
 from ballast_operator.views.assignment import Assignment, AssignmentAction

@@ -3,7 +3,8 @@
 import datetime
 from typing import Any
 
-from ballast_operator.api.training_job_status import JobAllocation, TrainingJobStatus
+from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.views.job import JobView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
