@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ballast_policies.planning.balancers.network import steady_period_seconds
 from ballast_policies.planning.balancers.registry import BALANCERS, BalancerInput
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.moves import Move, moves_between
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
@@ -43,6 +44,7 @@ def decide_rebalance(
     balanced: Sequence[float] | None = None,
     link_seconds: Sequence[float] | None = None,
     method: str = "exact",
+    staged: StagedPipeline | None = None,
 ) -> RebalanceDecision:
     """Compare the partition in force with the one that the balancer chooses.
 
@@ -59,6 +61,7 @@ def decide_rebalance(
             computed from the seconds all the same.
         link_seconds: transfer of one microbatch over each link, shape (p - 1,), where the balancer needs it.
         method: a name of ``balancers.registry.BALANCERS``.
+        staged: where ranks hold several stages, their schedule, which is played to predict a step.
 
     Raises:
         PlanningError: ``method`` is unknown, its balancer does not suit the input, or no partition fits
@@ -72,12 +75,18 @@ def decide_rebalance(
             microbatches=microbatches,
             capacity=capacity,
             link_seconds=link_seconds,
+            by_seconds=balanced is None,
+            staged=staged,
         )
     )
     links = link_seconds if balancer.measures_links else None
-    before, after = (
-        _step_seconds(each, seconds, microbatches, capacity, links) for each in (partition, candidate)
-    )
+
+    def step_seconds(each: Partition) -> float:
+        if staged is not None:
+            return staged.step_seconds(each)
+        return _step_seconds(each, seconds, microbatches, capacity, links)
+
+    before, after = step_seconds(partition), step_seconds(candidate)
     cost = before if move_seconds is None else move_seconds
     moves = moves_between(partition, candidate)
     pays, why = _pays(len(moves), before, after, cost=cost, min_gain=min_gain, horizon_steps=horizon_steps)

@@ -16,6 +16,7 @@ from ballast_policies.planning import (
     predict_step_seconds,
     repack,
 )
+from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 
 from ballast_trainer.errors import ConfigurationError
@@ -113,10 +114,22 @@ def rebalance_decision(
     stages = len(training.stages)
     memory = taken = None
     if settings.memory_bytes is not None:
-        # A rank's memory is shared evenly by its stages.
+        # A rank's memory, in parts of equal size for each of its stages.
         each = settings.memory_bytes * training.world.positions // max(stages, training.world.positions)
         memory = [each] * stages
         taken = stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=training.world.positions)
+    capacity = RankCapacity(
+        speeds=_stage_speeds(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
+    )
+    staged = None
+    if stages > training.world.positions:
+        staged = StagedPipeline(
+            schedule=training.schedule_request(training.world.positions).one_step(),
+            forward=costs.forward,
+            backward=costs.backward,
+            optimizer=costs.optimizer,
+            capacity=capacity,
+        )
     try:
         return decide_rebalance(
             partition_of(training.stages),
@@ -125,12 +138,11 @@ def rebalance_decision(
             min_gain=settings.min_gain,
             horizon_steps=training.config.total_steps - training.step,
             move_seconds=move_seconds,
-            capacity=RankCapacity(
-                speeds=_stage_speeds(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
-            ),
+            capacity=capacity,
             balanced=sizes.parameters if settings.by == "parameters" else None,
             link_seconds=link_seconds,
             method=settings.balancer,
+            staged=staged,
         )
     except PlanningError as error:
         logger.warning("layers stay where they are: %s", error)

@@ -5,12 +5,14 @@ from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.mixed_gpus import Arrangement, arrange_ranks, partition_by_rank
 from ballast_policies.planning.balancers.network import network_aware_partition, steady_period_seconds
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.balancers.subset import KeptRanks, RankSubsets
 
 __all__ = [
     "Arrangement",
     "KeptRanks",
     "RankSubsets",
+    "StagedPipeline",
     "arrange_ranks",
     "deepspeed_partition",
     "nearest_partition",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from ballast_policies.planning.balancers.deepspeed import deepspeed_partition
 from ballast_policies.planning.balancers.fewest_moves import nearest_partition
 from ballast_policies.planning.balancers.network import network_aware_partition
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.diffusion import diffuse
 from ballast_policies.planning.partition import Partition, PlanningError
 from ballast_policies.planning.rank_capacity import RankCapacity
@@ -22,6 +23,8 @@ class BalancerInput:
         microbatches: per step.
         capacity: speed and memory of the ranks.
         link_seconds: transfer of one microbatch over each link, shape (p - 1,); None: not measured.
+        by_seconds: the weights are seconds.
+        staged: where ranks hold several stages, their schedule; then p is the number of stages.
     """
 
     partition: Partition
@@ -29,6 +32,8 @@ class BalancerInput:
     microbatches: int
     capacity: RankCapacity
     link_seconds: Sequence[float] | None
+    by_seconds: bool = True
+    staged: StagedPipeline | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class Balancer:
 
 
 def _exact(given: BalancerInput) -> Partition:
+    if given.staged is not None:
+        return given.staged.balanced(given.partition, None if given.by_seconds else given.weights)
     return nearest_partition(given.partition, given.weights, given.capacity)
 
 
@@ -99,7 +106,7 @@ BALANCERS = Registry(
     rows={
         "exact": Balancer(
             summary="The best partition, by dynamic programming; of several, the one that moves the fewest "
-            "bytes.",
+            "bytes. Where ranks hold several stages: the shortest step of the schedule, by local search.",
             choose=_exact,
         ),
         "diffusion": Balancer(

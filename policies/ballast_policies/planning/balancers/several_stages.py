@@ -1,0 +1,120 @@
+"""Balance of a pipeline whose ranks hold several stages each.
+
+The largest stage no longer decides the step: small and large stages of one rank make up for each other,
+but stages of one round of an interleaved schedule wait for each other.  So the schedule is played.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_policies.planning.balancers.by_simulation import refine
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.partition import Partition, PlanningError
+from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.schedules import Schedule, StageCosts, simulate
+
+_ACTIONS = 2_000, 50_000
+"""Fewest and most actions played in one search; ranks wait for it, and 10,000 take about 0.1 s."""
+
+_ACTIONS_A_STEP_SECOND = 20_000
+"""A search takes about a hundredth of twenty steps."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPipeline:
+    """A schedule with several stages a rank, and what its layers cost.
+
+    Attributes:
+        schedule: of one step.
+        forward, backward, optimizer: seconds per step of each layer, shape (L,).
+        capacity: speed and memory by stage; a rank's memory is the sum of its stages'.
+    """
+
+    schedule: Schedule
+    forward: Sequence[float]
+    backward: Sequence[float]
+    optimizer: Sequence[float]
+    capacity: RankCapacity
+
+    def step_seconds(self, partition: Partition) -> float:
+        """Seconds per step under a partition, by playing the schedule."""
+        microbatches, speeds = self.schedule.microbatches, self.capacity.speeds
+        costs = StageCosts(
+            forward=tuple((partition.loads(self.forward, speeds) / microbatches).tolist()),
+            backward=tuple((partition.loads(self.backward, speeds) / microbatches).tolist()),
+            update=tuple(partition.loads(self.optimizer, speeds).tolist()),
+        )
+        return simulate(self.schedule, costs).makespan
+
+    def fits(self, partition: Partition) -> bool:
+        """Whether each rank can hold the layers of all its stages."""
+        if self.capacity.memory is None:
+            return True
+        taken = self.rank_sums(self.capacity.bytes_taken(partition))
+        return bool((taken <= self.rank_sums(self.capacity.memory_array(partition.ranks))).all())
+
+    def rank_sums(self, by_stage: np.ndarray) -> np.ndarray:
+        """Sum over the stages of each rank, shape (ranks,)."""
+        return np.bincount([ranks[0] for ranks in self.schedule.stage_ranks], by_stage, self.schedule.ranks)
+
+    def balanced(self, partition: Partition, weights: Sequence[float] | None = None) -> Partition:
+        """The partition with the shortest step that the search finds, never longer than the one given.
+
+        All partitions are tried where they are few; else the search begins with the one in force, the
+        most even stages and the most even ranks.
+
+        Args:
+            partition: the one in force.
+            weights: what to make even over ranks in place of the step time, e.g. parameters, shape (L,).
+
+        Raises:
+            PlanningError: the search finds nothing that fits the memory.
+        """
+        seconds = self._seconds() if weights is None else weights
+        starts = [partition]
+        try:
+            starts.append(exact_partition(seconds, partition.ranks, self.capacity))
+        except PlanningError:
+            # Stages that share a rank may fit its memory though each does not fit its part.
+            if not self.fits(partition):
+                raise
+        starts += [self._even_ranks(start, seconds) for start in starts]
+        if weights is not None:
+            return min(starts, key=lambda start: self._unevenness(start, seconds))
+        costs: dict[Partition, float] = {}
+
+        def cost(candidate: Partition) -> float:
+            if candidate not in costs:
+                costs[candidate] = self.step_seconds(candidate) if self.fits(candidate) else float("inf")
+            return costs[candidate]
+
+        fewest, most = _ACTIONS
+        actions = min(most, max(fewest, _ACTIONS_A_STEP_SECOND * self.step_seconds(partition)))
+        evaluations = int(actions / sum(map(len, self.schedule.actions)))
+        layers, stages = partition.layers, partition.ranks
+        if math.comb(layers - 1, stages - 1) <= evaluations:
+            for cut in itertools.combinations(range(1, layers), stages - 1):
+                starts.append(Partition(bounds=(0, *cut, layers)))
+        # From the best start first; from the others with the evaluations that it leaves.
+        for start in sorted(dict.fromkeys(starts), key=cost):
+            refine(start, cost, most_evaluations=max(1, evaluations - len(costs)))
+        # Of equals the first, which is the one in force.
+        return min(costs, key=costs.__getitem__)
+
+    def _seconds(self) -> list[float]:
+        return [sum(parts) for parts in zip(self.forward, self.backward, self.optimizer, strict=True)]
+
+    def _even_ranks(self, start: Partition, weights: Sequence[float]) -> Partition:
+        return refine(start, lambda partition: self._unevenness(partition, weights), most_evaluations=400)
+
+    def _unevenness(self, partition: Partition, weights: Sequence[float]) -> float:
+        """The largest load of a rank; the squares, a thousandth of it at most, decide between equals."""
+        if not self.fits(partition):
+            return float("inf")
+        loads = self.rank_sums(partition.loads(weights, self.capacity.speeds))
+        largest = float(loads.max())
+        return largest + 1e-3 * float((loads**2).mean()) / largest if largest > 0 else 0.0
