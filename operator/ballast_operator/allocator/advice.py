@@ -1,9 +1,10 @@
-"""Conditions that the policy sets on each job: ``InputsComplete`` and ``OnTime``."""
+"""Conditions that the allocator sets on each job: inputs, deadline, budget."""
 
 from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Allocation
 
+from ballast_operator.allocator.costs.forecasts import limit_advice
 from ballast_operator.allocator.deadlines import deadline_advice
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -22,6 +23,7 @@ def advice_by_job(
     for job in inputs.problem.jobs:
         key = snapshot.by_name[job.name].key
         advice = deadline_advice(policy, job, allocation)
+        advice += limit_advice(policy, snapshot, snapshot.by_name[job.name], views[key], allocation)
         defaults = inputs.job_defaults.get(job.name, ())
         if defaults:
             message = f"{policy} needs {'; '.join(defaults)}. To fix: set the field"

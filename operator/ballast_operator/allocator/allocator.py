@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
-from ballast_operator.allocator.bill import pool_infos
+from ballast_operator.allocator.costs.bill import pool_infos
+from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.policy_status import PolicyReport, policy_status
-from ballast_operator.allocator.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy

@@ -26,11 +26,11 @@ def deadline_advice(policy: str, job: Job, allocation: Allocation) -> tuple[Advi
     steps = job.steps_remaining or 0.0
     if fastest <= 0 or steps / fastest > job.deadline:
         needed = (
-            f"{_duration(steps / fastest)} on its fastest GPUs" if fastest > 0 else "GPUs that can run it"
+            f"{in_two_digits(steps / fastest)} on its fastest GPUs" if fastest > 0 else "GPUs that can run it"
         )
         message = (
             f"the remaining steps need {needed} and spec.deadline is in "
-            f"{_duration(job.deadline)}; "
+            f"{in_two_digits(job.deadline)}; "
             "the job continues without a deadline. To fix: set a later spec.deadline, or lower totalSteps"
         )
         return (_advice(False, JobReason.DEADLINE_OUT_OF_REACH, message),)
@@ -45,7 +45,7 @@ def _advice(value: bool, reason: JobReason, message: str) -> Advice:
     return Advice(type=JobCondition.ON_TIME, value=value, reason=reason, message=message)
 
 
-def _duration(seconds: float) -> str:
+def in_two_digits(seconds: float) -> str:
     """A duration by two digits: it changes as time passes, and each change is a write."""
     for unit, length in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ballast_policies.rounds import Round
 
-from ballast_operator.allocator.bill import brought_up_to, next_bill
-from ballast_operator.allocator.price_feeds import (
+from ballast_operator.allocator.costs.bill import brought_up_to, next_bill
+from ballast_operator.allocator.costs.price_feeds import (
     PoolReading,
     known_prices,
     price_status,

@@ -21,7 +21,7 @@ class JobState(enum.StrEnum):
     STOPPING = "Stopping"
     """It saves a checkpoint, or its pods are on their way out."""
     SUSPENDED = "Suspended"
-    """``spec.suspend`` is set and it holds nothing."""
+    """``spec.suspend`` is set, or a budget or deadline suspends it, and it holds nothing."""
     SUCCEEDED = "Succeeded"
     """All steps are done."""
     FAILED = "Failed"
@@ -49,6 +49,11 @@ class JobCondition(enum.StrEnum):
     """The job states all that the policy reads; False: defaults are used. Absent: none was ever used."""
     ON_TIME = "OnTime"
     """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
+    DEADLINE_AT_RISK = "DeadlineAtRisk"
+    """``spec.deadline`` has passed, or is not met as things are; False: it can be. Absent: there is none."""
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    """``spec.budget``, or the team's, is spent; False: it is not, and the message says whether it will be
+    enough. Absent: there is none."""
     MESSAGES_READABLE = "MessagesReadable"
     """The trainer's messages can be used. Absent: none was ever refused."""
     REPORTING = "Reporting"
@@ -183,13 +188,34 @@ class JobReason(enum.StrEnum):
 
     # OnTime
     DEADLINE_WITHIN_REACH = "DeadlineWithinReach"
-    """On time: the job's share is enough for its deadline."""
+    """On time, or not at risk: the job can meet its deadline."""
     DEADLINE_PASSED = "DeadlinePassed"
-    """Not on time: the deadline has passed; the job continues without one."""
+    """Not on time, or at risk: the deadline has passed."""
     DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
-    """Not on time: alone on its fastest GPUs it would be late; the job continues without a deadline."""
+    """Not on time, or at risk: alone on its fastest GPUs it would be late."""
     DEADLINE_CONTENDED = "DeadlineContended"
-    """Not on time: earlier deadlines need the GPUs; the job continues without a deadline."""
+    """Not on time, or at risk: earlier deadlines need the GPUs."""
+
+    DEADLINE_SPEED_TOO_LOW = "DeadlineSpeedTooLow"
+    """Deadline at risk: at its present speed the job would be late; faster GPUs could keep the deadline."""
+    DEADLINE_MET = "DeadlineMet"
+    """Deadline not at risk: the job succeeded before it."""
+    DEADLINE_MISSED = "DeadlineMissed"
+    """Not admitted or failed: the deadline has passed, and ``onDeadlineMissed`` ends the job."""
+    SPEED_UNKNOWN = "SpeedUnknown"
+    """Deadline or budget: no speed of the job is stated or measured yet, so that nothing can be forecast."""
+
+    # BudgetExhausted
+    BUDGET_SPENT = "BudgetSpent"
+    """Budget exhausted, not admitted, or failed: the job has cost what ``spec.budget`` allows."""
+    TEAM_BUDGET_SPENT = "TeamBudgetSpent"
+    """Budget exhausted or not admitted: the team's jobs have cost what the ClusterPolicy allows."""
+    BUDGET_SUFFICIENT = "BudgetSufficient"
+    """Budget not exhausted: it is enough on the cheapest GPUs."""
+    BUDGET_TOO_SMALL = "BudgetTooSmall"
+    """Budget not exhausted yet: even the cheapest GPUs would cost more than is left."""
+    PRICE_UNKNOWN = "PriceUnknown"
+    """Budget not exhausted: no pool that the job may use has a price."""
 
     # MessagesReadable
     ALL_MESSAGES_READ = "AllMessagesRead"
@@ -208,3 +234,9 @@ class JobReason(enum.StrEnum):
     """Succeeded: the last step is saved."""
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     """Failed: it failed more often than ``backoffLimit`` allows; lost pods and nodes do not count."""
+
+
+SUSPENSIONS = frozenset(
+    {JobReason.SUSPENDED, JobReason.BUDGET_SPENT, JobReason.TEAM_BUDGET_SPENT, JobReason.DEADLINE_MISSED}
+)
+"""Reasons of Admitted with which a job waits for its owner, and not for GPUs."""

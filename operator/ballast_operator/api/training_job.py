@@ -25,7 +25,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Refused, Rule, Time, schema
+from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Rule, Time, schema
+from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -87,10 +88,6 @@ class TrainingJobSpec(ApiModel):
             holds=lambda spec: not (spec.grow and spec.config.is_script),
         ),
     )
-    REFUSED = (
-        Refused("budget", "number", "this version does not stop a job by its cost. To fix: leave it out"),
-    )
-
     config: Annotated[
         JobConfig,
         PlainValidator(_read_config),
@@ -112,7 +109,15 @@ class TrainingJobSpec(ApiModel):
     entity: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The team it belongs to, one of the ClusterPolicy's ``objective.entities``; read by ``hierarchical``."""
     deadline: Time | None = None
-    """When it should be done, as 2030-01-31T12:00:00Z; kept, where it can be, by ``min-cost-slo``."""
+    """When it should be done, as 2030-01-31T12:00:00Z; kept, where it can be, by ``min-cost-slo``. Under
+    every policy the condition DeadlineAtRisk says, from the first decision on, whether it can be met."""
+    on_deadline_missed: OnLimit = OnLimit.CONTINUE
+    """What happens when ``deadline`` passes before the job is done."""
+    budget: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    """What it may cost in all, in the currency of ``pricePerGpuHour``; absent: no limit. The condition
+    BudgetExhausted says whether it is enough, from the job's first decision on."""
+    on_budget_exhausted: OnLimit = OnLimit.SUSPEND
+    """What happens when ``status.costSoFar`` reaches ``budget``. Its last checkpoint is still paid for."""
     grow: bool | None = None
     """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
     ``pipeline.maxStages``; absent: where it can, which a job without a model cannot. false: it is launched

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from ballast_operator.api.base import StatusModel, Step, Time, schema
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
-from ballast_operator.api.conditions import JobCondition, JobReason, JobState
+from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost
 
 _Text = Annotated[str, Field(max_length=4096)]
@@ -126,8 +126,8 @@ class TrainingJobStatus(StatusModel):
     state: JobState | None = None
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
-    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime, MessagesReadable,
-    Reconciled; at the end Succeeded or Failed."""
+    """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime, DeadlineAtRisk,
+    BudgetExhausted, MessagesReadable, Reconciled; at the end Succeeded or Failed."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None
@@ -162,7 +162,7 @@ class TrainingJobStatus(StatusModel):
     isolated: Isolated | None = None
     """For ``finish-time-fairness``: what an isolated equal share would have taken. Absent: no progress."""
     suspended_since: Time | None = None
-    """Since when ``spec.suspend`` is set; absent: it is not."""
+    """Since when it is suspended, by ``spec.suspend``, budget or deadline; absent: it is not."""
     suspended_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of earlier suspensions: they do not count as time that the job had to wait."""
     next_launch_at: Time | None = None
@@ -216,7 +216,7 @@ class TrainingJobStatus(StatusModel):
             return JobState.FAILED
         if self.allocation is None:
             admitted = self.condition(JobCondition.ADMITTED)
-            suspended = admitted is not None and admitted.reason == JobReason.SUSPENDED
+            suspended = admitted is not None and admitted.reason in SUSPENSIONS
             return JobState.SUSPENDED if suspended else JobState.WAITING
         if self.allocation.ending is not None:
             return JobState.STOPPING

@@ -32,6 +32,11 @@ WARNING_REASONS = frozenset(
         "DeadlinePassed",
         "DeadlineOutOfReach",
         "DeadlineContended",
+        "DeadlineSpeedTooLow",
+        "DeadlineMissed",
+        "BudgetSpent",
+        "BudgetTooSmall",
+        "TeamBudgetSpent",
         "NotBound",
         "NotAllowed",
         "NameTaken",
@@ -64,7 +69,17 @@ class Notice:
     message: str
 
 
-QUIET_AT_FIRST = frozenset({"WaitingForCapacity", "WaitingForPolicy", "Suspended"})
+QUIET_AT_FIRST = frozenset(
+    {
+        "WaitingForCapacity",
+        "WaitingForPolicy",
+        "Suspended",
+        "DeadlineWithinReach",
+        "BudgetSufficient",
+        "SpeedUnknown",
+        "PriceUnknown",
+    }
+)
 """Reasons with which a job's life may begin: the condition says it, thousands of Events would not help."""
 
 

@@ -136,7 +136,7 @@ class Reconciler:
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
-        if view.spec is None or view.deleting or view.status.finished or view.spec.suspend:
+        if view.spec is None or view.deleting or view.status.finished or view.hold(self._clock()):
             return view
         resources = frozenset(pool.gpu_resource for pool in self._board.pools.values())
         if self._observer.block(view, await self._checks.why_blocked(view, resources)):

@@ -9,8 +9,9 @@ from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import Assignment
+from ballast_operator.views.assignment import Advice, Assignment
 from ballast_operator.views.clock import Time
+from ballast_operator.views.hold import Hold
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
@@ -53,8 +54,15 @@ class DeleteJob:
     uid: str
 
 
-ALLOCATOR_CONDITIONS = frozenset({JobCondition.INPUTS_COMPLETE, JobCondition.ON_TIME})
-"""Conditions of a job that only the allocator can know."""
+ALLOCATOR_CONDITIONS = frozenset(
+    {
+        JobCondition.INPUTS_COMPLETE,
+        JobCondition.ON_TIME,
+        JobCondition.DEADLINE_AT_RISK,
+        JobCondition.BUDGET_EXHAUSTED,
+    }
+)
+"""Conditions of a job that the allocator sets, since it knows all GPUs, speeds and prices."""
 
 Action = Apply | CreatePod | DeletePod | WritePlan | DeleteJob
 
@@ -102,6 +110,11 @@ class ReconcileContext:
     gpu_resource: str = GPU_RESOURCE
 
     @property
+    def hold(self) -> Hold | None:
+        """Why the job must hold no GPUs; None: it may."""
+        return self.view.hold(self.now)
+
+    @property
     def allocation(self) -> JobAllocation:
         """The job's allocation, for steps that run only while it has one."""
         allocation = self.view.status.allocation
@@ -125,15 +138,22 @@ def with_condition(
     )
 
 
-def apply_allocator_conditions(context: ReconcileContext) -> TrainingJobStatus:
-    """The status with the conditions that the allocator sets; unchanged before it has decided."""
+def apply_allocator_conditions(
+    context: ReconcileContext, known: tuple[Advice, ...] = ()
+) -> TrainingJobStatus:
+    """The status with the conditions that the allocator sets; unchanged before it has decided.
+
+    ``known``: conditions that the pass itself knows better, since it is later than the decision.
+    """
     status, assignment = context.view.status, context.assignment
-    if assignment is None:
-        return status
-    said = {advice.type for advice in assignment.advice}
-    kept = tuple(c for c in status.conditions if c.type not in ALLOCATOR_CONDITIONS or c.type in said)
-    status = status.replace(conditions=kept)
-    for advice in assignment.advice:
+    certain = {advice.type for advice in known}
+    advised = known
+    if assignment is not None:
+        advised += tuple(advice for advice in assignment.advice if advice.type not in certain)
+        said = {advice.type for advice in advised}
+        kept = tuple(c for c in status.conditions if c.type not in ALLOCATOR_CONDITIONS or c.type in said)
+        status = status.replace(conditions=kept)
+    for advice in advised:
         status = with_condition(context, status, advice.type, advice.value, advice.reason, advice.message)
     return status
 

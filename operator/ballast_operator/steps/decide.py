@@ -1,6 +1,7 @@
 """What a job's pass does: from a view to a result, without side effects."""
 
 import dataclasses
+import math
 
 from ballast_policies.contract import GPU_RESOURCE
 
@@ -9,13 +10,14 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import NameTaken, NotAllowed, OperatorError
 from ballast_operator.settings import JobSettings
-from ballast_operator.steps.accounting import account_suspension
 from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
     apply_allocator_conditions,
     with_status,
 )
+from ballast_operator.steps.costs.accounting import account_suspension
+from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.stopping import begin_termination
@@ -72,10 +74,16 @@ def decide(
         gpu_resource=gpu_resource,
     )
     if not view.status.finished:
-        status = account_suspension(context, apply_allocator_conditions(context))
+        context = with_status(context, with_cost_for_budget(context))
+        status = apply_allocator_conditions(context, limits_reached(context))
+        status = account_suspension(context, status)
         status = with_refused_messages(context, status)
         context = with_status(context, status)
-    return take_step(context)
+    result = take_step(context)
+    again, limit = result.requeue_after_seconds, seconds_to_next_limit(context)
+    if math.isinf(limit):
+        return result
+    return dataclasses.replace(result, requeue_after_seconds=limit if again is None else min(again, limit))
 
 
 def _misconfigured(view: JobView, now: Time) -> TrainingJobStatus:

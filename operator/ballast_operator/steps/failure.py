@@ -30,7 +30,8 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
         case Why.DONE:
             return f"{view.finished_step} of {context.spec.config.total_steps} steps are done and saved"
         case Why.SUSPENDED:
-            return "spec.suspend is set"
+            hold = context.hold
+            return hold.message if hold is not None else "the job is suspended"
         case Why.TAKEN_BACK:
             why = context.assignment.why if context.assignment is not None else ""
             return why or "the allocator took the GPUs back"

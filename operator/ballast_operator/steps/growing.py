@@ -11,7 +11,6 @@ from ballast_policies.protocol.observed import Deadline, Gang
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.desired.pod import pod_object
-from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     CreatePod,
     ReconcileContext,
@@ -19,6 +18,7 @@ from ballast_operator.steps.context import (
     WritePlan,
     with_condition,
 )
+from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.failure import describe
 from ballast_operator.steps.gang import ranks_of
 from ballast_operator.steps.observed import seconds_left

@@ -27,7 +27,7 @@ def observed(context: ReconcileContext) -> Observed:
     """The job as the machine sees it."""
     view, spec, status = context.view, context.spec, context.view.status
     allocation, plan, lease = status.allocation, view.plan, view.lease
-    gang = None
+    hold, gang = context.hold, None
     if allocation is not None:
         gang = Gang(
             launch=allocation.launch,
@@ -50,7 +50,8 @@ def observed(context: ReconcileContext) -> Observed:
         heard=_heard(lease),
         proposal=_proposal(context),
         finished=view.finished_step is not None or _said_to_be_done(context),
-        suspended=spec.suspend,
+        suspended=hold is not None,
+        fails=hold is not None and hold.fails,
         offer=_offer(context),
         gpus_free=not context.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),

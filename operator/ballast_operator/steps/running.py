@@ -8,8 +8,8 @@ from ballast_policies.contract import Directive, Report
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Progress, Rebalancing, TrainingJobStatus
-from ballast_operator.steps.accounting import accrue_cost, accrue_isolated_time, accrue_lost_steps
 from ballast_operator.steps.context import ReconcileContext, seconds_since, with_condition
+from ballast_operator.steps.costs.accounting import accrue_cost, accrue_isolated_time, accrue_lost_steps
 from ballast_operator.steps.messages import with_reporting
 
 N = TypeVar("N", int, float)

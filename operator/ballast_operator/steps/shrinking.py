@@ -7,13 +7,13 @@ from ballast_policies.protocol.moves import RecordShrink
 
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import Repacking, Survivor
-from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
     WritePlan,
     with_condition,
 )
+from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.proposal import refusal
 
 KEPT_REPACKS = 20

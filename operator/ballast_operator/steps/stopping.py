@@ -9,7 +9,6 @@ from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import Ending
 from ballast_operator.api.training_job_status import Progress, TrainingJobStatus
-from ballast_operator.steps.accounting import accrue_cost
 from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
@@ -17,6 +16,8 @@ from ballast_operator.steps.context import (
     seconds_since,
     with_condition,
 )
+from ballast_operator.steps.costs.accounting import accrue_cost
+from ballast_operator.steps.costs.limits import with_final_deadline
 from ballast_operator.steps.failure import EXITED_WELL
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.steps.running import progress
@@ -87,6 +88,7 @@ def succeed(context: ReconcileContext) -> StepResult:
     message = EXITED_WELL if view.is_script else f"{view.finished_step} steps are done"
     message = ending.message if ending.cause is Cause.COMPLETED else message
     status = with_condition(context, status, JobCondition.SUCCEEDED, True, JobReason.ALL_STEPS_DONE, message)
+    status = with_final_deadline(context, status)
     status = _closed(
         context,
         status,
@@ -110,12 +112,22 @@ def release_gpus(context: ReconcileContext, *, failed: bool) -> StepResult:
         return StepResult(
             status=_closed(context, status, ending.message), allocate=True, requeue_after_seconds=0.0
         )
-    if ending.cause is Cause.SUSPENDED:
-        reason, message = JobReason.SUSPENDED, "spec.suspend is set"
+    hold = context.hold
+    if ending.cause is Cause.SUSPENDED and hold is not None:
+        reason, message = hold.reason, hold.message
     else:
         reason, message = JobReason.PENDING, f"to be launched again after {ending.cause}: {ending.message}"
     status = with_condition(context, status, JobCondition.ADMITTED, False, reason, message)
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
+
+
+def fail_at_limit(context: ReconcileContext) -> StepResult:
+    """The job holds nothing, and its budget or deadline ends it: it has failed for good."""
+    hold = context.hold
+    assert hold is not None
+    status = context.view.status.replace(finished_at=context.now, next_launch_at=None)
+    status = with_condition(context, status, JobCondition.FAILED, True, hold.reason, hold.message)
+    return StepResult(status=_closed(context, status, hold.message), allocate=True, requeue_after_seconds=0.0)
 
 
 def _closed(context: ReconcileContext, status: TrainingJobStatus, message: str) -> TrainingJobStatus:

@@ -11,6 +11,7 @@ from ballast_policies.protocol.moves import (
     CreatePods,
     DeleteJob,
     End,
+    GiveUp,
     Launch,
     RecordGrowth,
     RecordShrink,
@@ -38,7 +39,13 @@ from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
 from ballast_operator.steps.running import next_look, track_progress
 from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, write_shrink
-from ballast_operator.steps.stopping import ask_to_save, begin_termination, release_gpus, succeed
+from ballast_operator.steps.stopping import (
+    ask_to_save,
+    begin_termination,
+    fail_at_limit,
+    release_gpus,
+    succeed,
+)
 from ballast_operator.steps.waiting import launch, wait, with_size
 
 WITH_PLAN = frozenset({State.TRAINING, State.SHRINKING, State.JOINING, State.GROWING})
@@ -99,6 +106,8 @@ def _carry_out(context: ReconcileContext, decision: Decision) -> StepResult:
             return release_gpus(context, failed=failed)
         case Succeed():
             return succeed(context)
+        case GiveUp():
+            return fail_at_limit(context)
         case DeleteJob():
             return StepResult(status=context.view.status, actions=(actions.DeleteJob(context.view.uid),))
 

@@ -29,9 +29,9 @@ def wait(context: ReconcileContext, waiting: Wait) -> StepResult:
             status = _not_admitted(context, status, JobReason.WAITING_FOR_RELEASED_PODS, message)
             return StepResult(status=status, requeue_after_seconds=LOOK_AGAIN_SECONDS)
         case WaitFor.RESUME:
-            return StepResult(
-                status=_not_admitted(context, status, JobReason.SUSPENDED, "spec.suspend is set")
-            )
+            hold = context.hold
+            assert hold is not None
+            return StepResult(status=_not_admitted(context, status, hold.reason, hold.message))
         case WaitFor.PAUSE:
             assert status.next_launch_at is not None
             reason, message = _why_it_pauses(context)

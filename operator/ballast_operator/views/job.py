@@ -8,6 +8,7 @@ from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.clock import Time
+from ballast_operator.views.hold import Hold, hold
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 from ballast_operator.views.spec import JobSpec
@@ -64,6 +65,10 @@ class JobView:
     created: Time | None = None
     avoided: frozenset[str] = frozenset()
     blocked: Blocked | None = None
+
+    def hold(self, now: Time) -> Hold | None:
+        """Why the job must hold no GPUs; None: it may."""
+        return None if self.spec is None else hold(self.spec, self.status, now)
 
     @property
     def unpaid_since(self) -> Time | None:

@@ -12,6 +12,7 @@ from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
+from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
@@ -35,6 +36,9 @@ class JobSpec:
         grow: its gang may become smaller and larger while it trains.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
+        on_deadline_missed: what happens when it passes.
+        budget: what it may cost in all; None: no limit.
+        on_budget_exhausted: what happens when that is spent.
     """
 
     config: JobConfig
@@ -48,6 +52,9 @@ class JobSpec:
     grow: bool = True
     entity: str | None = None
     deadline: Time | None = None
+    on_deadline_missed: OnLimit = OnLimit.CONTINUE
+    budget: float | None = None
+    on_budget_exhausted: OnLimit = OnLimit.SUSPEND
 
     @functools.cached_property
     def config_fields(self) -> Mapping[str, Any]:
@@ -197,4 +204,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         template=spec.template.as_object(),
         entity=spec.entity,
         deadline=spec.deadline,
+        on_deadline_missed=spec.on_deadline_missed,
+        budget=spec.budget,
+        on_budget_exhausted=spec.on_budget_exhausted,
     )

@@ -14,6 +14,7 @@ from ballast_policies.protocol.moves import (
     Decision,
     DeleteJob,
     End,
+    GiveUp,
     Launch,
     Move,
     RecordGrowth,
@@ -103,7 +104,7 @@ def _wait_or_launch(seen: Observed) -> Move:
     if seen.strays:
         return Wait(WaitFor.OLD_PODS)
     if seen.suspended:
-        return Wait(WaitFor.RESUME)
+        return GiveUp() if seen.fails else Wait(WaitFor.RESUME)
     if Deadline.PAUSE not in seen.over:
         return Wait(WaitFor.PAUSE, Deadline.PAUSE)
     if offer is None or offer.launch != seen.launches or offer.kind is OfferKind.KEEP:

@@ -164,6 +164,11 @@ class Succeed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Write that the job, which holds nothing, has failed for good: it has reached a limit of its owner's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete the job itself."""
 
@@ -181,6 +186,7 @@ Move = (
     | End
     | Release
     | Succeed
+    | GiveUp
     | DeleteJob
 )
 

@@ -162,6 +162,8 @@ class Observed:
         acknowledged: the epoch that rank 0 has acknowledged; 0: none.
         heard: the highest epoch that the trainer has spoken of; 0: none.
         finished: the last step is done and saved.
+        suspended: it should hold no GPUs: its owner, its budget or its deadline says so.
+        fails: with ``suspended``: it is not resumed, and has failed once it holds nothing.
         offer: None: the allocator has not decided.
         gpus_free: the GPUs that the next launch or growth would take are free; of a launch whose pods have
             not been made: no other job has taken them.
@@ -184,6 +186,7 @@ class Observed:
     proposal: ProposedShrink | None = None
     finished: bool = False
     suspended: bool = False
+    fails: bool = False
     offer: Offer | None = None
     gpus_free: bool = True
     over: frozenset[Deadline] = frozenset()

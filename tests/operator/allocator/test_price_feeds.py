@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from ballast_operator.allocator.price_feeds import MOST_NAMED, READ_SECONDS, PriceFeeds, prices_current
+from ballast_operator.allocator.costs.price_feeds import MOST_NAMED, READ_SECONDS, PriceFeeds, prices_current
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.read import read_cluster_policy
 from ballast_operator.errors import Forbidden, NotFound, Unavailable

@@ -117,6 +117,9 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         ],
         "weight": draw(st.floats(1e-3, 1e6)),
         "entity": draw(NAMES),
+        "budget": draw(st.floats(0.01, 1e9)),
+        "onBudgetExhausted": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
+        "onDeadlineMissed": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
         "deadline": f"20{draw(st.integers(30, 99))}-01-31T12:00:00Z",
         "checkpoint": {
             "path": "/" + draw(NAMES),

@@ -3,7 +3,7 @@
 import datetime
 
 import pytest
-from ballast_operator.allocator.bill import pool_infos
+from ballast_operator.allocator.costs.bill import pool_infos
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.views.assignment import MOST_EARLIER, PoolInfo
 

@@ -199,7 +199,7 @@ def wants_gpus(view: JobView, now: Time) -> bool:
         return False
     if view.blocked is not None and status.allocation is None:
         return False
-    if view.spec.suspend or (status.next_launch_at is not None and status.next_launch_at > now):
+    if view.hold(now) is not None or (status.next_launch_at is not None and status.next_launch_at > now):
         return False
     return (
         status.allocation is None

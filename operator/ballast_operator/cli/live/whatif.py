@@ -79,7 +79,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
     """
     from ballast_policies.allocation.problem import ProblemError
 
-    from ballast_operator.allocator.price_feeds import saved_prices, with_prices
+    from ballast_operator.allocator.costs.price_feeds import saved_prices, with_prices
     from ballast_operator.allocator.problem.snapshot import take_snapshot
     from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ballast_operator.allocator.allocator import Allocator
-from ballast_operator.allocator.price_feeds import PriceFeeds
+from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.policy_conditions import PolicyReason

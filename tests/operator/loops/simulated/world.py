@@ -67,6 +67,7 @@ class World:
         self.uids_of_pods: dict[Key, set[str]] = {}
         self.admission: Callable[[Kind, Mapping[str, Any]], None] = lambda kind, body: None
         self.dry_runs = 0
+        self.events: list[str] = []
 
     # What tests and simulated machines use: no rules but versions.
 
@@ -216,6 +217,7 @@ class FakeCluster:
         if self.world.get(kind, namespace, name) is not None:
             raise Conflict(f"{kind.kind} {namespace}/{name} exists")
         if kind is EVENT:
+            self.world.events.append(body["reason"])
             return self._end(kind, "post", dict(body))
         if kind is POD:
             self._intent_is_written(body)

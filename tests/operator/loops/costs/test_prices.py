@@ -9,7 +9,7 @@ from ballast_operator.kube.kinds import NODE, POLICY
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "clusterpolicy.yaml"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "clusterpolicy.yaml"
 
 
 def shipped(policy: str) -> Simulation:

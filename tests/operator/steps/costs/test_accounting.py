@@ -2,7 +2,8 @@
 
 import pytest
 from ballast_operator.api.training_job_status import Isolated
-from ballast_operator.steps.accounting import account_suspension, accrue_cost, accrue_isolated_time
+from ballast_operator.steps.context import with_status
+from ballast_operator.steps.costs.accounting import account_suspension, accrue_cost, accrue_isolated_time
 
 from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view
 
@@ -15,11 +16,20 @@ def test_a_gang_costs_its_gpus_times_hours_times_price():
     assert accrue_cost(context, once).cost_so_far == pytest.approx(10.0)
 
 
-def test_a_job_without_gpus_or_without_a_price_costs_nothing():
+def test_a_job_without_gpus_costs_nothing():
     """The status is returned as it was."""
-    idle, unpriced = a_context(an_idle_view(), price_per_hour=2.5), a_context(price_per_hour=0.0)
+    idle = a_context(an_idle_view(), price_per_hour=2.5)
     assert accrue_cost(idle, idle.view.status) == idle.view.status
-    assert accrue_cost(unpriced, unpriced.view.status) == unpriced.view.status
+
+
+def test_time_without_a_price_is_not_paid_when_there_is_one():
+    """The GPU time is summed up at no cost, so that a price that is set later counts from then on."""
+    unpriced = a_context(seconds=100, price_per_hour=0.0)
+    status = accrue_cost(unpriced, unpriced.view.status)
+    assert (status.cost_so_far, status.cost_at) == (0.0, after(100))
+    assert [entry.gpu_seconds for entry in status.pool_costs] == [400.0]
+    priced = a_context(with_status(unpriced, status).view, seconds=136, price_per_hour=100.0)
+    assert accrue_cost(priced, status).cost_so_far == pytest.approx(4 * 36 / 3600 * 100)
 
 
 def test_suspended_time_is_summed_up_when_the_job_resumes():

@@ -5,7 +5,7 @@ import datetime
 import json
 
 import pytest
-from ballast_operator.allocator.price_feeds import READ_SECONDS
+from ballast_operator.allocator.costs.price_feeds import READ_SECONDS
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.cli.live.whatif import read_snapshot

@@ -15,7 +15,7 @@ from ballast_operator.views.job import unpaid_since
 def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status with the cost of the gang it holds brought up to now; call before the gang changes."""
     allocation = status.allocation
-    if allocation is None or context.price_per_hour <= 0:
+    if allocation is None:
         return status
     since = unpaid_since(status)
     assert since is not None
@@ -57,9 +57,9 @@ MOST_POOLS = 256
 
 
 def account_suspension(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
-    """The status with the clock of ``spec.suspend`` started or stopped."""
+    """The status with the clock of the job's suspensions started or stopped."""
     since = status.suspended_since
-    if context.spec.suspend:
+    if context.hold is not None:
         return status if since is not None else status.replace(suspended_since=context.now)
     if since is None:
         return status

@@ -1,0 +1,1 @@
+"""Prices, the bill, budgets and forecasts of costs."""

@@ -1,0 +1,153 @@
+"""The conditions ``DeadlineAtRisk`` and ``BudgetExhausted``: what deadline and budget are feasible.
+
+They are there from the first decision on a job, before it has cost anything, under every policy.
+"""
+
+from ballast_policies.allocation.problem import Allocation
+from ballast_policies.allocation.registry import find_policy
+from ballast_policies.prices.forecast import Way, cheapest, fastest, way
+
+from ballast_operator.allocator.deadlines import in_two_digits
+from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.views.assignment import Advice
+from ballast_operator.views.hold import budget_spent
+from ballast_operator.views.job import JobView
+
+LATE_AGAIN = 0.95
+"""A deadline at risk by the job's speed remains so until the job needs less than this part of the time."""
+
+UNKNOWN = (
+    "nothing can be forecast before a speed of the job is measured. "
+    "To fix: state spec.throughput, or let it run"
+)
+
+
+def limit_advice(
+    policy: str, snapshot: Snapshot, job: SnapshotJob, view: JobView, allocation: Allocation
+) -> tuple[Advice, ...]:
+    """The job's conditions about its deadline and its budget; nothing where it has neither."""
+    spec = view.spec
+    if spec is None or (spec.budget is None and job.job.deadline is None):
+        return ()
+    ways = () if job.name in snapshot.unmeasured else ways_of(snapshot, job)
+    found = []
+    if job.job.deadline is not None:
+        met = None
+        if allocation.policy == policy and find_policy(policy).names_unmet_deadlines:
+            met = job.name not in allocation.unmet_deadlines
+        at_risk, reason, message = _deadline(job, view, ways, met=met)
+        kind = JobCondition.DEADLINE_AT_RISK
+        found.append(Advice(type=kind, value=at_risk, reason=reason, message=message))
+    if spec.budget is not None and not budget_spent(spec, view.status):
+        reason, message = _budget(job, view, spec.budget, ways)
+        kind = JobCondition.BUDGET_EXHAUSTED
+        found.append(Advice(type=kind, value=False, reason=reason, message=message))
+    return tuple(found)
+
+
+def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:
+    """The rest of the job in every pool that it may use, with each size that it may have."""
+    steps, found = job.job.steps_remaining or 0.0, []
+    for pool in snapshot.capacity.pools:
+        speed = job.job.throughput.get(pool.gpu_type, 0.0)
+        sizes = {job.job.gpus: speed}
+        if job.elastic is not None:
+            sizes = dict(job.elastic.speeds.get(pool.gpu_type, {}))
+        for gpus, rate in sizes.items():
+            one = way(
+                pool.pool,
+                pool.gpu_type,
+                gpus=gpus,
+                price_per_gpu_hour=pool.price,
+                steps=steps,
+                speed=rate if pool.gpus >= gpus else 0.0,
+            )
+            if one is not None:
+                found.append(one)
+    return tuple(found)
+
+
+def _deadline(
+    job: SnapshotJob, view: JobView, ways: tuple[Way, ...], *, met: bool | None
+) -> tuple[bool, JobReason, str]:
+    """(at risk, reason, message); ``met``: what the policy says, None where it does not look at deadlines."""
+    left = job.job.deadline or 0.0
+    if left <= 0:
+        return True, JobReason.DEADLINE_PASSED, "spec.deadline has passed. To fix: set a later spec.deadline"
+    best = fastest(ways)
+    if best is None:
+        return False, JobReason.SPEED_UNKNOWN, UNKNOWN
+    told = f"spec.deadline is in {in_two_digits(left)}; {_forecast(job, ways, left)}"
+    later = "To fix: set a later spec.deadline"
+    if best.seconds > left:
+        message = f"{told}. {later}, or lower totalSteps"
+        return True, JobReason.DEADLINE_OUT_OF_REACH, message
+    if met is False:
+        message = f"{told}; jobs with earlier deadlines need the same GPUs. {later}, or add nodes"
+        return True, JobReason.DEADLINE_CONTENDED, message
+    known = view.status.condition(JobCondition.DEADLINE_AT_RISK)
+    was_late = known is not None and known.is_true and known.reason == JobReason.DEADLINE_SPEED_TOO_LOW
+    here = _present(job)
+    if met is None and here is not None and here > (LATE_AGAIN * left if was_late else left):
+        message = (
+            f"where it runs it needs {in_two_digits(here)}; {told}. {later}, raise spec.weight, or use the "
+            "policy min-cost-slo, which reads deadlines"
+        )
+        return True, JobReason.DEADLINE_SPEED_TOO_LOW, message
+    return False, JobReason.DEADLINE_WITHIN_REACH, told
+
+
+def _present(job: SnapshotJob) -> float | None:
+    """Seconds to the job's last step where it runs; None: it does not run, or its speed is not known."""
+    held = job.placement
+    if held is None:
+        return None
+    speed = job.job.throughput.get(held.gpu_type, 0.0)
+    if job.elastic is not None:
+        speed = job.elastic.speed(held.gpu_type, len(held.nodes))
+    return (job.job.steps_remaining or 0.0) / speed if speed > 0 else None
+
+
+def _budget(job: SnapshotJob, view: JobView, budget: float, ways: tuple[Way, ...]) -> tuple[JobReason, str]:
+    if not ways:
+        return JobReason.SPEED_UNKNOWN, UNKNOWN
+    time = job.job.deadline
+    time = time if time is not None and time > 0 else float("inf")
+    least = cheapest(ways, within_seconds=time) or cheapest(ways)
+    if least is None or least.cost is None:
+        message = "no pool that the job may use has a price. To fix: set nodePools[].pricePerGpuHour"
+        return JobReason.PRICE_UNKNOWN, message
+    spent = view.status.cost_so_far
+    told = f"{_amount(budget - spent)} of {budget:.10g} are left; {_forecast(job, ways, time)}"
+    if spent + least.cost > budget:
+        needed = _amount(1.05 * (spent + least.cost))
+        message = f"{told}. To fix: raise spec.budget to about {needed}, or lower totalSteps"
+        return JobReason.BUDGET_TOO_SMALL, message
+    return JobReason.BUDGET_SUFFICIENT, told
+
+
+def _forecast(job: SnapshotJob, ways: tuple[Way, ...], within_seconds: float) -> str:
+    """What is left, at its cheapest and at its fastest, by two digits: each change is a write."""
+    steps = job.job.steps_remaining or 0.0
+    parts = [f"the remaining steps, about {_amount(steps)},"]
+    least, best = cheapest(ways), fastest(ways)
+    in_time = cheapest(ways, within_seconds=within_seconds)
+    if least is not None:
+        parts.append(f"{_as_text(least)} at the cheapest")
+    if in_time is not None and in_time != least:
+        parts.append(f"and {_as_text(in_time)} at the cheapest before the deadline")
+    if best is not None and best not in (least, in_time):
+        parts.append(f"{'and ' if least is not None else ''}{_as_text(best)} at the fastest")
+    return " ".join(parts)
+
+
+def _as_text(one: Way) -> str:
+    price = "" if one.cost is None else f"cost {_amount(one.cost)} and "
+    return f"{price}take {in_two_digits(one.seconds)} on {one.gpus} x {one.gpu_type} of pool {one.pool}"
+
+
+def _amount(value: float) -> str:
+    """By two digits, without an exponent."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:.10f}".rstrip("0").rstrip(".") or "0"

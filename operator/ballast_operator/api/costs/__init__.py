@@ -1,0 +1,1 @@
+"""Prices, costs and budgets: parts of both resources."""

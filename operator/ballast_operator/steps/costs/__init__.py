@@ -1,0 +1,1 @@
+"""What a job has cost and done twice, and its budget and deadline."""

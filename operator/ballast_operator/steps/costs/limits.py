@@ -1,0 +1,72 @@
+"""A job's budget and deadline as its pass sees them: reached or not, and when to look again."""
+
+import math
+
+from ballast_policies.accounting import cost
+
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.costs.budgets import OnLimit
+from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.steps.context import ReconcileContext, with_condition
+from ballast_operator.steps.costs.accounting import accrue_cost
+from ballast_operator.views.assignment import Advice
+from ballast_operator.views.clock import show
+from ballast_operator.views.hold import budget_message, budget_spent, deadline_message, deadline_passed
+
+
+def with_cost_for_budget(context: ReconcileContext) -> TrainingJobStatus:
+    """The status of a job with a budget, its cost brought up to now."""
+    status = context.view.status
+    return status if context.spec.budget is None else accrue_cost(context, status)
+
+
+def limits_reached(context: ReconcileContext) -> tuple[Advice, ...]:
+    """Conditions that the pass knows better than the last decision: what is reached, and what is no more."""
+    spec, status = context.spec, context.view.status
+    found = []
+    kind = JobCondition.BUDGET_EXHAUSTED
+    if budget_spent(spec, status):
+        message = budget_message(spec, fails=spec.on_budget_exhausted is OnLimit.FAIL)
+        found.append(Advice(type=kind, value=True, reason=JobReason.BUDGET_SPENT, message=message))
+    elif _is(status, kind, JobReason.BUDGET_SPENT):
+        message = "spec.budget is above what the job has cost"
+        found.append(Advice(type=kind, value=False, reason=JobReason.BUDGET_SUFFICIENT, message=message))
+    kind = JobCondition.DEADLINE_AT_RISK
+    if deadline_passed(spec, context.now):
+        message = deadline_message(spec, fails=spec.on_deadline_missed is OnLimit.FAIL)
+        found.append(Advice(type=kind, value=True, reason=JobReason.DEADLINE_PASSED, message=message))
+    elif _is(status, kind, JobReason.DEADLINE_PASSED):
+        message = "spec.deadline is in the future"
+        found.append(Advice(type=kind, value=False, reason=JobReason.DEADLINE_WITHIN_REACH, message=message))
+    return tuple(found)
+
+
+def _is(status: TrainingJobStatus, kind: JobCondition, reason: JobReason) -> bool:
+    condition = status.condition(kind)
+    return condition is not None and condition.is_true and condition.reason == reason
+
+
+def seconds_to_next_limit(context: ReconcileContext) -> float:
+    """Until the budget is spent at the present price, or the deadline passes; infinite: neither will be."""
+    spec, status, left = context.spec, context.view.status, math.inf
+    allocation = status.allocation
+    if status.finished:
+        return left
+    if spec.deadline is not None and not deadline_passed(spec, context.now):
+        left = (spec.deadline - context.now).total_seconds()
+    if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
+        per_second = cost(float(allocation.gpus), context.price_per_hour)
+        if per_second > 0:
+            left = min(left, (spec.budget - status.cost_so_far) / per_second)
+    return max(0.0, left)
+
+
+def with_final_deadline(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status of a job that has succeeded, with what became of its deadline."""
+    deadline = context.spec.deadline
+    if deadline is None or deadline_passed(context.spec, context.now):
+        return status
+    message = f"the job was done before spec.deadline, {show(deadline)}"
+    return with_condition(
+        context, status, JobCondition.DEADLINE_AT_RISK, False, JobReason.DEADLINE_MET, message
+    )

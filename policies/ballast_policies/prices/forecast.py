@@ -1,0 +1,60 @@
+"""What the rest of a job takes and costs on each kind of GPUs: what deadline and budget are feasible."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from ballast_policies.accounting import cost
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The rest of a job on one kind of GPUs, alone and without interruptions.
+
+    Attributes:
+        pool: where.
+        gpu_type: of its GPUs.
+        gpus: how many.
+        seconds: until the last step.
+        cost: None: the price is not known.
+    """
+
+    pool: str
+    gpu_type: str
+    gpus: int
+    seconds: float
+    cost: float | None
+
+
+def way(
+    pool: str, gpu_type: str, *, gpus: int, price_per_gpu_hour: float, steps: float, speed: float
+) -> Way | None:
+    """The rest of a job of ``steps`` steps at ``speed`` steps/s; None where it does not run.
+
+    ``price_per_gpu_hour`` 0: not known.
+    """
+    if not (0 < speed < math.inf and 0 <= steps < math.inf):
+        return None
+    seconds = steps / speed
+    paid = cost(gpus * seconds, price_per_gpu_hour) if price_per_gpu_hour > 0 else None
+    if not math.isfinite(seconds) or (paid is not None and not math.isfinite(paid)):
+        return None
+    return Way(pool=pool, gpu_type=gpu_type, gpus=gpus, seconds=seconds, cost=paid)
+
+
+def cheapest(ways: Sequence[Way], *, within_seconds: float = math.inf) -> Way | None:
+    """The cheapest way that takes at most ``within_seconds``, of equally cheap ones the fastest.
+
+    None where none with a known price does.
+    """
+    priced = [one for one in ways if one.cost is not None and one.seconds <= within_seconds]
+    return min(priced, key=lambda one: (one.cost, one.seconds, one.pool, one.gpus), default=None)
+
+
+def fastest(ways: Sequence[Way]) -> Way | None:
+    """The fastest way, of equally fast ones the cheapest; None where there is none."""
+
+    def order(one: Way) -> tuple[float, float, str, int]:
+        return one.seconds, math.inf if one.cost is None else one.cost, one.pool, one.gpus
+
+    return min(ways, key=order, default=None)

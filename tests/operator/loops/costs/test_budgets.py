@@ -1,0 +1,222 @@
+"""A job's budget and deadline: what is said at once, and what happens when they are reached."""
+
+import datetime
+
+import pytest
+from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_operator.report.explanation import explain_job
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, START, Simulation
+
+SPEEDS = [
+    {"gpuType": "fast", "stages": 2, "stepsPerSecond": 10.0},
+    {"gpuType": "slow", "stages": 2, "stepsPerSecond": 1.0},
+]
+PER_SECOND = 2 * 36.0 / 3600  # of two fast GPUs
+
+
+def cluster(policy: str = "max-throughput", **nodes: int) -> Simulation:
+    """Fast GPUs at 36 an hour, slow ones at 1.8: a hundred steps cost 0.2 on fast ones, 0.1 on slow ones."""
+    found = nodes or {"fast": 2, "slow": 2}
+    named = {f"n-{pool}": (pool, gpus) for pool, gpus in found.items()}
+    simulation = Simulation(nodes=named, roundSeconds=20)
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["objective"] = {"policy": policy}
+    for pool in item["spec"]["nodePools"]:
+        pool["pricePerGpuHour"] = {"fast": 36.0, "slow": 1.8}[pool["name"]]
+    simulation.world.put(POLICY, item)
+    return simulation
+
+
+def add(simulation: Simulation, steps: int = 100_000, **spec) -> None:
+    simulation.add_job("one", totalSteps=steps, trainer={"total": steps}, throughput=SPEEDS, **spec)
+
+
+def condition(simulation: Simulation, kind: str):
+    return simulation.status("one").condition(kind)
+
+
+def change(simulation: Simulation, **spec) -> None:
+    """The owner edits the job; None: a field is removed."""
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    changed = item["spec"] | spec
+    item["spec"] = {name: value for name, value in changed.items() if value is not None}
+    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
+    simulation.world.put(JOB, item)
+
+
+async def ticks(simulation: Simulation, count: int) -> None:
+    for _ in range(count):
+        await simulation.tick()
+
+
+def at(seconds: float) -> str:
+    return (START + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def events(simulation: Simulation) -> list[str]:
+    return simulation.world.events
+
+
+async def test_a_spent_budget_suspends_the_job_after_a_checkpoint_and_raising_it_resumes_there():
+    """With an Event; no step is lost, and what it cost is within a few seconds of the budget."""
+    simulation = cluster(fast=2)
+    add(simulation, budget=1.0)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    status = simulation.status("one")
+    assert 1.0 <= status.cost_so_far < 1.0 + 10 * PER_SECOND
+    assert condition(simulation, "BudgetExhausted").is_true
+    assert condition(simulation, "Admitted").reason == "BudgetSpent"
+    assert "raise spec.budget" in condition(simulation, "Admitted").message
+    assert "BudgetSpent" in events(simulation)
+    assert not simulation.pods("one")
+    assert status.lost_steps == 0
+    saved = simulation.trainers["one"].saved
+    assert saved > 0
+    await ticks(simulation, 30)
+    assert simulation.status("one").cost_so_far == status.cost_so_far
+    change(simulation, budget=3.0)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert simulation.trainers["one"].resumed_from == [0, saved]
+    assert not condition(simulation, "BudgetExhausted").is_true
+    assert simulation.status("one").suspended_seconds >= 30
+    assert not simulation.status("one").restarts
+
+
+async def test_a_spent_budget_fails_the_job_for_good_where_its_owner_wants_that():
+    """It saves first; raising the budget later changes nothing."""
+    simulation = cluster(fast=2)
+    add(simulation, budget=1.0, onBudgetExhausted="Fail")
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    assert simulation.trainers["one"].saved > 0
+    assert condition(simulation, "Failed").reason == "BudgetSpent"
+    assert simulation.status("one").finished_at is not None
+    change(simulation, budget=100.0)
+    await ticks(simulation, 30)
+    assert simulation.state("one") == "Failed"
+    assert not simulation.pods("one")
+
+
+async def test_a_spent_budget_is_only_said_where_its_owner_wants_that():
+    """The job continues."""
+    simulation = cluster(fast=2)
+    add(simulation, budget=1.0, onBudgetExhausted="Continue")
+    await simulation.until(lambda: (c := condition(simulation, "BudgetExhausted")) is not None and c.is_true)
+    since = condition(simulation, "BudgetExhausted").last_transition_time
+    await ticks(simulation, 100)
+    assert simulation.state("one") == "Running"
+    assert simulation.status("one").cost_so_far > 2.0
+    assert condition(simulation, "BudgetExhausted").last_transition_time == since
+
+
+async def test_at_once_the_job_says_what_its_budget_and_deadline_would_need():
+    """Before it has cost anything: the cheapest and the fastest GPUs, with cost and time."""
+    simulation = cluster()
+    add(simulation, steps=36_000, budget=10.0, deadline=at(7200))
+    await simulation.tick()
+    budget, deadline = condition(simulation, "BudgetExhausted"), condition(simulation, "DeadlineAtRisk")
+    assert (budget.status, budget.reason) == ("False", "BudgetTooSmall")
+    # 10 h on the slow ones are 36 USD; 1 h on the fast ones is 72 USD, and only that is in time.
+    assert "about 36,000" in budget.message
+    assert "cost 36 and take 10 h on 2 x slow of pool slow at the cheapest" in budget.message
+    assert "cost 72 and take 60 min on 2 x fast of pool fast at the cheapest before" in budget.message
+    assert "raise spec.budget to about 76" in budget.message
+    assert (deadline.status, deadline.reason) == ("False", "DeadlineWithinReach")
+    found = await explain_job(simulation.cluster, NAMESPACE, "one")
+    assert {"BudgetTooSmall", "DeadlineWithinReach"} <= {c["reason"] for c in found.conditions}
+
+
+async def test_a_budget_that_is_enough_says_so_and_the_job_ends_within_it():
+    """To a success that leaves no complaint."""
+    simulation = cluster(fast=2)
+    add(simulation, steps=600, budget=5.0, deadline=at(3600))
+    await simulation.tick()
+    assert condition(simulation, "BudgetExhausted").reason == "BudgetSufficient"
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    assert condition(simulation, "DeadlineAtRisk").reason == "DeadlineMet"
+    assert not condition(simulation, "BudgetExhausted").is_true
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "reason"),
+    [
+        ("Continue", "Running", "Assigned"),
+        ("Suspend", "Suspended", "DeadlineMissed"),
+        ("Fail", "Failed", "Finished"),
+    ],
+)
+async def test_a_deadline_that_passes_does_what_its_owner_wants(wanted, state, reason):
+    """DeadlineAtRisk is True long before, since no GPUs are fast enough."""
+    simulation = cluster(fast=2)
+    add(simulation, deadline=at(60), onDeadlineMissed=wanted)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert condition(simulation, "DeadlineAtRisk").reason == "DeadlineOutOfReach"
+    await ticks(simulation, 80)
+    assert simulation.state("one") == state
+    assert condition(simulation, "Admitted").reason == reason
+    assert condition(simulation, "DeadlineAtRisk").reason == "DeadlinePassed"
+    assert "DeadlineOutOfReach" in events(simulation)
+    if wanted == "Suspend":
+        assert "set a later spec.deadline" in condition(simulation, "Admitted").message
+        change(simulation, deadline=at(100_000))
+        await simulation.until(lambda: simulation.state("one") == "Running")
+        assert simulation.trainers["one"].resumed_from[-1] > 0
+
+
+async def test_a_job_on_gpus_that_are_too_slow_for_its_deadline_is_at_risk():
+    """The policy min-cost reads no deadlines; faster GPUs would keep it."""
+    simulation = cluster("min-cost")
+    add(simulation, steps=3600, deadline=at(1800))
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    await simulation.until(lambda: condition(simulation, "DeadlineAtRisk").is_true)
+    found = condition(simulation, "DeadlineAtRisk")
+    assert found.reason in ("DeadlineSpeedTooLow", "DeadlineOutOfReach")
+
+
+async def test_a_job_of_unknown_speed_or_price_is_told_what_is_missing():
+    """No figure is invented."""
+    simulation = cluster(fast=2)
+    simulation.add_job("one", budget=5.0, deadline=at(3600))
+    await simulation.tick()
+    assert condition(simulation, "BudgetExhausted").reason == "SpeedUnknown"
+    assert condition(simulation, "DeadlineAtRisk").reason == "SpeedUnknown"
+    simulation = cluster(fast=2)
+    item = simulation.world.get(POLICY, "", "default")
+    del item["spec"]["nodePools"][0]["pricePerGpuHour"]
+    simulation.world.put(POLICY, item)
+    add(simulation, budget=5.0)
+    await simulation.tick()
+    assert condition(simulation, "BudgetExhausted").reason == "PriceUnknown"
+
+
+async def test_removing_budget_and_deadline_removes_what_they_have_done():
+    """A job suspended by both runs again, and its conditions are gone."""
+    simulation = cluster(fast=2)
+    add(simulation, budget=0.5, deadline=at(40), onDeadlineMissed="Suspend")
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    await ticks(simulation, 60)
+    change(simulation, budget=None, deadline=None)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    await ticks(simulation, 3)
+    assert condition(simulation, "BudgetExhausted") is None
+    assert condition(simulation, "DeadlineAtRisk") is None
+
+
+async def test_a_budget_of_the_least_number_never_lets_the_job_train_long():
+    """The smallest budget that there is: launched at most once, and then suspended."""
+    simulation = cluster(fast=2)
+    add(simulation, budget=1e-300)
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    await ticks(simulation, 50)
+    assert simulation.status("one").launches <= 1
+
+
+async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gpus():
+    """Another job has them."""
+    simulation = cluster("fifo", fast=2)
+    simulation.add_job("first", totalSteps=100_000, trainer={"total": 100_000})
+    await simulation.until(lambda: simulation.state("first") == "Running")
+    add(simulation, deadline=at(60), onDeadlineMissed="Fail")
+    await simulation.until(lambda: simulation.state("one") == "Failed")
+    assert simulation.status("one").launches <= 1
+    assert simulation.state("first") == "Running"
