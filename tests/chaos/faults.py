@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ballast_operator.errors import Conflict, NotAllowed, Rejected, Unavailable
 from ballast_operator.kube.caches import WATCHED
@@ -37,12 +37,12 @@ class Fault:
     ticks: int
 
 
-def sequence(seed: int, count: int) -> tuple[Fault, ...]:
+def sequence(seed: int, count: int, kinds: Iterable[str] = KINDS) -> tuple[Fault, ...]:
     """The faults of ``seed``: the same each time. Every kind comes before any comes twice."""
     chance = random.Random(seed)
-    names: list[str] = []
+    names, known = list[str](), sorted(kinds)
     while len(names) < count:
-        names += chance.sample(sorted(KINDS), len(KINDS))
+        names += chance.sample(known, len(known))
     return tuple(Fault(name, chance.randrange(10_000), chance.randint(1, 6)) for name in names[:count])
 
 

@@ -17,6 +17,8 @@ VERDICTS = {
     "stuck: ": "stuck",
     "alive at once": "doubled",
     "lost steps": "lost",
+    "lost: ": "lost",
+    "over capacity": "overCapacity",
     "GPUs, ": "overCapacity",
 }
 """Words of a problem -> the key that counts it; any other is a bug."""
@@ -37,10 +39,15 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """What is wrong, as the key of the result that counts it; empty: nothing."""
-        for words, key in VERDICTS.items():
-            if words in self.problem:
-                return key
-        return "bugs" if self.problem else ""
+        return verdict_of(self.problem)
+
+
+def verdict_of(problem: str) -> str:
+    """The key of the result that counts this problem; empty: there is none."""
+    for words, key in VERDICTS.items():
+        if words in problem:
+            return key
+    return "bugs" if problem else ""
 
 
 def play(faults: Sequence[Fault], *, make: Callable[[], ChaosSimulation] = ChaosSimulation) -> Outcome:
