@@ -38,7 +38,7 @@ def read_plan(text: str) -> Plan:
         value = json.loads(text)
         pods = frozenset(str(rank["pod"]) for rank in value["ranks"])
         return Plan(int(value["epoch"]), value["directive"] == STOP, pods, str(value.get("reason", "")))
-    except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{PLAN_KEY} is not a plan: {error!r}") from error
 
 

@@ -25,7 +25,8 @@ def read_nodes(path: Path) -> tuple[ProcessNode, ...]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise NodesFileError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    # What is no text, an impossible date, a number of thousands of digits, or nested too deeply.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise NodesFileError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or set(content) != {"nodes"} or not isinstance(content["nodes"], list):
         raise NodesFileError(f"{path}: expected one key, nodes, with a list. See {DEFAULT_NODES}.")

@@ -1,11 +1,7 @@
 """Every parser of what a pod, a user, a file or an older operator has written, with its documented errors."""
 
 import dataclasses
-import json
-import tempfile
 import zlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -52,69 +48,10 @@ from ballast_trainer.errors import ConfigurationError
 
 from tests.contract.examples import EXAMPLES
 from tests.fuzz import seeds
+from tests.fuzz.file_parsers import FILE_PARSERS
 from tests.fuzz.mutation import Choose, as_json, mutated, mutated_within_schema
+from tests.fuzz.parser import Parser, attempt, document, joined, lines, message, read_file, text
 from tests.operator.steps.contexts import PODS, a_running_view
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Parser:
-    """One parser.
-
-    Attributes:
-        name: for the command line and the tests.
-        make: hostile input, from choices.
-        read: reads it.
-        errors: what it raises on purpose; anything else is a finding.
-    """
-
-    name: str
-    make: Callable[[Choose], Any]
-    read: Callable[[Any], object]
-    errors: tuple[type[Exception], ...] = ()
-
-
-def _document(example: Any) -> Callable[[Choose], Any]:
-    return lambda choose: mutated(example, choose)
-
-
-def _text(example: Any) -> Callable[[Choose], str]:
-    return lambda choose: as_json(mutated(example, choose), choose)
-
-
-def _message(name: str, kind: Any) -> Parser:
-    example = json.loads(EXAMPLES[name].to_json())
-    return Parser(name=name, make=_text(example), read=kind.from_json, errors=(ContractError,))
-
-
-def _joined(parts: list[str], separator: str) -> Callable[[Choose], str]:
-    def make(choose: Choose) -> str:
-        found = mutated(parts, choose)
-        return separator.join(map(str, found)) if isinstance(found, list) else str(found)
-
-    return make
-
-
-def _lines(rows: list[list[str]], separator: str) -> Callable[[Choose], str]:
-    """Lines of columns; some of them hostile."""
-
-    def make(choose: Choose) -> str:
-        found = mutated(rows, choose)
-        return "\n".join(
-            separator.join(map(str, row)) if isinstance(row, list) else str(row)
-            for row in (found if isinstance(found, list) else [found])
-        )
-
-    return make
-
-
-def _read_file(read: Callable[[Path], object]) -> Callable[[str], object]:
-    def parse(text: str) -> object:
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", errors="surrogatepass") as file:
-            file.write(text)
-            file.flush()
-            return read(Path(file.name))
-
-    return parse
 
 
 def _saved_state(choose: Choose) -> bytes:
@@ -168,11 +105,11 @@ def _read_nodes(node: Any) -> object:
 
 
 PARSERS = (
-    _message("report", Report),
-    _message("proposal", Proposal),
-    _message("ack", Ack),
-    _message("plan", Plan),
-    _message("termination_message", TerminationMessage),
+    message("report", Report),
+    message("proposal", Proposal),
+    message("ack", Ack),
+    message("plan", Plan),
+    message("termination_message", TerminationMessage),
     Parser(
         name="finished-step",
         make=lambda choose: str(mutated("10", choose)),
@@ -201,27 +138,27 @@ PARSERS = (
     ),
     Parser(
         name="job-config",
-        make=_document(EXAMPLES["config"].to_dict()),
+        make=document(EXAMPLES["config"].to_dict()),
         read=JobConfig.from_mapping,
         errors=(ContractError,),
     ),
     Parser(
         name="trainer-config",
-        make=_document(EXAMPLES["config"].to_dict()),
+        make=document(EXAMPLES["config"].to_dict()),
         read=read_job_config,
         errors=(ConfigurationError,),
     ),
-    Parser(name="profile", make=_document(seeds.PROFILE), read=read_profile, errors=(ContractError,)),
+    Parser(name="profile", make=document(seeds.PROFILE), read=read_profile, errors=(ContractError,)),
     Parser(
         name="cluster-file",
-        make=_text(seeds.CLUSTER),
-        read=_read_file(plan_input.read_cluster),
+        make=text(seeds.CLUSTER),
+        read=read_file(plan_input.read_cluster),
         errors=(click.ClickException,),
     ),
-    Parser(name="allocate-input", make=_text(seeds.PROBLEM), read=read_problem, errors=(ProblemError,)),
+    Parser(name="allocate-input", make=text(seeds.PROBLEM), read=read_problem, errors=(ProblemError,)),
     Parser(
         name="trace",
-        make=_lines(seeds.TRACE, "\t"),
+        make=lines(seeds.TRACE, "\t"),
         read=lambda text: parse_trace(text, name="trace"),
         errors=(WorkloadError,),
     ),
@@ -233,61 +170,52 @@ PARSERS = (
     ),
     Parser(
         name="prices",
-        make=_joined(["v100=2.5", "p100=1", "k80=0.5"], ","),
+        make=joined(["v100=2.5", "p100=1", "k80=0.5"], ","),
         read=lambda text: read_amounts(text, "--prices", float),
         errors=(click.UsageError,),
     ),
     Parser(
         name="aws-prices",
-        make=_text(seeds.AWS_PRICES),
+        make=text(seeds.AWS_PRICES),
         read=lambda text: list(parse_aws_prices(text, source="file")),
         errors=(PriceLogError,),
     ),
     Parser(
         name="azure-prices",
-        make=_lines(seeds.AZURE_PRICES, ","),
+        make=lines(seeds.AZURE_PRICES, ","),
         read=lambda text: list(parse_azure_prices(text, region="us_east", source="file")),
         errors=(PriceLogError,),
     ),
     Parser(
         name="gcp-prices",
-        make=_lines(seeds.GCP_PRICES, ", "),
+        make=lines(seeds.GCP_PRICES, ", "),
         read=lambda text: list(parse_gcp_prices(text, start=0.0, source="file")),
         errors=(PriceLogError,),
     ),
     Parser(
         name="availability",
-        make=_lines(seeds.AVAILABILITY, " "),
+        make=lines(seeds.AVAILABILITY, " "),
         read=lambda text: parse_availability(text, source="file"),
         errors=(PriceLogError,),
     ),
     Parser(
         name="instances",
-        make=_lines(seeds.INSTANCES, ","),
+        make=lines(seeds.INSTANCES, ","),
         read=lambda text: parse_catalogue(text, source="file"),
         errors=(PriceLogError,),
     ),
     Parser(
         name="window",
-        make=_joined(["4000", "5000"], ":"),
+        make=joined(["4000", "5000"], ":"),
         read=window_of,
         errors=(click.UsageError,),
     ),
     Parser(name="saved-state", make=_saved_state, read=read_saved_state, errors=(ValueError,)),
     Parser(name="node", make=lambda choose: mutated_within_schema(seeds.NODE, choose), read=_read_nodes),
     Parser(name="pod", make=lambda choose: mutated_within_schema(seeds.POD, choose), read=_read_pods),
+    *FILE_PARSERS,
 )
 
 BY_NAME = {parser.name: parser for parser in PARSERS}
 
-
-def attempt(parser: Parser, choose: Choose) -> None:
-    """Make an input and read it; whatever is raised is a finding, with the input as a note."""
-    given = parser.make(choose)
-    try:
-        parser.read(given)
-    except parser.errors:
-        return
-    except Exception as error:
-        error.add_note(f"{parser.name} was given {given!r}"[:4000])
-        raise
+__all__ = ["BY_NAME", "PARSERS", "Parser", "attempt"]

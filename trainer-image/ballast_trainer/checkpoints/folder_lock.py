@@ -20,6 +20,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ballast_policies.contract.decode import decode, parse_json
+
 from ballast_trainer.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -77,10 +79,8 @@ class Owner:
             OSError: the storage does not answer.
         """
         try:
-            return cls(**json.loads(path.read_text()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError):
+            return decode(cls, parse_json(path.read_text()), unknown="ignore", spelling=str)
+        except (FileNotFoundError, ValueError):
             return None
 
     def gives_way_to(self, other: "Owner") -> bool:

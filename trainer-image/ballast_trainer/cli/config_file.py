@@ -33,7 +33,8 @@ def read_config(path: Path, assignments: tuple[str, ...]) -> dict[str, Any]:
     """
     try:
         value = yaml.load(path.read_text(), _Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # ValueError: what is no text, an impossible date, a number of thousands of digits.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = f"cannot read {path}: {error}. To fix: name a YAML or JSON file"
         raise ConfigurationError("--config", reason) from error
     if not isinstance(value, dict):

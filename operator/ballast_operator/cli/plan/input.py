@@ -246,5 +246,6 @@ _Numbers.add_implicit_resolver(
 def _content(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(), Loader=_Numbers)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    # ValueError: what is no text, an impossible date, a number of thousands of digits.
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise click.ClickException(f"{path}: neither YAML nor JSON: {error}") from error
