@@ -33,7 +33,8 @@ from ballast_trainer.loop.state import Overhead, TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from ballast_trainer.pipeline import layout
-from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.reporting.console import SilentReporter
 from harness import local_plan
 from torch import nn

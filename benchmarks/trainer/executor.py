@@ -39,7 +39,7 @@ def rank_main(rank, port, schedule, blocks, forward, results):
     from ballast_trainer.pipeline.executor.pipelines import ExecutedPipeline
     from ballast_trainer.pipeline.layout import ScheduleRequest
     from ballast_trainer.pipeline.stages import PipelineBuilder
-    from ballast_trainer.profiling.profile import Meter
+    from ballast_trainer.profiling.meter import Meter
     from calibrated import sleeping_model
     from harness import local_plan
 

@@ -77,7 +77,8 @@ def rank_main(rank, port, setting, dim, pairs, results):
     from ballast_trainer.loop.session import Session
     from ballast_trainer.loop.state import TrainingState
     from ballast_trainer.models.registry import build_model
-    from ballast_trainer.profiling.profile import Meter, Profile
+    from ballast_trainer.profiling.meter import Meter
+    from ballast_trainer.profiling.profile import Profile
     from ballast_trainer.reporting.console import SilentReporter
     from calibrated import sleeping_model
     from harness import local_plan

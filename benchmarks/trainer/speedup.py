@@ -15,11 +15,11 @@ publish its loads; with fewer ranks and layers less is allowed.
     python benchmarks/trainer/speedup.py [--case earlyExit] [--simulate] [--ranks 4] [--layers 24]
 
 Simulated: 1,600 steps; loads change every 10 until five eighths of the training are done; the trainer's
-decision is taken every 20, the default, and each move costs the pause of 50 ms.
+decision is taken every 20, and each move costs the pause of 50 ms.
 
 Run: real ranks whose layers sleep (``calibrated.py``). The training is eight stretches of equal
 loads; a stretch stands for 100 steps. Static runs do two steps of each and count the faster one 100 times.
-The rebalanced run does three of each and decides after each; since the default is to look every 20 steps, the
+The rebalanced run does three of each and decides after each; as if it looked every 20 steps, the
 step before the move counts 10 times and the faster one after it 90 times. Its overhead is printed apart,
 in seconds a decision and a move, and as a share of the time between two decisions at the default interval.
 ``expected`` is what the simulator says of the run's own partitions, once it is told what an action costs
@@ -45,7 +45,8 @@ from ballast_policies.planning import (
 )
 from ballast_policies.planning.balancers import refine
 from ballast_policies.planning.step_time import simulated_step_seconds
-from ballast_trainer.profiling.profile import KEPT_STEPS, MEASURED_EVERY, Meter
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import KEPT_STEPS, MEASURED_EVERY
 from load_curves import CURVES, PUBLISHED, strength_of, training
 
 STRETCHES = 8

@@ -35,7 +35,8 @@ from ballast_trainer.models.registry import build_model
 from ballast_trainer.models.tied import refuse_tied_layers
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.torch_pipeline import preload
-from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of

@@ -15,7 +15,8 @@ from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_nor
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
 
 
 def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str, Any]:

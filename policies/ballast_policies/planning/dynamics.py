@@ -49,8 +49,9 @@ DYNAMICS = Registry(
     row_type=DynamicCase,
     rows={
         "pruning": DynamicCase(
-            summary="Gradual global magnitude pruning of weights or neurons; `target` is the final sparsity.",
-            build="ballast_trainer.dynamics.pruning:build_pruning",
+            summary="Gradual global magnitude pruning of weights, neurons or heads; `target` is the final "
+            "sparsity.",
+            build="ballast_trainer.dynamics.pruning.pruning:build_pruning",
             compares_ranks=True,
             needs_target=True,
             loads=changing_loads.pruning,

@@ -22,6 +22,7 @@ class RebalanceDecision:
         moves: the layers that move.
         step_seconds_before, step_seconds_after: predicted seconds per step.
         why: the reason as text, with numbers.
+        reverts: the last move is taken back, because it measured worse.
     """
 
     rebalance: bool
@@ -30,6 +31,20 @@ class RebalanceDecision:
     step_seconds_before: float
     step_seconds_after: float
     why: str
+    reverts: bool = False
+
+
+def revert(partition: Partition, before: Partition) -> RebalanceDecision:
+    """Go back to the partition of before the last move: this one has measured worse."""
+    return RebalanceDecision(
+        rebalance=True,
+        partition=before,
+        moves=moves_between(partition, before),
+        step_seconds_before=0.0,
+        step_seconds_after=0.0,
+        why="steps since the last move are slower than without it: it is taken back",
+        reverts=True,
+    )
 
 
 def decide_rebalance(

@@ -6,8 +6,8 @@ import threading
 import hypothesis
 import pytest
 import torch
-from ballast_trainer.dynamics.magnitude import largest_masks
-from ballast_trainer.dynamics.pruning import gradual_sparsity
+from ballast_trainer.dynamics.pruning.magnitude import largest_masks
+from ballast_trainer.dynamics.pruning.pruning import gradual_sparsity
 from hypothesis import strategies
 
 

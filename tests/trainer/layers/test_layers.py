@@ -14,7 +14,8 @@ from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
-from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.seeding import mixed_key
 
 from tests.support.waiting import eventually

@@ -15,7 +15,7 @@ from ballast_trainer.layers.optimize import (
 )
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 from hypothesis import given
 from hypothesis import strategies as st
 

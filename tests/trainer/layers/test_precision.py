@@ -18,7 +18,7 @@ from ballast_trainer.layers.optimize import (
 )
 from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
 from ballast_trainer.models.gpt import build_gpt
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 from tests.support.changes import change
 from tests.support.plans import local_plan

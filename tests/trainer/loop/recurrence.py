@@ -7,7 +7,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 CPU = torch.device("cpu")
 ALONE = World(epoch=1, rank=0, size=1, processes=("rank-0",), device=CPU)

@@ -21,7 +21,8 @@ from ballast_trainer.loop.replanning import (
 )
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
 
 from tests.support.plans import local_plan
 

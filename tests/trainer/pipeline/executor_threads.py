@@ -9,7 +9,7 @@ from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.executor import Executor
 from ballast_trainer.pipeline.executor.order import RankOrder
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 from tests.support.waiting import WAIT_SECONDS
 

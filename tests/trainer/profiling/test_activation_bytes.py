@@ -6,11 +6,12 @@ import weakref
 import pytest
 import torch
 from ballast_policies.contract import Report
-from ballast_trainer.dynamics.sparse_linear import PrunableLinear
+from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.layer_profiler import layer_rows
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.profiling.activations import SavedTensors
-from ballast_trainer.profiling.profile import Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import Profile
 from torch import nn
 
 CASES = {

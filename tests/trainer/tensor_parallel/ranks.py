@@ -16,7 +16,7 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import Block, build_gpt
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.stages import PipelineBuilder
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.migration import begin_migration, finish_migration
 from ballast_trainer.tensor_parallel.parallel_pair import pairs

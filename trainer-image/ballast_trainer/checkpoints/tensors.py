@@ -10,7 +10,7 @@ import torch
 from ballast_trainer.checkpoints.manifest import Patience
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import as_remembered
-from ballast_trainer.dynamics.sparse_linear import without_masks
+from ballast_trainer.dynamics.pruning.sparse_linear import without_masks
 from ballast_trainer.errors import CheckpointError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors

@@ -14,7 +14,7 @@ from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.profiling.activations import SavedTensors
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.seeding import mixed_key, seed_layer
 
 _NOTHING = contextlib.nullcontext()

@@ -6,7 +6,7 @@ import torch
 from ballast_policies.contract.job import TrainingConfig
 
 from ballast_trainer.layers.layer import LayerSet
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 BASE_RATE = "initial_lr"
 """Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""

@@ -5,19 +5,22 @@ All of it is collective: every rank calls the same function after the same step.
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
 from ballast_policies.planning import RebalanceDecision
 from ballast_policies.planning.balancers.registry import BALANCERS
-from ballast_policies.planning.stages import stages_over, usable_stages
+from ballast_policies.planning.rebalance import revert
+from ballast_policies.planning.stages import partition_of, stages_over, usable_stages
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
+from ballast_trainer.loop.looking import Looks
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import stages_as_json
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.replanning import (
+    LayerSizes,
     best_stages,
     layer_sizes,
     predicted_step_seconds,
@@ -59,6 +62,7 @@ class PlanFollower:
         self._timeout = peer_timeout_seconds
         self._proposal: Proposal | None = None
         self._refused_epoch = 0
+        self.looks = Looks(training, rank_zero.progress)
         self._refused_cuts: set[tuple[Stage, ...]] = set()
 
     def watch_peers(self) -> None:
@@ -141,6 +145,7 @@ class PlanFollower:
         if change is grow:
             # Ranks that joined have measured nothing: from here on all measure the same steps.
             training.profile.forget()
+        training.rank_speeds.forget()
         self._rank_zero.progress.reshaped()
         self._rank_zero.migrated(reshaped)
         self._rank_zero.event(
@@ -173,26 +178,32 @@ class PlanFollower:
             links = link_seconds(training.world, training.meter.message_bytes)
         decided = None
         if self._rank_zero.channel_thread is not None:
-            decided = rebalance_decision(
-                training, sizes, move_seconds=progress.move_seconds, link_seconds=links
-            )
+            decided = self._decided(sizes, links)
             if decided is not None:
                 logger.info("step %d: rebalance=%s: %s", training.step, decided.rebalance, decided.why)
         decision: RebalanceDecision | None = training.world.from_rank_0(decided)
         decide_ms = watch.milliseconds()
         training.overhead.deciding += decide_ms / 1000
+        progress.look_seconds = decide_ms / 1000
         if decision is None or not decision.rebalance:
+            self.looks.looked(moved_from=None)
             return
         stages = stages_over(decision.partition, training.placement(training.world.size))
         before = progress.imbalance()
         if stages in self._refused_cuts:
+            self.looks.looked(moved_from=None)
             return
+        old, measured, reverts = training.stages, progress.step_seconds(), decision.reverts
         try:
             reshaped = move_layers(training, stages)
         except MigrationFailed as error:
             logger.warning("rebalance at step %d failed: %s", training.step, error)
             self._note_refused(error, stages)
+            self.looks.looked(moved_from=None)
             return
+        if reverts:
+            self.looks.reverted(old)
+        self.looks.looked(moved_from=None if reverts else old, measured=measured)
         training.overhead.moving += reshaped.pause_ms / 1000
         progress.rebalanced(before, reshaped.pause_ms)
         self._rank_zero.migrated(reshaped)
@@ -205,10 +216,28 @@ class PlanFollower:
             decide_ms=decide_ms,
             pause_ms=reshaped.pause_ms,
             stages=stages_as_json(stages),
+            **({"reverted": True} if reverts else {}),
             **({} if links is None else {"link_seconds": links}),
         )
         self._rank_zero.report(now=True)
         training.profile.forget()
+
+    def _decided(self, sizes: LayerSizes, links: Sequence[float] | None) -> RebalanceDecision | None:
+        """Rank 0's decision: the balancer's, or back where the last move measured worse."""
+        training = self._training
+        back = self.looks.reverts_to()
+        if back is not None:
+            return revert(partition_of(training.stages), partition_of(back))
+        decided = rebalance_decision(
+            training, sizes, move_seconds=self._rank_zero.progress.move_seconds, link_seconds=links
+        )
+        if decided is None or not decided.rebalance:
+            return decided
+        stages = stages_over(decided.partition, training.placement(training.world.size))
+        if self.looks.was_worse(stages):
+            logger.info("step %d: %s measured worse before: not tried again", training.step, stages)
+            return None
+        return decided
 
     def _note_refused(self, error: MigrationFailed, stages: tuple[Stage, ...]) -> None:
         """Stages that cannot run are not tried again by this job's own decisions."""

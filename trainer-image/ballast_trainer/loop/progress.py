@@ -41,6 +41,7 @@ class ProgressTracker:
         self._imbalance_after: float | None = None
         self._rebalance_pause_ms: float | None = None
         self.move_seconds: float | None = None
+        self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
         self.checkpoint_step: int | None = None
         self.resumed_from_step: int | None = None
@@ -87,6 +88,10 @@ class ProgressTracker:
     def costs(self) -> LayerCosts | None:
         """The newest measured costs of the layers, also right after they were reset."""
         return self._training.profile.costs() or self._costs
+
+    def step_seconds(self) -> tuple[float, ...]:
+        """Wall seconds of the last steps under the partition in force."""
+        return tuple(self._step_seconds)
 
     def imbalance(self) -> float:
         """Largest rank load / mean - 1, by the newest measured costs."""

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import operator
 from collections.abc import Sequence
 
 from ballast_policies.contract import Proposal, Stage
@@ -118,9 +119,10 @@ def rebalance_decision(
         each = settings.memory_bytes * training.world.positions // max(stages, training.world.positions)
         memory = [each] * stages
         taken = stage_bytes(training, sizes.bytes, sizes.weight_bytes, ranks=training.world.positions)
-    capacity = RankCapacity(
-        speeds=_stage_speeds(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
+    capacity = dataclasses.replace(
+        rank_capacity(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
     )
+    costs = unit_costs(training, costs)
     staged = None
     if stages > training.world.positions:
         staged = StagedPipeline(
@@ -149,10 +151,35 @@ def rebalance_decision(
         return None
 
 
-def _stage_speeds(training: TrainingState) -> list[float] | None:
-    """Speed of each stage: a stage with r replicas is r times as fast."""
-    replicas = [float(len(holders)) for holders in training.holders]
-    return replicas if max(replicas) > 1 else None
+def rank_capacity(training: TrainingState) -> RankCapacity:
+    """Speed of each stage: as its rank's was measured; one with r replicas is r times as fast."""
+    measured = _measured_speeds(training)
+    holders = training.holders
+    if measured is None:
+        replicas = [float(len(of)) for of in holders]
+        return RankCapacity(speeds=replicas if max(replicas) > 1 else None)
+    return RankCapacity(speeds=[sum(measured[position] for position in of) for of in holders])
+
+
+def unit_costs(training: TrainingState, costs: LayerCosts) -> LayerCosts:
+    """Costs of each layer on a rank of speed 1, whichever rank it was measured on."""
+    measured = _measured_speeds(training)
+    if measured is None:
+        return costs
+    factors: list[float] = []
+    for stage, holders in zip(training.stages, training.holders, strict=True):
+        speed = sum(measured[position] for position in holders) / len(holders)
+        factors += [speed] * (stage.end_layer - stage.first_layer)
+    return LayerCosts(
+        forward=tuple(map(operator.mul, costs.forward, factors)),
+        backward=tuple(map(operator.mul, costs.backward, factors)),
+        optimizer=tuple(map(operator.mul, costs.optimizer, factors)),
+    )
+
+
+def _measured_speeds(training: TrainingState) -> tuple[float, ...] | None:
+    speeds = training.rank_speeds.speeds()
+    return speeds if speeds is not None and len(speeds) == training.world.positions else None
 
 
 def repack_proposal(

@@ -25,6 +25,7 @@ from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.reshape import enter_grown
 from ballast_trainer.loop.saving import Saver
 from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.reporting.console import Reporter
 
@@ -38,8 +39,14 @@ class _Agreed:
     loss: float
     squared_norm: float
     exchange: bool
+    look: bool
+    probes: list[float]
     seconds: list[float]
     activation_bytes: list[float]
+
+
+_HEAD = 6
+"""Entries of a rank's summand before those of positions and layers."""
 
 
 class Session:
@@ -133,7 +140,7 @@ class Session:
             if outcome is not None:
                 return outcome
             if training.step < total:
-                self._between_steps()
+                self._between_steps(look=agreed.look)
         self._saver.save_last()
         if self._rank_zero.channel_thread is not None:
             self._rank_zero.channel_thread.close(finished_step=training.step)
@@ -213,8 +220,10 @@ class Session:
         if done.measured:
             # The optimizer's seconds among them are the last step's where it runs after the sum.
             training.profile.add(agreed.seconds, agreed.activation_bytes)
+            training.rank_speeds.add(agreed.probes)
         fields = self._progress.step_done(agreed.loss, done.seconds)
         self._rank_zero.reporter.step(**fields)
+        self._plan_follower.looks.step_done()
         self._rank_zero.report()
 
     def _agree(self, loss: float | None) -> _Agreed:
@@ -236,6 +245,8 @@ class Session:
             share * loss if loss is not None else 0.0,
             squared_norm_once(training.world, training.layers) / training.copies,
             float(training.straggler_mitigation.wants_exchange),
+            float(self._plan_follower.looks.due()),
+            *(share * second for second in training.probe_seconds()),
             *(share * second for second in seconds),
             # Copies of a layer keep equal bytes each, and share the seconds.
             *(share / training.copies * count for count in kept),
@@ -244,13 +255,16 @@ class Session:
     def _agreed(self, summed: list[float]) -> _Agreed:
         training = self._training
         end = len(summed) - training.model.layer_count
+        first = _HEAD + training.world.positions
         return _Agreed(
             stop=summed[0] > 0,
             epoch=round(summed[1]),
             loss=summed[2] / training.loss_scale.value,
             squared_norm=summed[3],
             exchange=summed[4] > 0,
-            seconds=summed[5:end],
+            look=summed[5] > 0,
+            probes=summed[_HEAD:first],
+            seconds=summed[first:end],
             activation_bytes=summed[end:],
         )
 
@@ -260,9 +274,12 @@ class Session:
         self._count_step(agreed, done)
         return agreed
 
-    def _between_steps(self) -> None:
+    def _between_steps(self, *, look: bool) -> None:
         training, config = self._training, self._training.config
-        if config.rebalance.enabled and training.step % config.rebalance.every_steps == 0:
+        every = config.rebalance.every_steps
+        if every is None and self._asynchronous is not None:
+            every = REBALANCE_EVERY
+        if config.rebalance.enabled and (look or (every is not None and training.step % every == 0)):
             self._plan_follower.rebalance()
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
             self._plan_follower.propose_repack()

@@ -17,7 +17,9 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
-from ballast_trainer.profiling.profile import LayerCosts, Meter, Profile
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.profile import LayerCosts, Profile
+from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
 
 
@@ -44,6 +46,7 @@ class TrainingState:
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
         balance: straggler mitigation of this rank's tensor group.
+        rank_speeds: how fast the pipeline positions are, apart from what their layers cost.
         exchange_due: some rank wants its tensor group to exchange times before the next step.
         overhead: seconds spent on rebalancing.
     """
@@ -64,6 +67,8 @@ class TrainingState:
     loss_scale: LossScale = dataclasses.field(init=False)
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     exchange_due: bool = False
+    rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
+    _probe: SpeedProbe | None = None
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
@@ -74,6 +79,14 @@ class TrainingState:
         )
 
     overhead: Overhead = dataclasses.field(default_factory=Overhead)
+
+    def probe_seconds(self) -> list[float]:
+        """By pipeline position, seconds of the same work in a step measured by layer; 0 for the others."""
+        seconds = [0.0] * self.world.positions
+        if self.config.rebalance.enabled and self.meter.by_layer and self.meter.compares_ranks:
+            self._probe = self._probe or SpeedProbe(self.meter, self.device)
+            seconds[self.world.position] = self._probe.seconds()
+        return seconds
 
     def conform(self) -> None:
         """Apply the changes of the dynamic cases up to this step to all layers held."""

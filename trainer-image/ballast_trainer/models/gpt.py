@@ -35,18 +35,19 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
+        self.head_dim = dim // heads
         self.dropout = dropout
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> [B, S, D]."""
-        size, length, dim = hidden.shape
-        q, k, v = self.qkv(hidden).view(size, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        size, length = hidden.shape[:2]
+        q, k, v = self.qkv(hidden).view(size, length, 3, -1, self.head_dim).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
         )
-        projected: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(size, length, dim))
+        projected: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(size, length, -1))
         return projected
 
 

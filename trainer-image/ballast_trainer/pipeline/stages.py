@@ -23,7 +23,7 @@ from ballast_trainer.pipeline.executor.split_backward import backward_in_halves 
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.torch_pipeline import backward_in_halves, build_torch_pipeline
 from ballast_trainer.pipeline.trial import BackwardTrial, Trial
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.tensor_parallel.exchange import gather, scatter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

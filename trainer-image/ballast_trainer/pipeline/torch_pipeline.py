@@ -14,7 +14,7 @@ from ballast_policies.planning.schedules import Schedule
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.boundaries import Boundary
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 _SINGLE_STAGE = {"GPipe": "ScheduleGPipe", "1F1B": "Schedule1F1B"}
 """Schedules with one stage a rank, as classes of torch.distributed.pipelining. All others

@@ -15,7 +15,7 @@ import torch
 from ballast_policies.contract.decode import parse_json
 
 from ballast_trainer.gpu_emulation import EmulatedSpeed
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 logger = logging.getLogger(__name__)
 

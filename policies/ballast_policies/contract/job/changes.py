@@ -15,6 +15,8 @@ class Structure(enum.StrEnum):
     """Single weights; products become sparse ones."""
     NEURONS = "neurons"
     """Inner neurons of the blocks' MLPs; products become smaller."""
+    HEADS = "heads"
+    """Heads of the blocks' attention; products become smaller."""
 
 
 class FreezingCriterion(enum.StrEnum):
@@ -65,8 +67,8 @@ class PruningSettings(Settings):
     """Sparsity at ``startStep``, from which it grows to ``target``."""
     structure: Structure = Structure.WEIGHTS
     """``weights``: the smallest of all linear layers, whose products become sparse from 85 % on;
-    ``neurons``: the weakest inner neurons of all blocks' MLPs, whose products become smaller at any
-    sparsity."""
+    ``neurons``: the weakest inner neurons of all blocks' MLPs, ``heads``: the weakest heads of all blocks'
+    attention, whose products become smaller at any sparsity."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,10 @@ class RebalanceConfig(Settings):
 
     enabled: bool = True
     """Whether layers move at all."""
-    every_steps: int = setting(20, ge=1, le=2**31 - 1)
-    """Steps between two decisions."""
+    every_steps: int | None = setting(None, ge=1, le=2**31 - 1)
+    """Steps between two decisions. Absent: a decision is due when the steps since the last one have lost as
+    much time to uneven ranks as a decision and a move cost; of a schedule without a flush, every 20
+    steps."""
     min_gain: float = setting(0.05, ge=0, le=1)
     """Layers move where the predicted step time falls by at least this fraction."""
     balancer: str = setting(DEFAULT_BALANCER, max_length=253, registry=BALANCERS)

@@ -8,13 +8,16 @@ from ballast_trainer.pipeline.layout import is_asynchronous
 LONGEST_RUN = 128
 """Steps after which the pipeline drains anyway: a run is planned and checked as a whole before it starts."""
 
+REBALANCE_EVERY = 20
+"""Steps between two decisions to rebalance where the configuration leaves them open."""
+
 
 def next_drain(config: JobConfig, step: int) -> int:
     """The step before which the pipeline that starts at ``step`` must be empty."""
     ends = [config.total_steps, step + LONGEST_RUN]
     intervals = []
     if config.rebalance.enabled:
-        intervals.append(config.rebalance.every_steps)
+        intervals.append(config.rebalance.every_steps or REBALANCE_EVERY)
     if config.repack.enabled:
         intervals.append(config.repack.every_steps)
     if config.checkpoint.path is not None:

@@ -19,7 +19,7 @@ from ballast_trainer.pipeline.executor.links import Links, Transport
 from ballast_trainer.pipeline.executor.order import BACKWARDS, LAST_OF_MICROBATCH, RankOrder
 from ballast_trainer.pipeline.executor.split_backward import SplitBackward
 from ballast_trainer.pipeline.executor.versions import WeightVersions
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -15,7 +15,7 @@ from ballast_trainer.pipeline.executor.groups import link_groups, replica_group
 from ballast_trainer.pipeline.executor.links import ProcessTransport
 from ballast_trainer.pipeline.executor.order import RankOrder
 from ballast_trainer.pipeline.executor.replicas import gather_rows, sum_gradients
-from ballast_trainer.profiling.profile import Meter
+from ballast_trainer.profiling.meter import Meter
 
 
 def _never(stage: int, *, step: int, microbatches: int) -> None:

@@ -85,11 +85,11 @@ class PrunableMlp(nn.Module):
             keep = keep.clone()
             keep[self.scores().argmax()] = True
         for linear in self._wide:
-            _cut(layer, linear, "weight", keep, 0)
+            cut(layer, linear, "weight", keep, 0)
             if linear.bias is not None:
-                _cut(layer, linear, "bias", keep, 0)
+                cut(layer, linear, "bias", keep, 0)
             linear.out_features = int(keep.sum())
-        _cut(layer, self._narrow, "weight", keep, 1)
+        cut(layer, self._narrow, "weight", keep, 1)
         self._narrow.in_features = int(keep.sum())
 
     @property
@@ -105,7 +105,8 @@ class PrunableMlp(nn.Module):
         return self._linears[-1]
 
 
-def _cut(layer: Layer, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int) -> None:
+def cut(layer: Layer, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int) -> None:
+    """Keep the rows (or columns) of a bool mask of a parameter, and of what the optimizer keeps of it."""
     old = getattr(linear, name)
     index = keep.nonzero(as_tuple=True)[0]
     new = nn.Parameter(old.detach().index_select(dim, index), requires_grad=old.requires_grad)

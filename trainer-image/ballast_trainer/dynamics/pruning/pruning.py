@@ -1,9 +1,9 @@
-"""Gradual global magnitude pruning (Zhu and Gupta 2017, equation 1), of weights or of neurons.
+"""Gradual global magnitude pruning (Zhu and Gupta 2017, equation 1), of weights, neurons or heads.
 
 At the steps t0, t0 + dt, ..., t0 + n dt the sparsity of all of them together becomes
 ``S_t = S_f + (S_i - S_f) (1 - (t - t0) / (n dt))^3``: those of smallest magnitude over the whole model go, so
 layers get cheaper unevenly.  A pruned weight, its gradient and its optimizer state are zero from then on; a
-pruned neuron is removed.
+pruned neuron or head is removed.
 """
 
 import math
@@ -15,12 +15,12 @@ from ballast_policies.contract.job import DynamicConfig, PruningSettings, Struct
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.dynamics import neurons
-from ballast_trainer.dynamics.magnitude import largest_masks
-from ballast_trainer.dynamics.neurons import PrunableMlp, as_linear
 from ballast_trainer.dynamics.protocol import UnchangedHooks
+from ballast_trainer.dynamics.pruning import heads, neurons
+from ballast_trainer.dynamics.pruning.magnitude import largest_masks
+from ballast_trainer.dynamics.pruning.neurons import PrunableMlp, as_linear
+from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.dynamics.schedule import ChangeSteps
-from ballast_trainer.dynamics.sparse_linear import PrunableLinear
 from ballast_trainer.layers.layer import Layer, LayerSet
 from ballast_trainer.models.blocks import lacking, set_submodule
 
@@ -33,8 +33,7 @@ def gradual_sparsity(progress: float, final: float, initial: float = 0.0) -> flo
 def build_pruning(config: DynamicConfig, layer_count: int) -> "GradualPruning":
     """Pruning of what ``pruning.structure`` names."""
     settings = config.pruning or PruningSettings()
-    kind = NeuronPruning if settings.structure == Structure.NEURONS else WeightPruning
-    return kind(config, layer_count)
+    return _KINDS[settings.structure](config, layer_count)
 
 
 class GradualPruning(UnchangedHooks):
@@ -136,6 +135,46 @@ def _mlps(layer: Layer) -> list[PrunableMlp]:
     return [module for module in layer.module.modules() if isinstance(module, PrunableMlp)]
 
 
+class HeadPruning(GradualPruning):
+    """Prunes heads of the blocks' attention."""
+
+    def lacks(self, index: int, module: nn.Module) -> str:
+        """An attention whose heads can be told apart."""
+        missing = lacking(module, ("attention_path",))
+        if missing:
+            return missing
+        typed: Any = module
+        return heads.lacks(module, module.get_submodule(typed.attention_path()))
+
+    def prepare(self, index: int, module: nn.Module) -> nn.Module:
+        """Let the block's attention lose heads."""
+        if not self.lacks(index, module):
+            typed: Any = module
+            heads.prepare(module.get_submodule(typed.attention_path()))
+        return module
+
+    def conform(self, step: int, layers: LayerSet) -> None:
+        """Layers that were received or loaded may have lost heads."""
+        for layer in layers:
+            for found in heads.prepared(layer.module):
+                found.follow_shapes()
+
+    def counts(self, layer: Layer) -> tuple[int, int]:
+        """Heads."""
+        found = heads.prepared(layer.module)
+        return sum(one.had for one in found), sum(one.kept for one in found)
+
+    def magnitudes(self, layer: Layer) -> torch.Tensor:
+        """Of the heads that are left."""
+        return torch.cat([one.scores() for one in heads.prepared(layer.module)])
+
+    def keep(self, layer: Layer, mask: torch.Tensor) -> None:
+        """Remove the others."""
+        found = heads.prepared(layer.module)
+        for one, part in zip(found, mask.split([one.kept for one in found]), strict=True):
+            one.remove(part, layer)
+
+
 def prunable(module: nn.Module) -> list[PrunableLinear]:
     """The prunable layers inside a module, in the order of its definition."""
     return [child for child in module.modules() if isinstance(child, PrunableLinear)]
@@ -199,3 +238,10 @@ class WeightPruning(GradualPruning):
 
 def _is_shaped(value: Any, parameter: nn.Parameter) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+
+
+_KINDS: Mapping[Structure, type[GradualPruning]] = {
+    Structure.WEIGHTS: WeightPruning,
+    Structure.NEURONS: NeuronPruning,
+    Structure.HEADS: HeadPruning,
+}

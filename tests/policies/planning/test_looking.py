@@ -1,0 +1,73 @@
+"""When to look at the partition, and whether a move kept its promise."""
+
+import numpy as np
+import pytest
+from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
+from ballast_policies.planning.looking import Waiting, lost_seconds, measured_worse
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(
+    seconds=st.lists(st.floats(0, 10), min_size=4, max_size=24),
+    ranks=st.integers(1, 4),
+    microbatches=st.integers(1, 16),
+    min_gain=st.sampled_from([0.0, 0.03, 0.3]),
+    slow=st.sampled_from([None, 0.5]),
+)
+def test_what_is_lost_is_the_gain_of_the_best_partition(seconds, ranks, microbatches, min_gain, slow):
+    """The bound that saves looking for it hides no gain of at least minGain."""
+    inner = np.random.default_rng(len(seconds)).choice(
+        np.arange(1, len(seconds)), size=ranks - 1, replace=False
+    )
+    partition = Partition(bounds=(0, *sorted(inner.tolist()), len(seconds)))
+    speeds = None if slow is None else [slow, *[1.0] * (ranks - 1)]
+    capacity = RankCapacity(speeds=speeds)
+    now, best = (
+        predict_step_seconds(each.loads(seconds, speeds), microbatches)
+        for each in (partition, exact_partition(seconds, ranks, capacity))
+    )
+    lost = lost_seconds(partition, seconds, microbatches=microbatches, min_gain=min_gain, capacity=capacity)
+    if now - best > max(min_gain * now, 0) * 1.0001:
+        assert lost == pytest.approx(now - best)
+    elif now - best < min_gain * now * 0.9999:
+        assert lost == 0.0
+
+
+@pytest.mark.parametrize("lost", [0.001, 0.05, 1.0])
+def test_it_is_time_to_look_when_as_much_is_lost_as_a_move_costs(lost):
+    """Slow losses wait long, fast ones hardly; what was lost is never over a step more than the cost."""
+    waiting, cost, total = Waiting(), 0.2, 0.0
+    while not waiting.is_over(cost):
+        waiting, total = waiting.after_step(lost), total + lost
+    assert cost <= total <= cost + lost
+    assert not Waiting().is_over(0.0), "without a loss there is nothing to look at"
+
+
+def test_looks_in_vain_become_rare():
+    """Each waits for twice the loss of the one before, until layers move."""
+    waiting, steps = Waiting(), []
+    for _ in range(4):
+        count = 0
+        while not waiting.is_over(1.0):
+            waiting, count = waiting.after_step(0.5), count + 1
+        steps.append(count)
+        waiting = waiting.after_look(moved=False)
+    assert steps == [2, 4, 8, 16]
+    assert waiting.after_look(moved=True) == Waiting()
+
+
+@pytest.mark.parametrize(
+    ("after", "predicted", "worse"),
+    [
+        ([2.4, 2.5, 2.6], 1.0, True),
+        ([1.9, 2.5, 2.6], 1.0, False),
+        ([2.4, 2.5, 2.6], 2.0, False),
+        ([], 1.0, False),
+    ],
+    ids=["slower", "noise", "dearer layers", "nothing measured"],
+)
+def test_a_move_is_worse_only_where_every_step_after_it_is(after, predicted, worse):
+    """Slower than the slowest step before, each brought to what its layers cost."""
+    before = [1.2, 1.8, 2.0]
+    assert measured_worse(before, after, predicted=predicted, min_gain=0.1) == worse

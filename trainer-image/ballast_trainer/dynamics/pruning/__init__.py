@@ -1,0 +1,1 @@
+"""Pruning of weights, neurons and heads."""

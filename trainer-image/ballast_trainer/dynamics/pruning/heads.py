@@ -1,0 +1,187 @@
+"""Attention heads as the unit of pruning: all products of an attention become smaller, at any sparsity.
+
+A head is its rows of the maps to query, key and value, and its columns of the map out again.  Where several
+heads of queries share keys and values (grouped-query attention), they are one unit and go together.
+"""
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ballast_trainer.dynamics.pruning.neurons import ShrinkingLinear, as_linear, cut
+from ballast_trainer.layers.layer import Layer
+
+_HAD = "ballast_heads"
+"""Attribute of an attention: how many units it had."""
+
+_FUSED_SPLIT = "split_size"
+"""Attribute of GPT-2's attention: rows of the fused map that belong to each of query, key and value."""
+
+_KNOWN = ("ballast_trainer.", "transformers.")
+"""Modules whose attentions follow the number of heads from the shapes of their weights."""
+
+_tried: dict[type, str] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heads:
+    """The units of an attention.
+
+    Attributes:
+        attention: the module.
+        into: maps to query, key and value: the linear layer, parts in it, and rows of a unit in each part.
+        out: the map out.
+        columns: of ``out`` that a unit has.
+    """
+
+    attention: nn.Module
+    into: tuple[tuple[nn.Linear, int, int], ...]
+    out: nn.Linear
+    columns: int
+
+    @property
+    def had(self) -> int:
+        """How many units there were."""
+        return int(getattr(self.attention, _HAD, self.kept))
+
+    @property
+    def kept(self) -> int:
+        """How many are left."""
+        return int(self.out.weight.shape[1]) // self.columns
+
+    def scores(self) -> torch.Tensor:
+        """Of each unit left, float32: the norm of its map to the value times that of its map out."""
+        linear, parts, rows = self.into[-1]
+        value = linear.weight.detach().float().square().sum(1).view(parts, -1, rows)[-1].sum(1)
+        away = self.out.weight.detach().float().square().sum(0).view(-1, self.columns).sum(1)
+        return torch.sqrt(value * away)
+
+    def remove(self, keep: torch.Tensor, layer: Layer) -> None:
+        """Keep the units of a bool mask, the best one at least; their optimizer state stays.
+
+        Args:
+            keep: by unit that is left.
+            layer: that the attention is in.
+        """
+        if not bool(keep.any()):
+            keep = keep.clone()
+            keep[self.scores().argmax()] = True
+        for linear, parts, rows in self.into:
+            mask = keep.repeat_interleave(rows).repeat(parts)
+            cut(layer, linear, "weight", mask, 0)
+            if linear.bias is not None:
+                cut(layer, linear, "bias", mask, 0)
+        cut(layer, self.out, "weight", keep.repeat_interleave(self.columns), 1)
+        self.follow_shapes()
+
+    def follow_shapes(self) -> None:
+        """Set the counts that the modules keep beside their weights, after these were cut or loaded."""
+        for linear, parts, _ in self.into:
+            linear.out_features = int(linear.weight.shape[0])
+            if parts > 1 and hasattr(self.attention, _FUSED_SPLIT):
+                setattr(self.attention, _FUSED_SPLIT, linear.out_features // parts)
+        self.out.in_features = int(self.out.weight.shape[1])
+
+
+def heads_of(attention: nn.Module) -> Heads | str:
+    """The units of an attention; as text why they cannot be told apart."""
+    attention = _inner(attention)
+    name, size = type(attention).__name__, getattr(attention, "head_dim", None)
+    if not isinstance(size, int) or size < 1:
+        return f"an attention ({name}) without the attribute head_dim, the size of a head"
+    parts = {child: as_linear(part) for child, part in attention.named_children()}
+    linears = {child: linear for child, linear in parts.items() if linear is not None}
+    q, k, v, o = (linears.get(f"{letter}_proj") for letter in "qkvo")
+    if q is not None and k is not None and v is not None and o is not None:
+        shared, rest = divmod(q.out_features, k.out_features)
+        if rest or k.out_features % size or v.out_features != k.out_features:
+            return f"an attention ({name}) whose heads are not of one size {size}"
+        if o.in_features != q.out_features:
+            return f"an attention ({name}) whose o_proj does not take what q_proj gives"
+        return Heads(attention, ((q, 1, shared * size), (k, 1, size), (v, 1, size)), o, shared * size)
+    if len(linears) == 2:
+        first, last = linears.values()
+        if first.out_features == 3 * last.in_features and last.in_features % size == 0:
+            return Heads(attention, ((first, 3, size),), last, size)
+    shapes = {child: tuple(linear.weight.shape) for child, linear in linears.items()}
+    return (
+        f"an attention ({name}) that is neither q_proj, k_proj, v_proj and o_proj nor one linear layer to "
+        f"queries, keys and values and one out: its weights are {shapes}"
+    )
+
+
+def lacks(block: nn.Module, attention: nn.Module) -> str:
+    """Why heads of a block's attention cannot be removed; empty: they can.
+
+    The attention of a user's block is run once with a head less, since its forward may count heads itself.
+    """
+    found = heads_of(attention)
+    if isinstance(found, str):
+        return found
+    kind = type(found.attention)
+    if kind.__module__.startswith(_KNOWN):
+        return ""
+    if kind not in _tried:
+        _tried[kind] = _fails(block, found.attention)
+    return _tried[kind]
+
+
+def prepare(attention: nn.Module) -> None:
+    """Make an attention able to lose heads, and to load weights that have lost some."""
+    attention = _inner(attention)
+    for name, part in list(attention.named_children()):
+        linear = as_linear(part)
+        if linear is not None:
+            linear.__class__ = ShrinkingLinear
+            setattr(attention, name, linear)
+    found = heads_of(attention)
+    assert isinstance(found, Heads)
+    setattr(attention, _HAD, found.kept)
+
+
+def prepared(module: nn.Module) -> list[Heads]:
+    """The attentions in a layer that :func:`prepare` has seen."""
+    found = [heads_of(part) for part in module.modules() if hasattr(part, _HAD)]
+    return [heads for heads in found if isinstance(heads, Heads)]
+
+
+def _inner(attention: nn.Module) -> nn.Module:
+    """The attention inside another change's wrapper."""
+    while isinstance(getattr(attention, "attention", None), nn.Module):
+        attention = attention.attention  # type: ignore[assignment]
+    return attention
+
+
+def _fails(block: nn.Module, attention: nn.Module) -> str:
+    paths = [path for path, module in block.named_modules() if module is attention]
+    tried = copy.deepcopy(block).to("meta")
+    part = tried.get_submodule(paths[0])
+    prepare(part)
+    heads = heads_of(part)
+    assert isinstance(heads, Heads)
+    if heads.kept < 2:
+        return ""
+    keep = torch.ones(heads.kept, dtype=torch.bool)
+    keep[-1] = False
+    for linear, parts, rows in heads.into:
+        mask = keep.repeat_interleave(rows).repeat(parts)
+        linear.weight = nn.Parameter(linear.weight[: int(mask.sum())])
+        if linear.bias is not None:
+            linear.bias = nn.Parameter(linear.bias[: int(mask.sum())])
+    heads.out.weight = nn.Parameter(heads.out.weight[:, : (heads.kept - 1) * heads.columns])
+    heads.follow_shapes()
+    width = heads.into[0][0].in_features
+    typed: Any = tried
+    try:
+        with torch.no_grad():
+            typed(torch.zeros(1, max(2, math.isqrt(width)), width, device="meta"))
+    except Exception as error:
+        return (
+            f"an attention ({type(attention).__name__}) that fails with a head less ({error}): its forward "
+            "has to take the number of heads from its weights' shapes, by -1 and head_dim"
+        )
+    return ""

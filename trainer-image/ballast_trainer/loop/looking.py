@@ -1,0 +1,134 @@
+"""Rank 0's view of whether the partition is worth a look, and whether the last move kept its promise."""
+
+import dataclasses
+
+from ballast_policies.contract import Stage
+from ballast_policies.planning import PlanningError, predict_step_seconds
+from ballast_policies.planning.looking import Waiting, lost_seconds, measured_worse
+from ballast_policies.planning.stages import partition_of
+
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.replanning import rank_capacity, unit_costs
+from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.profiling.profile import LayerCosts
+
+_FEWEST_MEASURED = 3
+"""Steps measured before their median is compared."""
+_STEPS_AFTER = 5
+"""Steps after a move whose seconds are compared with those before."""
+CHANGED = 0.25
+"""Relative change of a layer's seconds from which a cut that was reverted may be tried again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Moved:
+    """A move whose effect is not measured yet.
+
+    Attributes:
+        stages: those before it.
+        ratios: measured over predicted seconds of the steps before.
+    """
+
+    stages: tuple[Stage, ...]
+    ratios: tuple[float, ...]
+
+
+class Looks:
+    """When to look; decided by rank 0, told to the others with the next step's sum."""
+
+    def __init__(self, training: TrainingState, progress: ProgressTracker) -> None:
+        self._training = training
+        self._progress = progress
+        self._waiting = Waiting()
+        self._moved: _Moved | None = None
+        self._reverted: dict[tuple[Stage, ...], tuple[float, ...]] = {}
+
+    def step_done(self) -> None:
+        """A step is done under the partition in force."""
+        training = self._training
+        costs = training.profile.costs()
+        if training.config.rebalance.every_steps is None and costs is not None:
+            self._waiting = self._waiting.after_step(self._lost(costs))
+
+    def due(self) -> bool:
+        """Whether rank 0 wants to look, or to revert the last move."""
+        training = self._training
+        if training.world.rank != 0 or not training.config.rebalance.enabled:
+            return False
+        return self.reverts_to() is not None or self._waiting.is_over(self._cost())
+
+    def looked(self, *, moved_from: tuple[Stage, ...] | None, measured: tuple[float, ...] = ()) -> None:
+        """The partition was looked at.
+
+        Args:
+            moved_from: the stages of before; None: nothing moved.
+            measured: seconds of the last steps before.
+        """
+        self._waiting = self._waiting.after_look(moved=moved_from is not None)
+        costs = self._progress.costs
+        if moved_from is None or costs is None:
+            return
+        usual = self._predicted(moved_from, costs)
+        self._moved = _Moved(moved_from, tuple(second / usual for second in measured)) if usual > 0 else None
+
+    def reverts_to(self) -> tuple[Stage, ...] | None:
+        """The stages of before the last move, once it has measured worse; None: it stays."""
+        moved, costs = self._moved, self._training.profile.costs()
+        after = self._progress.step_seconds()[1:]
+        if moved is None or costs is None or len(after) < _STEPS_AFTER:
+            return None
+        if len(self._training.profile) < _FEWEST_MEASURED or len(moved.stages) != len(self._training.stages):
+            return None
+        worse = measured_worse(
+            moved.ratios,
+            after,
+            predicted=self._predicted(moved.stages, costs),
+            min_gain=self._training.config.rebalance.min_gain,
+        )
+        if not worse:
+            self._moved = None
+        return moved.stages if worse else None
+
+    def reverted(self, stages: tuple[Stage, ...]) -> None:
+        """A move to ``stages`` was taken back: they wait until the layers' costs have changed."""
+        costs = self._training.profile.costs()
+        self._moved = None
+        if costs is not None:
+            self._reverted[stages] = costs.total
+
+    def was_worse(self, stages: tuple[Stage, ...]) -> bool:
+        """Whether these stages measured worse than predicted, of layers that cost what they cost now."""
+        then, now = self._reverted.get(stages), self._training.profile.costs()
+        if then is None or now is None:
+            return False
+        alike = [abs(a - b) <= CHANGED * max(a, b) for a, b in zip(then, now.total, strict=True)]
+        return all(alike)
+
+    def _lost(self, costs: LayerCosts) -> float:
+        training = self._training
+        if training.world.rank != 0 or len(training.profile) < _FEWEST_MEASURED:
+            return 0.0
+        try:
+            return lost_seconds(
+                partition_of(training.stages),
+                unit_costs(training, costs).total,
+                microbatches=training.microbatches_per_drain,
+                min_gain=training.config.rebalance.min_gain,
+                capacity=rank_capacity(training),
+            )
+        except PlanningError:
+            return 0.0
+
+    def _cost(self) -> float:
+        """Seconds of a look and a move; a step's before any was measured."""
+        progress, costs = self._progress, self._progress.costs
+        if progress.move_seconds is not None:
+            return progress.move_seconds + progress.look_seconds
+        if costs is None:
+            return 0.0
+        return self._predicted(self._training.stages, costs) + progress.look_seconds
+
+    def _predicted(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
+        training = self._training
+        loads = partition_of(stages).loads(unit_costs(training, costs).total, rank_capacity(training).speeds)
+        return predict_step_seconds(loads, training.microbatches_per_drain)

@@ -1,0 +1,182 @@
+"""Seconds and bytes of each layer, measured in the running job.
+
+A :class:`Meter` is told when a microbatch's work begins and ends on this rank, and when the work
+passes from one layer to the next.  On the CPU it reads the thread's own CPU time, so that a busy
+machine does not disturb the measurement; with a GPU it reads wall time around synchronised work.
+In a step measured by layer, the bytes that layers keep for their backward are counted too, of the
+first microbatch that each stage computes.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from ballast_trainer.gpu_emulation import EmulatedSpeed
+from ballast_trainer.profiling.activations import SavedTensors
+
+
+class Meter:
+    """Seconds per layer of this rank, for the step that runs.
+
+    Attributes:
+        forward, backward, optimizer: seconds of each layer this step, already multiplied by the
+            emulated slow-down (forward and backward; the optimizer is not padded).
+        by_layer: whether this step's seconds are measured by layer.
+        always_busy: whether ``busy`` is measured in every step; else in those measured by layer, and where a
+            slower device is emulated.
+        microbatch: the microbatch that runs; None outside of a schedule's chunks.
+        step: the step that runs, 0-based.
+        busy: seconds of forward and backward this step on the meter's clock, all layers together.
+        first_microbatch: place of this replica's first microbatch among those of the whole step.
+        message_bytes: bytes that the newest forward of a stage sends on.
+        activation_bytes: of each layer, of one microbatch of this step; 0 where it was not counted.
+        output_bytes: size of each layer's output, of the newest microbatch that was counted.
+        kept: counter of the bytes that the microbatch of the newest forward keeps; None: not counted.
+        compares_ranks: whether other work takes as long on its clock as layers do: not where these wait.
+    """
+
+    def __init__(
+        self,
+        layer_count: int,
+        device: torch.device,
+        speed: EmulatedSpeed | None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            layer_count: of the whole model.
+            device: where this rank computes.
+            speed: the slower device that is emulated, if any.
+            clock: seconds; default: the thread's CPU time where this rank computes on one thread of a
+                CPU, else wall time.  Layers that wait rather than compute need wall time.
+        """
+        self.layer_count = layer_count
+        self.microbatch: int | None = None
+        self.step = 0
+        self.first_microbatch = 0
+        self.message_bytes = 0
+        self._device = device
+        self._speed = speed
+        one_thread = device.type == "cpu" and torch.get_num_threads() == 1
+        self.compares_ranks = clock is None
+        self._clock = clock or (time.thread_time if one_thread else time.perf_counter)
+        self._mark = self._chunk_mark = self._chunk_wall = 0.0
+        self.always_busy = False
+        self._timed = True
+        self._into: list[float] = []
+        self._layer: int | None = None
+        self.optimizer = [0.0] * layer_count
+        self.output_bytes = [0] * layer_count
+        self.kept: SavedTensors | None = None
+        self.start_step(0)
+
+    def start_step(self, step: int, *, by_layer: bool = True) -> None:
+        """Forget the last step's seconds; the optimizer's are kept, since they are counted after a step."""
+        self.step = step
+        self.by_layer = by_layer
+        # Reading a thread's clock is a system call: skipped where the seconds are not used.
+        self._timed = by_layer or self.always_busy or self._speed is not None
+        self.busy = 0.0
+        self.forward = [0.0] * self.layer_count
+        self.backward = [0.0] * self.layer_count
+        self.activation_bytes = [0.0] * self.layer_count
+        self._counted: set[int] = set()
+
+    def start_count(self, first_layer: int, source: torch.Tensor) -> SavedTensors | None:
+        """A stage's forward begins; returns its record of kept tensors, once in a step measured by layer."""
+        self.kept = None
+        if self.by_layer and self.microbatch is not None and first_layer not in self._counted:
+            self._counted.add(first_layer)
+            self.kept = SavedTensors(source)
+        return self.kept
+
+    def add_kept(self, modules: Sequence[nn.Module] = ()) -> None:
+        """Count the noted tensors; ``modules`` hold the weights.  Its seconds count for no layer."""
+        if self.kept is None:
+            return
+        with self._aside():
+            for layer, count in self.kept.count(modules).items():
+                self.activation_bytes[layer] += count
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Exclude the work inside from the measured seconds."""
+        began = self._now()
+        yield
+        seconds = self._now() - began
+        self._mark += seconds
+        self._chunk_mark += seconds
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock()
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds of some work, as those of a layer are measured."""
+        began = self._now()
+        work()
+        return (self._now() - began) * (self._speed.factor if self._speed is not None else 1.0)
+
+    def start_optimizer(self) -> float:
+        """The optimizer's part of a step begins; returns now, for :meth:`add_optimizer`.
+
+        In a step not measured by layer, the seconds of the last such step remain.
+        """
+        if not self.by_layer:
+            return 0.0
+        self.optimizer = [0.0] * self.layer_count
+        return self._now()
+
+    def begin(self, microbatch: int, into: list[float], layer: int | None) -> None:
+        """Work on a microbatch begins, with ``layer``; its seconds go to ``into`` (forward or backward)."""
+        self.microbatch = microbatch
+        self._into = into
+        self._layer = layer if self.by_layer else None
+        if self._speed is not None:
+            self._chunk_wall = time.perf_counter()
+        if self._timed:
+            self._mark = self._chunk_mark = self._now()
+
+    def enter(self, layer: int) -> None:
+        """The work passes to ``layer``."""
+        now = self._now()
+        if self._layer is not None:
+            self._into[self._layer] += now - self._mark
+        self._mark = now
+        self._layer = layer
+
+    def end(self) -> None:
+        """Work on the microbatch ends; pads it where a slower device is emulated."""
+        self.microbatch = None
+        if not self._timed:
+            return
+        now = self._now()
+        if self._layer is not None:
+            self._into[self._layer] += now - self._mark
+        self.busy += now - self._chunk_mark
+        if self._speed is not None:
+            self._speed.pad(self._chunk_wall, now - self._chunk_mark)
+
+    def add_optimizer(self, layer: int, began: float) -> float:
+        """Count the optimizer's seconds of ``layer`` since ``began``; returns now, for the next one."""
+        if not self.by_layer:
+            return 0.0
+        now = self._now()
+        self.optimizer[layer] += now - began
+        return now
+
+    def busy_seconds(self) -> float:
+        """Seconds of this rank's forward and backward this step, multiplied by the emulated slow-down."""
+        return self.busy * (self._speed.factor if self._speed is not None else 1.0)
+
+    def seconds(self) -> list[float]:
+        """Forward, backward, optimizer of all layers in one list of 3 L; zero for other ranks' layers."""
+        factor = self._speed.factor if self._speed is not None else 1.0
+        padded = [factor * second for second in self.forward + self.backward]
+        return padded + self.optimizer

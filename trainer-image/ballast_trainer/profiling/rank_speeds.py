@@ -1,0 +1,61 @@
+"""How fast each rank is, apart from what its layers cost: a small fixed piece of work, timed on every rank.
+
+A layer's measured seconds are its cost over its rank's speed; where ranks differ, the layer takes other
+seconds after a move, and only the two factors apart tell how many.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from ballast_trainer.profiling.meter import Meter
+
+KEPT_STEPS = 8
+"""Steps whose median counts."""
+TOLERANCE = 0.25
+"""Relative difference up to which ranks count as equally fast: what noise makes of a short measurement."""
+
+_SIZES = {"cpu": 96, "cuda": 1024}
+_REPEATS = 3
+
+
+class SpeedProbe:
+    """The fixed work: a product of two square matrices."""
+
+    def __init__(self, meter: Meter, device: torch.device) -> None:
+        size = _SIZES.get(device.type, 96)
+        self._meter = meter
+        self._left = torch.full((size, size), 0.5, device=device)
+
+    def seconds(self) -> float:
+        """The fastest of a few runs, on the clock of the layers' seconds."""
+        with torch.no_grad():
+            return min(self._meter.timed(lambda: self._left @ self._left) for _ in range(_REPEATS))
+
+
+class RankSpeeds:
+    """Speeds of the pipeline positions; the same on every rank."""
+
+    def __init__(self) -> None:
+        self._rows: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """Add the seconds of all positions in one step."""
+        if all(second > 0 for second in seconds):
+            self._rows.append(tuple(seconds))
+
+    def forget(self) -> None:
+        """Drop the measurements: there are other ranks."""
+        self._rows.clear()
+
+    def speeds(self) -> tuple[float, ...] | None:
+        """By position, the fastest 1; None where they are alike, or not known yet."""
+        if len(self._rows) < 2:
+            return None
+        medians = [statistics.median(column) for column in zip(*self._rows, strict=True)]
+        fastest = min(medians)
+        # Ranks within the tolerance are alike: their layers' own seconds tell more than the probe.
+        speeds = [1.0 if m <= fastest * (1 + TOLERANCE) else fastest / m for m in medians]
+        return tuple(speeds) if min(speeds) < 1 else None
