@@ -2,7 +2,7 @@
 
 Both layers hold the same weights under the same random mask and take the same input; they are timed
 in turn, in one process on one thread, and the median of the pairwise ratios is printed. Above 1 the
-sparse layer is the faster one. ``SPARSE_FROM`` in ballast_trainer/dynamics/pruning/sparse_linear.py is read off here.
+sparse layer is the faster one. ``SPARSE_FROM`` in dynamics/pruning/sparse_linear.py is read off here.
 
     python benchmarks/trainer/sparse.py
 """
