@@ -42,9 +42,12 @@ class JobCondition(enum.StrEnum):
     GROWN = "Grown"
     """The job has taken more GPUs while training."""
     SHRUNK = "Shrunk"
-    """The job has given GPUs back while training, as the allocator asked. Absent: it never asked."""
+    """The job has given GPUs back while training, as it was asked: for other jobs, or because their nodes go.
+    Absent: it was never asked."""
     PREEMPTED = "Preempted"
     """The job was stopped with a checkpoint, so that its GPUs serve another purpose."""
+    NODES_STAY = "NodesStay"
+    """No node of the gang has announced that it goes. Absent: none ever did."""
     INPUTS_COMPLETE = "InputsComplete"
     """The job states all that the policy reads; False: defaults are used. Absent: none was ever used."""
     ON_TIME = "OnTime"
@@ -140,6 +143,9 @@ class JobReason(enum.StrEnum):
     """Restarts: a pod was killed, evicted or deleted by someone else."""
     NODE_LOST = "NodeLost"
     """Restarts: a node went away under a pod."""
+    NODE_LEAVING = "NodeLeaving"
+    """NodesStay is False: nodes go; the message says which, when, and by what. Restarts: the gang could not
+    continue without such a node, so it saved, and is launched elsewhere."""
     PEER_LOST = "PeerLost"
     """Restarts: ranks lost touch with each other."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
@@ -170,7 +176,7 @@ class JobReason(enum.StrEnum):
 
     # Shrunk
     SHRINKING = "Shrinking"
-    """Not shrunk yet: the allocator has asked for it; the message names the pods that will go."""
+    """Not shrunk yet: it has been asked to; the message names the pods that will go, and why."""
     GPUS_GIVEN_BACK = "GpusGivenBack"
     """Shrunk: the named pods are gone and their GPUs are free."""
 
@@ -179,6 +185,10 @@ class JobReason(enum.StrEnum):
     """Preempted: this round gives the GPUs to another job, or this job to other GPUs."""
     RESUMED = "Resumed"
     """No longer preempted: it resumes from its checkpoint."""
+
+    # NodesStay
+    NODES_LEFT = "NodesLeft"
+    """NodesStay again: the gang no longer needs a node that goes, or the notice was taken back."""
 
     # InputsComplete
     COMPLETE = "Complete"

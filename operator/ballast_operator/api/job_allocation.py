@@ -24,6 +24,21 @@ class Ending(StatusModel):
     """When it was decided."""
 
 
+class NodesLeaving(StatusModel):
+    """Nodes of the gang that have announced that they go."""
+
+    nodes: Annotated[
+        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
+    ] = ()
+    """Their names."""
+    by: Annotated[str, Field(max_length=1024)] = ""
+    """What has said so: a taint, a condition, an eviction."""
+    since: Time
+    """When it was seen first."""
+    at: Time
+    """When the first of them goes."""
+
+
 class JobAllocation(StatusModel):
     """The GPUs that the job holds, or is about to hold. Written before the first pod is made."""
 
@@ -59,6 +74,8 @@ class JobAllocation(StatusModel):
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
     master_address: _Name = ""
     """Of a job without a model: the address of rank 0 that the other ranks were told; empty: not yet."""
+    leaving: NodesLeaving | None = None
+    """Nodes that are about to go; absent: none is."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
 

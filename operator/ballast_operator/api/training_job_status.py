@@ -91,7 +91,7 @@ class Repacking(StatusModel):
     reason: _Text = ""
     """Why, as text."""
     asked: bool = False
-    """Whether the allocator asked for it, for other jobs; false: the trainer proposed it."""
+    """Whether it was asked for, for other jobs or since nodes go; false: the trainer proposed it."""
 
 
 class Decision(StatusModel):

@@ -26,6 +26,14 @@ USUAL_GRACE_SECONDS = 30
 """Seconds from SIGTERM to SIGKILL unless the template sets them; Kubernetes' default."""
 
 
+STAYS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+"""Annotations unless the template sets them: autoscalers take no node from under a gang to save money, and
+drain a node that is taken back only once the gang has left it."""
+
+
 def pod_object(
     view: JobView,
     spec: JobSpec,
@@ -50,8 +58,7 @@ def pod_object(
         RANK_LABEL: str(number),
     }
     metadata["labels"] = {**(wanted.get("labels") or {}), **ours}
-    if wanted.get("annotations"):
-        metadata["annotations"] = dict(wanted["annotations"])
+    metadata["annotations"] = {**STAYS, **(wanted.get("annotations") or {})}
     content = body["spec"]
     containers = content.get("containers") or [{"name": "trainer"}]
     grace = content.get("terminationGracePeriodSeconds")

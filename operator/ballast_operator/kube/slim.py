@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ballast_operator.kube.kinds import NODE, POD, Kind, Object
+from ballast_operator.kube.notice_kinds import CONDITIONS, LEAVES_AT_ANNOTATIONS
 
 LONGEST_SHARED = 80
 """Characters of a string that is worth a look whether an equal one is there."""
@@ -35,7 +36,9 @@ def _slim(kind: Kind, item: Object) -> Object:
         metadata.pop("annotations", None)
         parts = {"spec": _pod_spec(item.get("spec") or {}), "status": _pod_status(item.get("status") or {})}
     elif kind is NODE:
-        metadata.pop("annotations", None)
+        notes = metadata.pop("annotations", None) or {}
+        if stated := {name: notes[name] for name in LEAVES_AT_ANNOTATIONS if name in notes}:
+            metadata["annotations"] = stated
         parts = {"spec": _some(item, "spec", ("taints", "unschedulable")), "status": _node_status(item)}
     else:
         parts = {key: value for key, value in item.items() if key not in ("metadata", "apiVersion", "kind")}
@@ -69,7 +72,12 @@ def _pod_status(status: Mapping[str, Any]) -> dict[str, Any]:
 def _node_status(item: Object) -> dict[str, Any]:
     found = _some(item, "status", ("allocatable",))
     conditions = (item.get("status") or {}).get("conditions") or []
-    found["conditions"] = [{"type": c["type"], "status": c["status"]} for c in conditions]
+    found["conditions"] = [
+        {"type": c["type"], "status": c["status"]}
+        if not any(kind.matches(c["type"]) for kind in CONDITIONS)
+        else {key: c[key] for key in (*_CONDITION[:3], "lastTransitionTime") if key in c}
+        for c in conditions
+    ]
     return found
 
 

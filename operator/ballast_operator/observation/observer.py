@@ -149,7 +149,7 @@ class Observer:
         after = read_node(new) if new is not None else None
         if after is not None:
             self._nodes[name] = after
-        if before is None or after is None or before.ready != after.ready:
+        if before is None or after is None or _told(before) != _told(after):
             for pod in self.caches[POD].on_node(name):
                 metadata = pod["metadata"]
                 job = (metadata.get("labels") or {}).get(JOB_LABEL)
@@ -248,7 +248,8 @@ class Observer:
     def _pod(self, item: Object) -> PodView:
         name = (item.get("spec") or {}).get("nodeName", "")
         node = self.node(name) if name else None
-        return read_pod(item, node_ready=not name or (node is not None and node.ready))
+        ready = not name or (node is not None and node.ready)
+        return read_pod(item, node_ready=ready, leaving=node.leaving if node is not None else None)
 
     def _lease(self, key: Key, uid: str) -> LeaseView | None:
         item = self.caches[LEASE].get((key[0], lease_name(key[1])))
@@ -292,3 +293,8 @@ class Observer:
         if self._told.get(key) != str(error):
             self._told[key] = str(error)
             logger.error("job=%s/%s cannot be read: %s", *key, error)
+
+
+def _told(node: NodeView) -> tuple[object, ...]:
+    """What the views of the pods on a node say of it."""
+    return node.ready, node.leaving

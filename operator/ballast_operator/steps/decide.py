@@ -20,6 +20,7 @@ from ballast_operator.steps.costs.accounting import account_suspension
 from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
+from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.assignment import Assignment, AssignmentAction
@@ -77,7 +78,7 @@ def decide(
         context = with_status(context, with_cost_for_budget(context))
         status = apply_allocator_conditions(context, limits_reached(context))
         status = account_suspension(context, status)
-        status = with_refused_messages(context, status)
+        status = with_leaving_nodes(context, with_refused_messages(context, status))
         context = with_status(context, status)
     result = take_step(context)
     again, limit = result.requeue_after_seconds, seconds_to_next_limit(context)

@@ -3,12 +3,23 @@
 from ballast_policies.contract import Directive
 from ballast_policies.protocol.moves import End, Why
 
+from ballast_operator.api.job_allocation import NodesLeaving
 from ballast_operator.steps.context import ReconcileContext
 from ballast_operator.steps.gang import waits
+from ballast_operator.views.clock import show
 from ballast_operator.views.pod import PodView
 
 EXITED_WELL = "every rank of the command has exited with success"
 """Why a script has succeeded."""
+
+
+def leaving_text(leaving: NodesLeaving | None) -> str:
+    """Which nodes go, when, and what has said so."""
+    if leaving is None:
+        return "a node of the gang is about to go"
+    several = len(leaving.nodes) > 1
+    names = ", ".join(leaving.nodes[:5]) + (f" and {len(leaving.nodes) - 5} more" * (len(leaving.nodes) > 5))
+    return f"node{'s' * several} {names} {'go' if several else 'goes'} at {show(leaving.at)}, by {leaving.by}"
 
 
 def describe(pod: PodView) -> str:
@@ -69,5 +80,7 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
                 f"the {change} to {len(plan.pods)} pods (epoch {plan.epoch}) was not acknowledged within "
                 f"{limit:g} s; restarting from the checkpoint"
             )
+        case Why.NODE_LEAVES:
+            return leaving_text(context.allocation.leaving)
         case Why.EXITED_EARLY:
             return "every rank exited with success, but training is not done: the lease names no last step"

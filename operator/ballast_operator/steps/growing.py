@@ -19,7 +19,7 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.costs.accounting import accrue_cost
-from ballast_operator.steps.failure import describe
+from ballast_operator.steps.failure import describe, leaving_text
 from ballast_operator.steps.gang import ranks_of
 from ballast_operator.steps.observed import seconds_left
 
@@ -115,6 +115,8 @@ def _abandoned_because(context: ReconcileContext, move: AbandonGrowth) -> str:
     pods = {pod.name: pod for pod in context.view.gang}
     if move.why is Why.POD_DELETED:
         return f"pod {move.pod} is deleted"
+    if move.why is Why.NODE_LEAVES:
+        return leaving_text(context.allocation.leaving)
     if move.why is Why.POD_FAILED:
         return describe(pods[move.pod])
     joining = context.allocation.joining

@@ -52,6 +52,7 @@ def observed(context: ReconcileContext) -> Observed:
         finished=view.finished_step is not None or _said_to_be_done(context),
         suspended=hold is not None,
         fails=hold is not None and hold.fails,
+        survivors=view.survivors,
         offer=_offer(context),
         gpus_free=not context.shortage,
         over=frozenset(deadline for deadline in Deadline if seconds_left(context, deadline) <= 0),
@@ -104,6 +105,8 @@ def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
             return math.inf  # what is left of an earlier launch has had its time
         case Deadline.EXIT:
             begun = ending.since if ending is not None else written
+        case Deadline.NOTICE:
+            begun = allocation.leaving.at if allocation is not None and allocation.leaving else None
         case Deadline.KEPT:
             begun = status.finished_at
     return None if begun is None else seconds_since(context, begun)
@@ -136,6 +139,10 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
             return settings.exit_seconds
         case Deadline.SAVE:
             return settings.stop_seconds
+        case Deadline.NOTICE:
+            leaving = context.allocation.leaving
+            notice = (leaving.at - leaving.since).total_seconds() if leaving is not None else 0.0
+            return -min(settings.stop_seconds, max(0.0, notice) / 2)
         case Deadline.KEPT:
             return math.inf if context.spec.ttl_seconds is None else context.spec.ttl_seconds
 
@@ -169,6 +176,7 @@ def _pod(pod: PodView) -> Pod:
         leaving=pod.leaving,
         failure=failure,
         node_ready=pod.node_ready,
+        leaves=pod.leaves is not None,
     )
 
 

@@ -1,8 +1,8 @@
 """Whether a repack that the trainer proposes may be carried out, and why not."""
 
 from ballast_policies.contract import Proposal
-from ballast_policies.protocol.machine import misfit
 from ballast_policies.protocol.observed import ProposedShrink, WrittenPlan
+from ballast_policies.protocol.smaller import misfit
 
 from ballast_operator.steps.context import ReconcileContext
 

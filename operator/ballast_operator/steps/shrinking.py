@@ -1,4 +1,4 @@
-"""Shrink: by the trainer's proposal or as the allocator asks; recorded once the released pods are gone."""
+"""Shrink: by the trainer's proposal, as the allocator asks, or since nodes go; then it is recorded."""
 
 import dataclasses
 
@@ -6,7 +6,8 @@ from ballast_policies.contract import Proposal
 from ballast_policies.protocol.moves import RecordShrink
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.training_job_status import Repacking, Survivor
+from ballast_operator.api.job_allocation import JobAllocation, NodesLeaving
+from ballast_operator.api.training_job_status import Repacking, Survivor, TrainingJobStatus
 from ballast_operator.steps.context import (
     ReconcileContext,
     StepResult,
@@ -14,10 +15,49 @@ from ballast_operator.steps.context import (
     with_condition,
 )
 from ballast_operator.steps.costs.accounting import accrue_cost
+from ballast_operator.steps.failure import leaving_text
 from ballast_operator.steps.proposal import refusal
 
 KEPT_REPACKS = 20
 """How many entries ``status.repacks`` keeps, newest last."""
+
+
+def with_leaving_nodes(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status with the nodes of the gang that are about to go, and the condition NodesStay."""
+    allocation = status.allocation
+    found: NodesLeaving | None = None
+    if allocation is not None:
+        if allocation.ending is not None:
+            return status
+        found = _nodes_leaving(context, allocation)
+        if found != allocation.leaving:
+            status = status.replace(allocation=allocation.replace(leaving=found))
+    known = status.condition(JobCondition.NODES_STAY)
+    if found is not None:
+        return with_condition(
+            context, status, JobCondition.NODES_STAY, False, JobReason.NODE_LEAVING, leaving_text(found)
+        )
+    if known is None or known.is_true:
+        return status
+    message = "the gang needs no node that is about to go"
+    return with_condition(context, status, JobCondition.NODES_STAY, True, JobReason.NODES_LEFT, message)
+
+
+def _nodes_leaving(context: ReconcileContext, allocation: JobAllocation) -> NodesLeaving | None:
+    """The nodes that go, and when the first does. A notice without a time counts from when it was seen."""
+    now = context.now.replace(microsecond=0)
+    since = allocation.leaving.since if allocation.leaving is not None else now
+    times = {pod: pod.leaves.goes_at(since) for pod in context.view.leaving if pod.leaves is not None}
+    if not times:
+        return None
+    first = min(times, key=lambda pod: times[pod])
+    assert first.leaves is not None
+    return NodesLeaving(
+        nodes=tuple(sorted({pod.node for pod in times if pod.node})),
+        by=first.leaves.by[:1024],
+        since=since,
+        at=times[first].replace(microsecond=0),
+    )
 
 
 def _open_proposal(context: ReconcileContext) -> Proposal:
@@ -65,8 +105,13 @@ def ask_to_shrink(context: ReconcileContext, epoch: int, kept: tuple[str, ...]) 
     released = [pod for pod in plan.pods if pod not in kept]
     gpus = len(released) * context.allocation.gpus_per_pod
     why = assignment.why if assignment is not None else ""
-    reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
-    shrunk = dataclasses.replace(plan.keep(kept, reason), epoch=epoch)
+    leaving = context.allocation.leaving
+    if leaving is not None:
+        reason, why = leaving_text(leaving), ""
+    else:
+        reason = f"the allocator needs {gpus} of {len(plan.ranks)} GPUs"
+    smaller = plan.keep(kept, reason, leaving.at.timestamp() if leaving is not None else None)
+    shrunk = dataclasses.replace(smaller, epoch=epoch)
     message = f"releasing {', '.join(released)}: {reason}" + (f"; {why}" if why else "")
     status = with_condition(
         context, context.view.status, JobCondition.SHRUNK, False, JobReason.SHRINKING, message

@@ -65,7 +65,9 @@ def ask_to_save(context: ReconcileContext, epoch: int) -> StepResult:
     """The plan's next epoch tells the ranks to save a checkpoint and exit."""
     ending = context.allocation.ending
     assert ending is not None
-    plan = dataclasses.replace(context.plan.stop(ending.message), epoch=epoch)
+    leaving = context.allocation.leaving
+    deadline = leaving.at.timestamp() if leaving is not None else None
+    plan = dataclasses.replace(context.plan.stop(ending.message, deadline), epoch=epoch)
     left = seconds_left(context, Deadline.SAVE)
     return StepResult(status=context.view.status, actions=(WritePlan(plan),), requeue_after_seconds=left)
 

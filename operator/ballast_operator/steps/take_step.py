@@ -22,7 +22,7 @@ from ballast_policies.protocol.moves import (
     Wait,
     WritePlan,
 )
-from ballast_policies.protocol.observed import Observed, Phase
+from ballast_policies.protocol.observed import Deadline, Observed, Phase
 
 from ballast_operator.steps import context as actions
 from ballast_operator.steps.context import Action, DeletePod, ReconcileContext, StepResult, with_status
@@ -52,6 +52,10 @@ WITH_PLAN = frozenset({State.TRAINING, State.SHRINKING, State.JOINING, State.GRO
 """States in which the gang's reports are followed."""
 
 
+LEAST_SECONDS = 0.1
+"""Until a deadline that is about to pass is looked at again."""
+
+
 def take_step(context: ReconcileContext) -> StepResult:
     """The machine's next move for the job, as a result."""
     seen = observed(context)
@@ -63,6 +67,7 @@ def take_step(context: ReconcileContext) -> StepResult:
     lost: tuple[Action, ...] = ()
     if decision.state in WITH_PLAN and not isinstance(decision.move, End):
         again = _soon_if_something_ends(seen, again)
+        again = min(again, max(LEAST_SECONDS, seconds_left(context, Deadline.NOTICE)))
         lost = () if isinstance(decision.move, WritePlan) else missing_objects(context)
     return dataclasses.replace(
         result,

@@ -1,9 +1,11 @@
 """A job as one pass sees it: everything read once, nothing changes under the reader."""
 
 import dataclasses
+import math
 
 from ballast_policies.contract import Directive, Plan
 
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.kinds import Key
@@ -15,6 +17,13 @@ from ballast_operator.views.spec import JobSpec
 
 PLAN_WRITTEN_ANNOTATION = "ballast.dev/written"
 """On the plan's ConfigMap: when this epoch was written, RFC 3339. Written and read by the operator."""
+
+
+FAILED_CHANGES = (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)
+"""Restarts after a change of size that the trainer did not carry out."""
+
+MOST_FAILED_CHANGES = 2
+"""After this many the gang keeps the size that it is launched with."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +102,60 @@ class JobView:
 
     @property
     def held_placement(self) -> JobAllocation | None:
-        """The running allocation without the pods that a shrink under way is about to release."""
+        """The running allocation without the pods that are about to go: released by a shrink, or with a node.
+
+        None where it cannot continue without those that go: it needs GPUs elsewhere.
+        """
         allocation, plan = self.running_allocation, self.launched_plan
-        if allocation is None or plan is None or not self.shrinking:
+        if allocation is None:
+            return None
+        if plan is not None and self.shrinking:
+            kept = {pod: node for pod, node in allocation.node_of.items() if plan.rank_of(pod) is not None}
+            return allocation.with_pods(kept)
+        if not self.leaving:
             return allocation
-        kept = {pod: node for pod, node in allocation.node_of.items() if plan.rank_of(pod) is not None}
-        return allocation.with_pods(kept)
+        survivors = self.survivors
+        if not survivors:
+            return None
+        return allocation.with_pods({pod: allocation.node_of[pod] for pod in survivors}, joining=())
+
+    @property
+    def leaving(self) -> tuple[PodView, ...]:
+        """Pods of the gang that run and are about to go, by their node's notice or an eviction."""
+        return tuple(pod for pod in self.gang if pod.leaves is not None)
+
+    @property
+    def resizable(self) -> bool:
+        """Whether its gang may change its size without a restart, once it trains; a script's cannot."""
+        allocation, spec = self.running_allocation, self.spec
+        if allocation is None or spec is None or not spec.grow or spec.is_script or spec.replicas:
+            return False
+        failed = sum(self.status.restarts.get(cause, 0) for cause in FAILED_CHANGES)
+        return allocation.gpus_per_pod == spec.gpus_per_pod and failed < MOST_FAILED_CHANGES
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Pods that the gang can continue with once those that leave are gone, by rank.
+
+        Whole positions of the pipeline, rank 0 among them, and a size that the job may have. Empty: there is
+        no such size, or no rank leaves.
+        """
+        plan, spec, allocation = self.launched_plan, self.spec, self.running_allocation
+        going = {pod.name for pod in self.leaving}
+        if plan is None or spec is None or allocation is None or not self.resizable:
+            return ()
+        per_pod = allocation.gpus_per_pod
+        together = math.lcm(spec.ranks_per_position, per_pod) // per_pod
+        blocks = [plan.pods[first : first + together] for first in range(0, len(plan.pods), together)]
+        kept = [block for block in blocks if not going & set(block)]
+        if not kept or len(kept) == len(blocks) or kept[0] != blocks[0]:
+            return ()
+        known = spec.throughput.get(allocation.gpu_type, {})
+        for count in range(len(kept), 0, -1):
+            ranks = count * together * per_pod
+            if ranks >= spec.smallest_gang and spec.suits(ranks) and known.get(ranks, 1.0) > 0:
+                return tuple(pod for block in kept[:count] for pod in block)
+        return ()
 
     @property
     def gang(self) -> tuple[PodView, ...]:

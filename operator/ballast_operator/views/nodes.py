@@ -18,7 +18,8 @@ from kubernetes.utils.quantity import parse_quantity
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import JOB, Key, Object
 from ballast_operator.kube.pinning import pinned_node
-from ballast_operator.views.taints import Taint, blocking, read_taints
+from ballast_operator.views.notices import Leaving, read_leaving
+from ballast_operator.views.taints import GONE_KEYS, Taint, blocking, read_taints
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class NodeView:
     Attributes:
         closed: why nothing is started there, whatever it tolerates; empty: pods may be.
         taints: all of them; which ones matter depends on the pod.
+        leaving: it is about to go.
     """
 
     name: str
@@ -38,6 +40,7 @@ class NodeView:
     allocatable: Mapping[str, str]
     closed: str = ""
     taints: tuple[Taint, ...] = ()
+    leaving: Leaving | None = None
 
     def gpus(self, resource: str) -> int:
         """How many GPUs of ``resource`` it offers to pods."""
@@ -47,14 +50,18 @@ class NodeView:
 def read_node(item: Object) -> NodeView:
     """A node from its JSON."""
     status, content = item.get("status") or {}, item.get("spec") or {}
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    conditions = status.get("conditions") or []
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     taints = read_taints(content)
-    leaving = [str(taint) for taint in taints if taint.terminates]
+    leaving = read_leaving(taints, conditions, item["metadata"].get("annotations") or {})
+    gone = [str(taint) for taint in taints if taint.key in GONE_KEYS]
     closed = ""
     if not ready:
         closed = "not ready"
-    elif leaving:
-        closed = f"about to go, by taint {leaving[0]}"
+    elif leaving is not None:
+        closed = f"about to go, by {leaving.by}"
+    elif gone:
+        closed = f"gone, by taint {gone[0]}"
     elif content.get("unschedulable", False):
         closed = "cordoned"
     return NodeView(
@@ -64,6 +71,7 @@ def read_node(item: Object) -> NodeView:
         allocatable=status.get("allocatable") or {},
         closed=closed,
         taints=taints,
+        leaving=leaving,
     )
 
 

@@ -14,6 +14,7 @@ from ballast_policies.contract import (
 
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.notices import Leaving, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
 
@@ -35,6 +36,7 @@ class PodView:
         detail: the same in a sentence.
         disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
         node_ready: whether its node is there and Ready.
+        leaves: its node is about to go, or the cluster is about to end it: it still runs.
         ended_at: when the trainer's container ended, by its node's clock; None: not known.
     """
 
@@ -52,6 +54,7 @@ class PodView:
     detail: str = ""
     disrupted: bool = False
     node_ready: bool = True
+    leaves: Leaving | None = None
     ended_at: Time | None = None
 
     @property
@@ -86,14 +89,18 @@ EVICTION_REASONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting
 """Values of ``status.reason`` of pods that the cluster has ended."""
 
 
-def read_pod(item: Object, *, node_ready: bool) -> PodView:
-    """A pod from its JSON."""
+def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) -> PodView:
+    """A pod from its JSON; ``leaving``: its node is."""
     metadata, content, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels = metadata.get("labels") or {}
     state = _container_state(content, status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
+    target = conditions.get("DisruptionTarget", {})
+    disrupted, alive = target.get("status") == "True", status.get("phase") not in ("Succeeded", "Failed")
+    if leaving is None and disrupted:
+        leaving = evicted(metadata.get("deletionTimestamp"), target.get("reason", ""))
     return PodView(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
@@ -107,9 +114,9 @@ def read_pod(item: Object, *, node_ready: bool) -> PodView:
         message=_message(ended.get("message", "")),
         reason=reason,
         detail=detail,
-        disrupted=conditions.get("DisruptionTarget", {}).get("status") == "True"
-        or status.get("reason") in EVICTION_REASONS,
+        disrupted=disrupted or status.get("reason") in EVICTION_REASONS,
         node_ready=node_ready,
+        leaves=leaving if alive else None,
         ended_at=_time(ended.get("finishedAt")),
     )
 

@@ -7,42 +7,33 @@ from typing import Any
 BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 """Effects that keep a pod from being started on a node."""
 
-TERMINATION_PREFIXES = ("aws-node-termination-handler/",)
-TERMINATION_KEYS = frozenset(
-    {
-        "karpenter.sh/disrupted",
-        "karpenter.sh/disruption",
-        "ToBeDeletedByClusterAutoscaler",
-        "cloud.google.com/impending-node-termination",
-        "node.kubernetes.io/out-of-service",
-        "node.cloudprovider.kubernetes.io/shutdown",
-    }
-)
-"""Taints of a node that is about to go: no gang is started there, whatever its template tolerates."""
+GONE_KEYS = frozenset({"node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shutdown"})
+"""Taints of a node that has gone already: no gang is started there, whatever its template tolerates."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """One taint; printed as kubectl writes it."""
+    """One taint; printed as kubectl writes it. ``added``: when, RFC 3339; empty: it does not say."""
 
     key: str
     value: str = ""
     effect: str
+    added: str = ""
 
     def __str__(self) -> str:
         value = f"={self.value}" if self.value else ""
         return f"{self.key}{value}:{self.effect}"
 
-    @property
-    def terminates(self) -> bool:
-        """Whether the node is about to go."""
-        return self.key in TERMINATION_KEYS or self.key.startswith(TERMINATION_PREFIXES)
-
 
 def read_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
     """The taints in a node's spec, in the order of their text."""
     found = [
-        Taint(key=taint.get("key", ""), value=taint.get("value") or "", effect=taint.get("effect", ""))
+        Taint(
+            key=taint.get("key", ""),
+            value=taint.get("value") or "",
+            effect=taint.get("effect", ""),
+            added=taint.get("timeAdded") or "",
+        )
         for taint in spec.get("taints") or []
     ]
     return tuple(sorted(found, key=str))

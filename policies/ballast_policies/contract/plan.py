@@ -93,6 +93,8 @@ class Plan(Wire):
         ranks: by rank, without gaps; those of a pod follow each other, in the order of its local ranks.
         stages: by layer, without gaps; empty leaves the partition to the trainer.
         reason: why the plan is as it is, for logs.
+        deadline: by when it has to be reached, seconds since 1970: then a node of the gang goes; None: there
+            is no such time.
 
     Raises:
         ValueError: ranks or stages have gaps, or a stage names a rank that is not in the plan.
@@ -107,6 +109,7 @@ class Plan(Wire):
     ranks: tuple[Rank, ...] = setting(max_length=MOST_RANKS)
     stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
     reason: str = setting("", max_length=LONGEST_REASON)
+    deadline: float | None = setting(None, ge=0, le=1e12)
 
     def __post_init__(self) -> None:
         if self.epoch < 1 or self.launch < 1:
@@ -176,14 +179,16 @@ class Plan(Wire):
             ranks=tuple(dataclasses.replace(rank, rank=number) for number, rank in enumerate(kept)),
             stages=proposal.stages,
             reason=proposal.reason,
+            deadline=None,
         )
 
-    def keep(self, pods: Sequence[str], reason: str) -> "Plan":
+    def keep(self, pods: Sequence[str], reason: str, deadline: float | None = None) -> "Plan":
         """The next epoch, on these pods only, in this order; the trainer chooses the stages.
 
         Args:
             pods: of this plan's, the first one as here: rank 0 stays.
             reason: why, for logs.
+            deadline: when a node of the others goes, seconds since 1970.
 
         Raises:
             ValueError: a pod is not in the plan, all of them are kept, or rank 0 changes.
@@ -201,6 +206,7 @@ class Plan(Wire):
             ranks=tuple(dataclasses.replace(rank, rank=number) for number, rank in enumerate(kept)),
             stages=(),
             reason=reason,
+            deadline=deadline,
         )
 
     def grow(self, new: Sequence[Rank], reason: str) -> "Plan":
@@ -222,10 +228,15 @@ class Plan(Wire):
             ranks=(*self.ranks, *new),
             stages=(),
             reason=reason,
+            deadline=None,
         )
 
-    def stop(self, reason: str) -> "Plan":
-        """The next epoch: the same ranks save a checkpoint and exit."""
+    def stop(self, reason: str, deadline: float | None = None) -> "Plan":
+        """The next epoch: the same ranks save a checkpoint, by ``deadline`` if there is one, and exit."""
         return dataclasses.replace(
-            self, epoch=self.epoch + 1, directive=Directive.CHECKPOINT_AND_STOP, reason=reason
+            self,
+            epoch=self.epoch + 1,
+            directive=Directive.CHECKPOINT_AND_STOP,
+            reason=reason,
+            deadline=deadline,
         )

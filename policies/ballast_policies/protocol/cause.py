@@ -26,6 +26,8 @@ class Cause(enum.StrEnum):
     """A pod was killed, evicted or deleted by someone else."""
     NODE_LOST = "NodeLost"
     """A node went away under a pod."""
+    NODE_LEAVING = "NodeLeaving"
+    """A node has announced that it goes, and the gang could not continue without it."""
     PEER_LOST = "PeerLost"
     """Ranks lost their connections and no other pod or node has failed."""
     SHRINK_TIMEOUT = "ShrinkTimeout"
@@ -51,7 +53,7 @@ class Cause(enum.StrEnum):
     @property
     def graceful(self) -> bool:
         """The trainer is asked to save and stop before its pods are deleted."""
-        return self in (Cause.SUSPENDED, Cause.PREEMPTED)
+        return self in (Cause.SUSPENDED, Cause.PREEMPTED, Cause.NODE_LEAVING)
 
     @property
     def saves_first(self) -> bool:

@@ -2,8 +2,8 @@
 
 from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.cause import Cause
-from ballast_policies.protocol.moves import Why
-from ballast_policies.protocol.observed import Deadline, Failure, Observed, Phase, Pod
+from ballast_policies.protocol.moves import State, Why
+from ballast_policies.protocol.observed import Deadline, Failure, Observed, OfferKind, Phase, Pod
 
 SeenFailure = tuple[Cause, Why, tuple[str, ...]]
 """Cause, what was seen, and the pods it was seen on."""
@@ -87,7 +87,7 @@ def _responsible(seen: Observed) -> list[Pod]:
 
 def _lost(seen: Observed, gang: list[Pod]) -> SeenFailure | None:
     for pod in gang:
-        if pod.leaving and pod.alive:
+        if pod.leaving and pod.alive and not pod.leaves:
             return Cause.POD_LOST, Why.POD_DELETED, (pod.name,)
         if pod.phase is Phase.FAILED and pod.failure is not Failure.PEER_LOST:
             return (Cause.POD_LOST if pod.node_ready else Cause.NODE_LOST), Why.POD_FAILED, (pod.name,)
@@ -95,3 +95,18 @@ def _lost(seen: Observed, gang: list[Pod]) -> SeenFailure | None:
     if dead and Deadline.QUIET in seen.over:
         return Cause.NODE_LOST, Why.NODE_SILENT, dead
     return None
+
+
+def leaving_nodes(seen: Observed, state: State) -> SeenFailure | None:
+    """Why a gang that needs nodes which are about to go has to end now; None: it continues, or none goes.
+
+    With survivors it shrinks onto them, live. Otherwise it saves as soon as it is given other GPUs, and at
+    the latest when there is just the time.
+    """
+    gang, offer, leaving = seen.gang, seen.offer, seen.leaving
+    if gang is None or not leaving:
+        return None
+    late = Deadline.NOTICE in seen.over or state is State.STARTING
+    placed = offer is not None and offer.launch == gang.launch and offer.kind is OfferKind.PLACE
+    moves = placed and not seen.survivors and state not in (State.SHRINKING, State.GROWING)
+    return (Cause.NODE_LEAVING, Why.NODE_LEAVES, leaving) if late or moves else None

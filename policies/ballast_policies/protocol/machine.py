@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ballast_policies.contract.names import pod_name
 from ballast_policies.contract.plan import Directive
 from ballast_policies.protocol.cause import Cause
-from ballast_policies.protocol.failures import seen_failure
+from ballast_policies.protocol.failures import leaving_nodes, seen_failure
 from ballast_policies.protocol.moves import (
     AbandonGrowth,
     BeginGrowth,
@@ -36,9 +36,9 @@ from ballast_policies.protocol.observed import (
     OfferKind,
     Phase,
     Pod,
-    ProposedShrink,
     WrittenPlan,
 )
+from ballast_policies.protocol.smaller import asked_to_keep, leave, misfit
 
 
 def state_of(seen: Observed) -> State:
@@ -81,7 +81,12 @@ def _interruption(seen: Observed, state: State) -> End | None:
         return None if recorded_first else end(seen, Cause.COMPLETED, Why.DONE)
     if seen.suspended:
         return end(seen, Cause.SUSPENDED, Why.SUSPENDED)
+    leaving = leaving_nodes(seen, state)
+    if leaving is not None:
+        return end(seen, *leaving)
     taken_back = offer is not None and offer.launch == gang.launch and offer.kind is not OfferKind.KEEP
+    if seen.leaving and not seen.survivors:
+        taken_back = False  # nobody else can use these GPUs: it trains until the time is up
     # A change of the gang's size that the plan announces is finished first.
     if taken_back and state not in (State.SHRINKING, State.GROWING):
         return end(seen, Cause.PREEMPTED, Why.TAKEN_BACK)
@@ -144,11 +149,13 @@ def _training(seen: Observed) -> Decision:
     assert gang is not None and plan is not None
     if not seen.reached:
         return Decision(State.TRAINING, Wait(WaitFor.TRAINER))
+    if seen.leaving:
+        return Decision(State.TRAINING, leave(seen, plan))
     is_open = proposal is not None and proposal.epoch == plan.epoch and not seen.script
     if is_open and proposal is not None and proposal.wanted and not misfit(plan, proposal):
         shrunk = WritePlan(seen.next_epoch, Directive.SHRINK, proposal.kept)
         return Decision(State.TRAINING, shrunk)
-    kept = _asked_to_keep(seen, gang, plan)
+    kept = asked_to_keep(seen, gang, plan)
     if kept:
         return Decision(State.TRAINING, WritePlan(seen.next_epoch, Directive.SHRINK, kept))
     if _may_grow(seen, gang, plan):
@@ -160,18 +167,6 @@ def _training(seen: Observed) -> Decision:
     return Decision(State.TRAINING, RefuseProposal() if is_open else Wait(WaitFor.TRAINER))
 
 
-def _asked_to_keep(seen: Observed, gang: Gang, plan: WrittenPlan) -> tuple[str, ...]:
-    """Pods that the allocator asks this very gang to continue with; empty: it asks for no shrink."""
-    offer = seen.offer
-    if offer is None or offer.kind is not OfferKind.KEEP or offer.launch != gang.launch:
-        return ()
-    if seen.script or not offer.keep or not offer.same_placement or set(plan.pods) != set(gang.pods):
-        return ()
-    kept = set(offer.keep)
-    smaller = kept < set(plan.pods) and len(kept) == len(offer.keep) and offer.keep[0] == plan.pods[0]
-    return offer.keep if smaller else ()
-
-
 def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     """Whether the allocator offers GPUs to this very gang, and it is in a state to take them."""
     offer = seen.offer
@@ -181,18 +176,6 @@ def _may_grow(seen: Observed, gang: Gang, plan: WrittenPlan) -> bool:
     # A rank that has ended still counts as the gang's, but no longer as a pod on its node.
     whole = set(plan.pods) == set(gang.pods) == {pod.name for pod in seen.gang_pods if pod.alive}
     return offered and whole and not seen.strays
-
-
-def misfit(plan: WrittenPlan, proposal: ProposedShrink) -> str:
-    """Why a proposal does not fit the plan's pods, as text; empty: it does."""
-    named = sorted((*proposal.kept, *proposal.released))
-    if named != sorted(plan.pods):
-        return f"the proposal names {named}, the plan's pods are {sorted(plan.pods)}"
-    if not proposal.kept or not proposal.released:
-        return "a repack keeps at least one pod and releases at least one"
-    if proposal.kept[0] != plan.pods[0]:
-        return f"rank 0 must stay {plan.pods[0]}, the proposal moves it to {proposal.kept[0]}"
-    return ""
 
 
 def _shrinking(seen: Observed) -> Decision:
@@ -219,6 +202,9 @@ def _joining(seen: Observed) -> Decision:
         if not pod.alive or pod.leaving:
             why = Why.POD_DELETED if pod.alive else Why.POD_FAILED
             return Decision(State.JOINING, AbandonGrowth(without, why, pod.name))
+    for pod in seen.gang_pods:
+        if pod.leaves:
+            return Decision(State.JOINING, AbandonGrowth(without, Why.NODE_LEAVES, pod.name))
     if all(name in new and new[name].ready for name in gang.joining):
         grown = (*plan.pods, *gang.joining)
         return Decision(State.JOINING, WritePlan(seen.next_epoch, Directive.GROW, grown))

@@ -48,6 +48,8 @@ class Why(enum.StrEnum):
     NOT_RENEWED = "NotRenewed"
     NOT_STARTED = "NotStarted"
     NOT_ACKNOWLEDGED = "NotAcknowledged"
+    NODE_LEAVES = "NodeLeaves"
+    """A node that the gang needs is about to go."""
     EXITED_EARLY = "ExitedEarly"
     """Every rank exited with success before the last step."""
 

@@ -41,6 +41,7 @@ class Pod:
         leaving: it is being deleted.
         failure: how it failed; None unless ``phase`` is FAILED.
         node_ready: whether its node is there and ready.
+        leaves: its node has announced that it goes, or the cluster is about to end the pod; it still runs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Pod:
     leaving: bool = False
     failure: Failure | None = None
     node_ready: bool = True
+    leaves: bool = False
 
     @property
     def alive(self) -> bool:
@@ -142,6 +144,8 @@ class Deadline(enum.StrEnum):
     """The lease has not been renewed for so long that what ended its ranks has been seen."""
     SETTLE = "Settle"
     """A script's rank has ended with an error so long ago that a lost peer or node would have been seen."""
+    NOTICE = "Notice"
+    """A node that leaves leaves the time to save, and no more."""
     SAVE = "Save"
     """The trainer has saved and its pods have ended."""
     EXIT = "Exit"
@@ -165,6 +169,8 @@ class Observed:
         suspended: it should hold no GPUs: its owner, its budget or its deadline says so.
         fails: with ``suspended``: it is not resumed, and has failed once it holds nothing.
         offer: None: the allocator has not decided.
+        survivors: pods that the gang can continue with, by rank, once those that leave are gone; empty: it
+            cannot, or none leaves.
         gpus_free: the GPUs that the next launch or growth would take are free; of a launch whose pods have
             not been made: no other job has taken them.
         over: deadlines that have passed.
@@ -188,6 +194,7 @@ class Observed:
     suspended: bool = False
     fails: bool = False
     offer: Offer | None = None
+    survivors: tuple[str, ...] = ()
     gpus_free: bool = True
     over: frozenset[Deadline] = frozenset()
     tries_left: bool = True
@@ -244,6 +251,20 @@ class Observed:
         """Pods of the gang that its plan leaves out."""
         plan = self.gang_plan
         return () if plan is None else tuple(pod for pod in self.gang_pods if pod.name not in plan.pods)
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Pods that the gang needs, on nodes that are about to go.
+
+        Of a shrink that is not acknowledged, the pods to be released, too: they still hold their layers.
+        """
+        plan = self.gang_plan
+        needed = set(self.gang.pods if self.gang is not None else ())
+        if plan is not None and not (plan.directive is Directive.SHRINK and not self.reached):
+            needed &= set(plan.pods)
+        elif self.gang is not None:
+            needed -= set(self.gang.joining)
+        return tuple(pod.name for pod in self.gang_pods if pod.leaves and pod.alive and pod.name in needed)
 
     @property
     def strays(self) -> tuple[Pod, ...]:

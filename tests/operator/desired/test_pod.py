@@ -108,7 +108,7 @@ def test_the_template_keeps_what_the_user_wrote():
     pod = built(template)
     assert template == before
     assert pod["metadata"]["labels"]["team"] == "vision" and pod["metadata"]["labels"][JOB_LABEL] == "job"
-    assert pod["metadata"]["annotations"] == {"note": "mine"}
+    assert pod["metadata"]["annotations"]["note"] == "mine"
     trainer, sidecar = pod["spec"]["containers"]
     assert trainer["command"] == ["python", "train.py"]
     assert (sidecar["name"], sidecar["image"]) == ("sidecar", "logs:1")
@@ -138,3 +138,16 @@ def test_a_container_without_a_command_runs_the_trainer():
         "team",
         "/data",
     )
+
+
+def test_autoscalers_are_asked_to_leave_a_gangs_nodes_alone_unless_the_template_says_otherwise():
+    """Karpenter then drains a node that is taken back only once the gang has left it."""
+    spared = {
+        "karpenter.sh/do-not-disrupt": "true",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }
+    container = {"containers": [{"name": "trainer", "image": "mine:2"}]}
+    assert built({"spec": container})["metadata"]["annotations"] == spared
+    own = {"karpenter.sh/do-not-disrupt": "false"}
+    template = {"metadata": {"annotations": own}, "spec": container}
+    assert built(template)["metadata"]["annotations"] == {**spared, **own}

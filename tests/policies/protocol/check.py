@@ -57,6 +57,17 @@ SMALL: dict[str, Bound] = {
     "asked to shrink, and answers are lost": ((2,), 2, {"asks": 1, "lost_answers": 2}),
     "asked to shrink, and the trainer hangs": ((2,), 2, {"asks": 1, "hangs": 1}),
     "grown, then asked to shrink": ((1,), 2, {"growths": 1, "asks": 1}),
+    "a node announces that it goes": ((2,), 2, {"notices": 1, "crashes": 1}),
+    "all nodes announce that they go": ((2,), 2, {"notices": 2}),
+    "a node goes earlier than announced": ((2,), 2, {"notices": 1, "early": 1}),
+    "a node goes during a shrink": ((2,), 2, {"notices": 1, "shrinks": 1}),
+    "a node goes, and the trainer does not shrink": ((2,), 2, {"notices": 1, "refusals": 1}),
+    "a node goes, and the trainer hangs": ((2,), 2, {"notices": 1, "hangs": 1}),
+    "a node goes, and answers are lost": ((2,), 2, {"notices": 1, "lost_answers": 1}),
+    "a node goes as the gang grows": ((1,), 2, {"growths": 1, "notices": 1}),
+    "a node goes as the gang is preempted": ((2,), 2, {"notices": 1, "preemptions": 1}),
+    "a node is drained": ((2,), 2, {"drains": 1, "crashes": 1}),
+    "a node is drained while another job waits": ((1, 1), 1, {"drains": 1}),
     "asked to shrink and preempted": ((2,), 2, {"asks": 1, "preemptions": 1}),
 }
 
@@ -69,6 +80,8 @@ SCRIPTS: dict[str, Bound] = {
     "a pod of a script is deleted by someone else": ((2,), 2, {"evictions": 1}),
     "a script is preempted": ((2,), 2, {"preemptions": 1, "crashes": 1}),
     "a script is preempted for another": ((1, 1), 1, {"preemptions": 1}),
+    "the node of a script goes": ((2,), 2, {"notices": 1, "preemptions": 1}),
+    "the node of a script is drained": ((2,), 2, {"drains": 1}),
     "a script is suspended, and its plan deleted": ((2,), 2, {"suspensions": 1, "lost_plans": 1}),
 }
 """As above, of jobs that run their template's own command."""

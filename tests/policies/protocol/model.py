@@ -20,6 +20,8 @@ from ballast_policies.protocol.observed import (
     WrittenPlan,
 )
 
+from tests.policies.protocol.search import ViolationError
+
 NAME = "job"
 """Of every job: names of pods are compared within a job only."""
 
@@ -107,6 +109,10 @@ class Budget(NamedTuple):
     """Ranks that fail by the job's own fault."""
     kills: int = 0
     evictions: int = 0
+    notices: int = 0
+    """Nodes of a pod that announce that they go; then they do."""
+    drains: int = 0
+    """Pods that the cluster evicts, with time to leave."""
     hangs: int = 0
     lost_plans: int = 0
     preemptions: int = 0
@@ -191,6 +197,7 @@ def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadl
         acknowledged=cache.lease.acknowledged,
         heard=cache.lease.acknowledged,
         proposal=cache.lease.proposal,
+        survivors=_survivors(job),
         finished=cache.lease.finished and not job.script,
         suspended=job.suspended,
         offer=offer,
@@ -200,6 +207,14 @@ def observe(world: World, index: int, offer: Offer | None, over: frozenset[Deadl
         script=job.script,
         listens=not job.script,
     )
+
+
+def _survivors(job: Job) -> tuple[str, ...]:
+    """Rank 0 and all others that stay; none where rank 0 leaves, where none does, and of a script."""
+    plan, leaving = job.cache.plan, {live.pod.name for live in job.cache.pods if live.pod.leaves}
+    if plan is None or job.script or not leaving & set(plan.pods) or plan.pods[0] in leaving:
+        return ()
+    return tuple(name for name in plan.pods if name not in leaving)
 
 
 def writes(job: Job, decision: Decision, *, fresh: bool) -> tuple[Any, ...]:
@@ -219,6 +234,9 @@ def writes(job: Job, decision: Decision, *, fresh: bool) -> tuple[Any, ...]:
         case "WritePlan":
             assert before.gang is not None
             plan = WrittenPlan(move.epoch, before.gang.launch, move.directive, move.pods)
+            leaving = {live.pod.name for live in cache.pods if live.pod.leaves and live.pod.alive}
+            if move.directive is Directive.SHRINK and leaving & set(move.pods):
+                raise ViolationError(f"a shrink keeps {sorted(leaving)}, which leave")
             requests.append(("plan", cache.plan, plan))
         case "Launch":
             after = before._replace(gang=move.gang, launches=move.gang.launch)

@@ -31,6 +31,9 @@ def kubelet(world: World, job: Job) -> Iterator[Happening]:
             yield f"{pod.name} is gone", without_pod(job, pod.name, uid)
         elif pod.phase is Phase.PENDING and bound < world.gpus:
             yield f"{pod.name} runs", with_pod(job, pod.name, uid, phase=Phase.RUNNING)
+        if pod.leaves and pod.alive:
+            gone = with_pod(job, pod.name, uid, phase=Phase.FAILED, failure=Failure.KILLED, node_ready=False)
+            yield f"the node of {pod.name} goes", gone
         if pod.phase is Phase.RUNNING and job.script:
             yield from _script_ends(job, pod, uid)
         elif pod.phase is Phase.RUNNING:
@@ -141,6 +144,20 @@ def evictions(job: Job) -> Iterator[Happening]:
     for pod, uid in job.pods:
         if not pod.leaving:
             yield f"somebody deletes {pod.name}", with_pod(job, pod.name, uid, leaving=True)
+
+
+@fault
+def notices(job: Job) -> Iterator[Happening]:
+    for pod, uid in job.pods:
+        if pod.alive and not pod.leaves:
+            yield f"the node of {pod.name} announces that it goes", with_pod(job, pod.name, uid, leaves=True)
+
+
+@fault
+def drains(job: Job) -> Iterator[Happening]:
+    for pod, uid in job.pods:
+        if pod.alive and not pod.leaving:
+            yield f"{pod.name} is evicted", with_pod(job, pod.name, uid, leaves=True, leaving=True)
 
 
 @fault

@@ -65,7 +65,19 @@ def deletes_no_strays(seen: Observed) -> Decision:
     return dataclasses.replace(decision, delete=tuple(name for name in decision.delete if name not in strays))
 
 
+def shrinks_onto_nodes_that_go(seen: Observed) -> Decision:
+    plan = seen.gang_plan
+    pods = tuple(dataclasses.replace(pod, leaves=pod.leaves and pod.number == 1) for pod in seen.pods)
+    kept = plan.pods[:1] if seen.leaving and plan is not None and len(plan.pods) > 1 else ()
+    return next_move(dataclasses.replace(seen, pods=pods, survivors=kept))
+
+
 MISTAKES = {
+    "a gang shrinks onto a node that goes": (
+        Steps(shrinks_onto_nodes_that_go),
+        ((2,), 2, {"notices": 2}),
+        "which leave",
+    ),
     "GPUs are released before the pods are gone": (
         Steps(released_at_once),
         ((2,), 2, {"preemptions": 1}),

@@ -121,10 +121,10 @@ def _total(entries: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]]:
-    """Pool -> node -> GPUs of gangs that are not ending."""
+    """Pool -> node -> GPUs of gangs that are not ending, without pods that are about to go."""
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for view in jobs:
-        allocation = view.running_allocation
+        allocation = view.held_placement
         if allocation is not None:
             held[allocation.pool].update(allocation.placement.nodes)
     return held

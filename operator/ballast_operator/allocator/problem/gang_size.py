@@ -8,7 +8,6 @@ from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
 
-from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.views.clock import Time
@@ -23,12 +22,6 @@ FAILED_GROWTH_PAUSE_SECONDS = 60.0
 
 DEFAULT_PAUSE_SECONDS = 1.0
 """Of a change of size, before one was measured."""
-
-FAILED_CHANGES = (Cause.SHRINK_TIMEOUT, Cause.GROW_TIMEOUT)
-"""Restarts after a change of size that the trainer did not carry out."""
-
-MOST_FAILED_CHANGES = 2
-"""After this many the gang keeps the size that it is launched with."""
 
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
@@ -73,15 +66,10 @@ def may_grow(view: JobView, now: Time) -> bool:
 
 def may_change_size(view: JobView) -> bool:
     """Whether the gang trains and can become smaller or larger now, without a restart; a script cannot."""
-    allocation, spec = view.running_allocation, view.spec
-    if spec is not None and (spec.is_script or spec.replicas):
+    allocation = view.running_allocation
+    if allocation is None or view.shrinking or allocation.joining or view.leaving:
         return False
-    if allocation is not None and spec is not None and allocation.gpus_per_pod != spec.gpus_per_pod:
-        return False
-    if allocation is None or spec is None or not spec.grow or view.shrinking or allocation.joining:
-        return False
-    failed = sum(view.status.restarts.get(cause, 0) for cause in FAILED_CHANGES)
-    return view.acknowledged and failed < MOST_FAILED_CHANGES
+    return view.acknowledged and view.resizable
 
 
 def _same_recipe(view: JobView, spec: JobSpec) -> bool:
@@ -129,7 +117,7 @@ def gang_sizes(
     spec, held = view.spec, view.held_placement
     assert spec is not None
     largest = gang_size(view, pools, by_pool, allowed)
-    if held is not None and (not spec.grow or view.shrinking):
+    if held is not None and (not spec.grow or view.shrinking or view.leaving):
         return (held.gpus,)
     if not spec.grow:
         return (largest,)

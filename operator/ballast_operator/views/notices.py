@@ -1,0 +1,95 @@
+"""Notices: how a node, or the cluster on behalf of a pod, says that it is about to go, and by when.
+
+A handler of the cloud marks the node with a taint or a condition
+(:mod:`~ballast_operator.kube.notice_kinds`); an eviction marks the pod. Where the node states its time, by
+annotation, that counts; else the time since the mark, or since it was first seen, and how long such a node
+lasts.
+"""
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ballast_operator.kube.notice_kinds import CONDITIONS, LEAVES_AT_ANNOTATIONS, TAINTS, NoticeKind
+from ballast_operator.views.clock import Time, parse
+from ballast_operator.views.taints import Taint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A node, or a pod, is about to go.
+
+    Attributes:
+        by: the mark, as text.
+        seconds: how long it lasts from the mark on.
+        since: when the mark was put there; None: it does not say.
+        at: when it goes, where that is stated.
+    """
+
+    by: str
+    seconds: float = 0.0
+    since: Time | None = None
+    at: Time | None = None
+
+    def goes_at(self, first_seen: Time) -> Time:
+        """When it goes; ``first_seen``: when the mark was first seen here."""
+        if self.at is not None:
+            return self.at
+        since = first_seen if self.since is None else min(self.since, first_seen)
+        return since + datetime.timedelta(seconds=self.seconds)
+
+
+def read_leaving(
+    taints: Sequence[Taint],
+    conditions: Iterable[Mapping[str, Any]],
+    annotations: Mapping[str, str],
+) -> Leaving | None:
+    """Why and when a node goes, by the mark that leaves it the least time; None: it stays."""
+    found = [
+        Leaving(by=f"taint {taint} ({kind.means})", seconds=kind.seconds, since=_since(taint))
+        for taint in taints
+        for kind in TAINTS
+        if kind.matches(taint.key)
+    ]
+    found += [
+        Leaving(
+            by=f"condition {condition['type']} {condition.get('reason') or ''}".strip() + f" ({kind.means})",
+            seconds=kind.seconds,
+            since=_time(condition.get("lastTransitionTime")),
+        )
+        for condition in conditions
+        for kind in CONDITIONS
+        if _says_so(kind, condition)
+    ]
+    if not found:
+        return None
+    stated = [at for name in LEAVES_AT_ANNOTATIONS if (at := _time(annotations.get(name))) is not None]
+    first = min(found, key=lambda leaving: leaving.seconds)
+    return dataclasses.replace(first, at=stated[0]) if stated else first
+
+
+def _says_so(kind: NoticeKind, condition: Mapping[str, Any]) -> bool:
+    if condition.get("status") != "True" or not kind.matches(condition.get("type", "")):
+        return False
+    return not kind.reasons or str(condition.get("reason") or "").startswith(kind.reasons)
+
+
+def evicted(deletion: str | None, reason: str) -> Leaving:
+    """Of a pod that the cluster is about to end; ``deletion``: when its grace ends, if it is deleted."""
+    return Leaving(by=f"eviction{f' ({reason})' if reason else ''}", seconds=30.0, at=_time(deletion))
+
+
+def _since(taint: Taint) -> Time | None:
+    """When the taint was put there: Cluster Autoscaler writes the seconds since 1970 as its value."""
+    if taint.key == "ToBeDeletedByClusterAutoscaler" and taint.value.isdecimal() and len(taint.value) < 12:
+        return datetime.datetime.fromtimestamp(int(taint.value), tz=datetime.UTC)
+    return _time(taint.added)
+
+
+def _time(text: object) -> Time | None:
+    """A time; None where there is none that can be read."""
+    try:
+        return parse(text) if isinstance(text, str) and text else None
+    except ValueError:
+        return None

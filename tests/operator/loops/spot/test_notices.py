@@ -1,0 +1,249 @@
+"""A node that announces that it goes: the gang moves before it does, live where its sizes allow."""
+
+import datetime
+
+import pytest
+from ballast_operator.kube.kinds import CONFIG_MAP, NODE, POD
+from ballast_operator.kube.notice_kinds import CONDITIONS, TAINTS
+from ballast_operator.views.clock import show
+from ballast_policies.contract import PLAN_KEY, Directive, Plan, plan_config_map_name
+
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+ITN = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+
+
+def mark(simulation, name, *taints, conditions=(), annotations=None):
+    ready = {"type": "Ready", "status": "True"}
+    simulation.world.patch(
+        NODE,
+        "",
+        name,
+        {
+            "metadata": {"annotations": annotations or {}},
+            "spec": {"taints": list(taints)},
+            "status": {"conditions": [ready, *conditions]},
+        },
+    )
+
+
+def plan_of(simulation, name="a"):
+    found = simulation.world.get(CONFIG_MAP, NAMESPACE, plan_config_map_name(name))
+    return Plan.from_json(found["data"][PLAN_KEY])
+
+
+def nodes_of(simulation, name="a"):
+    return {pod["spec"].get("nodeName") for pod in simulation.pods(name)}
+
+
+def node_of_rank(simulation, number, name="a"):
+    pod = simulation.world.get(POD, NAMESPACE, plan_of(simulation, name).pods[number])
+    return pod["spec"]["nodeName"]
+
+
+async def elastic(nodes, *, stages=(1, 4), **trainer):
+    """A gang of four ranks that trains, and may have any size in ``stages``."""
+    simulation = Simulation(nodes=nodes)
+    simulation.add_job("a", stages=stages, totalSteps=100_000, trainer={"total": 100_000, **trainer})
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    return simulation
+
+
+FOUR_NODES = {f"n{i}": ("spot", 1) for i in range(4)}
+
+
+def marks():
+    for kind in TAINTS:
+        yield pytest.param({"key": kind.name + "x" * kind.name.endswith("/"), "effect": "NoSchedule"}, None)
+    for kind in CONDITIONS:
+        reason = (*kind.reasons, "Any")[0] + "Scheduled"
+        yield pytest.param(None, {"type": kind.name, "status": "True", "reason": reason})
+
+
+@pytest.mark.parametrize(("found", "condition"), list(marks()))
+async def test_every_handlers_mark_makes_the_gang_shrink_live(found, condition):
+    """No restart, no step lost: the ranks on the node leave, and the plan tells until when."""
+    simulation = await elastic(FOUR_NODES)
+    going = node_of_rank(simulation, 2)
+    mark(simulation, going, *([found] if found else []), conditions=[condition] if condition else [])
+    await simulation.tick()
+    told = plan_of(simulation)
+    assert told.directive is Directive.SHRINK
+    assert 29 <= told.deadline - simulation.now.timestamp() <= 120
+    await simulation.until(lambda: simulation.status("a").repacks, ticks=20)
+    assert going not in nodes_of(simulation)
+    status = simulation.status("a")
+    assert (status.launches, status.restarts, status.lost_steps) == (1, {}, 0)
+    assert status.repacks[-1].asked
+    assert status.condition("NodesStay").is_true
+
+
+@pytest.mark.parametrize(
+    ("found", "condition"),
+    [
+        ({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"}, None),
+        ({"key": "kubernetes.azure.com/scalesetpriority", "value": "spot", "effect": "NoSchedule"}, None),
+        (None, {"type": "VMEventScheduled", "status": "True", "reason": "FreezeScheduled"}),
+        (None, {"type": "PreemptScheduled", "status": "False"}),
+        (None, {"type": "MemoryPressure", "status": "True"}),
+    ],
+)
+async def test_a_mark_that_says_nothing_of_the_end_changes_nothing(found, condition):
+    """Spot nodes carry taints for life, and a virtual machine that is frozen for seconds comes back."""
+    simulation = await elastic(FOUR_NODES)
+    mark(simulation, "n3", *([found] if found else []), conditions=[condition] if condition else [])
+    for _ in range(5):
+        await simulation.tick()
+    assert len(simulation.pods("a")) == 4
+    assert simulation.status("a").condition("NodesStay") is None
+
+
+async def test_it_grows_back_live_on_a_node_that_is_free():
+    """The GPUs are asked for at the notice: the gang has its size again before the node is gone."""
+    simulation = await elastic(FOUR_NODES, scales=True)
+    going = node_of_rank(simulation, 3)
+    mark(simulation, going, ITN)
+    await simulation.until(lambda: len(simulation.pods("a")) == 3, ticks=20)
+    simulation.world.put(NODE, node("n9", "spot", 1))
+    await simulation.until(lambda: "n9" in nodes_of(simulation), ticks=60)
+    await simulation.until(lambda: len(plan_of(simulation).ranks) == 4, ticks=60)
+    assert simulation.status("a").restarts == {}
+
+
+@pytest.mark.parametrize("seconds", [120, 30])
+async def test_a_gang_of_one_size_saves_and_moves_to_free_nodes_at_once(seconds):
+    """It cannot shrink, others are free: it does not wait for the last moment, and loses no step."""
+    simulation = await elastic({f"n{i}": ("spot", 1) for i in range(6)}, stages=(4, 4))
+    at = simulation.now + datetime.timedelta(seconds=seconds)
+    going = node_of_rank(simulation, 1)
+    mark(simulation, going, ITN, annotations={"ballast.dev/leaves-at": show(at)})
+    await simulation.until(lambda: simulation.status("a").launches == 2, ticks=seconds // 3)
+    await simulation.until(lambda: simulation.state("a") == "Running", ticks=20)
+    assert simulation.now < at
+    status = simulation.status("a")
+    assert status.restarts == {"NodeLeaving": 1}
+    assert status.lost_steps == 0
+    assert going not in nodes_of(simulation)
+
+
+@pytest.mark.parametrize("seconds", [120, 30])
+async def test_a_gang_without_another_place_trains_until_there_is_just_the_time_to_save(seconds):
+    """Half of the notice is used, half is left for the checkpoint; then it waits, with nothing lost."""
+    simulation = await elastic(FOUR_NODES, stages=(4, 4))
+    started = simulation.now
+    at = started + datetime.timedelta(seconds=seconds)
+    mark(simulation, "n0", ITN, annotations={"ballast.dev/leaves-at": show(at)})
+    for _ in range(seconds // 2 - 2):
+        await simulation.tick()
+    assert simulation.state("a") == "Running"
+    assert "n0 goes at" in simulation.status("a").condition("NodesStay").message
+    trainer = simulation.trainers["a"]
+    await simulation.until(lambda: not simulation.pods("a"), ticks=8)
+    assert trainer.saved == trainer.step
+    assert simulation.now < at
+    assert simulation.status("a").restarts == {"NodeLeaving": 1}
+    await simulation.tick()
+    assert simulation.state("a") == "Waiting"
+
+
+async def test_a_gang_that_loses_the_node_of_rank_0_saves_and_restarts_smaller():
+    """Rank 0 hosts the rendezvous and cannot be handed over: three GPUs are left, the job has them."""
+    simulation = await elastic(FOUR_NODES)
+    going = node_of_rank(simulation, 0)
+    mark(simulation, going, ITN)
+    await simulation.until(lambda: simulation.status("a").launches == 2, ticks=20)
+    await simulation.until(lambda: simulation.state("a") == "Running", ticks=20)
+    assert len(simulation.pods("a")) == 3
+    assert simulation.status("a").restarts == {"NodeLeaving": 1}
+    assert simulation.status("a").lost_steps == 0
+
+
+async def test_a_trainer_that_does_not_shrink_saves_before_the_node_goes():
+    """A shrink may fail: the time to save is kept back."""
+    simulation = await elastic(FOUR_NODES, deaf=True)
+    at = simulation.now + datetime.timedelta(seconds=40)
+    mark(simulation, node_of_rank(simulation, 3), ITN, annotations={"ballast.dev/leaves-at": show(at)})
+    await simulation.until(lambda: simulation.status("a").launches == 2, ticks=39)
+    assert simulation.status("a").restarts == {"NodeLeaving": 1}
+    assert simulation.status("a").lost_steps == 0
+
+
+async def test_losses_of_nodes_never_use_up_the_jobs_own_restarts():
+    """Ten notices in a row, with a backoffLimit of 0: the job still runs."""
+    simulation = Simulation(nodes={"n0": ("spot", 2), "n1": ("spot", 2)})
+    simulation.add_job("a", backoffLimit=0, totalSteps=100_000, trainer={"total": 100_000})
+    for number in range(10):
+        await simulation.until(lambda: simulation.state("a") == "Running", ticks=60)
+        (on,) = nodes_of(simulation)
+        other = "n0" if on == "n1" else "n1"
+        mark(simulation, other)
+        mark(simulation, on, ITN)
+        await simulation.until(lambda done=number + 2: simulation.status("a").launches == done, ticks=60)
+    assert simulation.status("a").restarts == {"NodeLeaving": 10}
+    assert simulation.status("a").lost_steps == 0
+
+
+async def test_a_notice_that_is_taken_back_changes_nothing_more():
+    """An inelastic gang with nowhere to go trains on, and its condition says that all is well again."""
+    simulation = await elastic(FOUR_NODES, stages=(4, 4))
+    mark(simulation, "n0", ITN)
+    for _ in range(10):
+        await simulation.tick()
+    mark(simulation, "n0")
+    for _ in range(150):
+        await simulation.tick()
+    status = simulation.status("a")
+    assert (status.launches, status.restarts) == (1, {})
+    assert status.condition("NodesStay").is_true
+    assert status.allocation.leaving is None
+
+
+async def test_an_operator_that_starts_anew_knows_when_the_node_goes():
+    """The time of a notice without one counts from when it was first seen, by whichever operator."""
+    simulation = await elastic(FOUR_NODES, stages=(4, 4))
+    mark(simulation, "n0", ITN)
+    await simulation.tick()
+    at = simulation.status("a").allocation.leaving.at
+    simulation.start_operator()
+    for _ in range(20):
+        await simulation.tick()
+    assert simulation.status("a").allocation.leaving.at == at
+
+
+async def test_a_pod_that_the_cluster_evicts_is_left_live():
+    """A drain: the pod has its grace, and the others continue without it."""
+    simulation = await elastic(FOUR_NODES)
+    pod = plan_of(simulation).pods[-1]
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    simulation.world.patch(POD, NAMESPACE, pod, {"status": {"conditions": [condition]}})
+    await simulation.until(lambda: len(plan_of(simulation).pods) == 3, ticks=5)
+    assert simulation.status("a").restarts == {}
+
+
+async def test_whole_positions_leave_together():
+    """With two ranks at each position a gang cannot keep one of them: it shrinks by both."""
+    nodes = {f"n{i}": ("spot", 1) for i in range(8)}
+    simulation = Simulation(nodes=nodes)
+    simulation.add_job(
+        "a",
+        stages=(1, 4),
+        totalSteps=100_000,
+        parallelism={"data": 2},
+        trainer={"total": 100_000},
+    )
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    mark(simulation, node_of_rank(simulation, 5), ITN)
+    await simulation.until(lambda: len(plan_of(simulation).ranks) == 6, ticks=10)
+    assert simulation.status("a").restarts == {}
+
+
+async def test_a_script_is_stopped_before_its_node_goes_and_started_elsewhere():
+    """It cannot change its size; without the client it gets SIGTERM while the node still stands."""
+    simulation = Simulation(nodes={"n0": ("spot", 2), "n1": ("spot", 2)})
+    simulation.add_script("a", totalSteps=100_000, command={"total": 100_000})
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    (on,) = nodes_of(simulation)
+    mark(simulation, on, ITN)
+    await simulation.until(lambda: nodes_of(simulation) == {"n0", "n1"} - {on}, ticks=30)
+    assert simulation.status("a").restarts == {"NodeLeaving": 1}
