@@ -236,6 +236,8 @@ def test_a_run_prints_what_is_promised_and_serves_its_metrics(gang, small_config
     assert steps[0]["bubble_schedule"] is None
     assert 0 < steps[-1]["bubble_schedule"] < 1
     assert "ballast_trainer_bubble_imbalance" in text
+    assert steps[-1]["flops_per_second"] > 0
+    assert steps[-1]["part_of_peak"] is None
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     assert not running.lines("rank-1")
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -1,5 +1,6 @@
 """The job's figures for rank 0's reports and step lines."""
 
+import math
 import time
 from collections import deque
 from typing import Any
@@ -10,6 +11,8 @@ from ballast_policies.planning import imbalance
 from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
 from ballast_trainer.loop.replanning import best_step_seconds
 from ballast_trainer.loop.state import TrainingState
+from ballast_trainer.profiling.flops import peak_flops as gpu_peak_flops
+from ballast_trainer.profiling.flops import step_flops
 from ballast_trainer.profiling.profile import LayerCosts
 
 _MEASURED_STEPS = 3
@@ -31,6 +34,10 @@ class ProgressTracker:
         self._done: deque[tuple[float, int]] = deque(maxlen=16)
         self._step_seconds: deque[float] = deque(maxlen=8)
         self._costs: LayerCosts | None = None
+        # Infinitely negative where unknown, so that the sum over ranks is, too.
+        self.own_peak_flops = gpu_peak_flops(training.device, training.config.training.precision) or -math.inf
+        self._step_flops: float | None = None
+        self._flops_counted = False
         self._idle: tuple[tuple[Stage, ...], IdleSeconds] | None = None
         self._bytes: tuple[int, ...] = ()
         self._activation_bytes: tuple[int, ...] | None = None
@@ -55,8 +62,14 @@ class ProgressTracker:
         share = 1 / self._training.world.mesh.column
         self._bytes = tuple(round(share * count) for count in self._training.world.sum(mine))
 
-    def step_done(self, loss: float, seconds: float) -> dict[str, Any]:
-        """Count a step; returns the fields of its line."""
+    def step_done(self, loss: float, seconds: float, peak_flops: float) -> dict[str, Any]:
+        """Count a step; returns the fields of its line.
+
+        Args:
+            loss: of the step.
+            seconds: it took.
+            peak_flops: operations/s of all ranks by their data sheets; infinitely negative: unknown.
+        """
         training = self._training
         self._loss = loss
         self._done.append((time.monotonic(), training.step))
@@ -79,6 +92,7 @@ class ProgressTracker:
             "imbalance": self.imbalance(),
             "bubble": self.bubble(),
             **self._explained(),
+            **self._achieved(peak_flops),
         }
         if training.speed is not None:
             fields["emulated"] = training.speed.factor
@@ -118,6 +132,23 @@ class ProgressTracker:
             return {"bubble_schedule": None, "bubble_imbalance": None}
         mean, idle = sum(self._step_seconds) / len(self._step_seconds), self._idle[1]
         return {"bubble_schedule": idle.schedule / mean, "bubble_imbalance": idle.imbalance / mean}
+
+    def _achieved(self, peak: float) -> dict[str, float | None]:
+        """Operations per second and rank over the last steps, and their part of what the GPUs promise."""
+        training = self._training
+        # Counted once, on the rank that reports, when the first steps have shown the job to run.
+        if not self._flops_counted and training.world.rank == 0 and len(training.profile) >= _MEASURED_STEPS:
+            self._flops_counted = True
+            own = step_flops(training.model, training.batch_of(training.step - 1)[0])
+            self._step_flops = own * training.world.data.size if own is not None else None
+        if self._step_flops is None or not self._step_seconds:
+            return {"flops_per_second": None, "part_of_peak": None}
+        mean = sum(self._step_seconds) / len(self._step_seconds)
+        whole = self._step_flops / mean
+        return {
+            "flops_per_second": whole / training.world.size,
+            "part_of_peak": whole / peak if peak > 0 else None,
+        }
 
     def rebalanced(self, before: float, pause_ms: float) -> None:
         """Layers have moved."""

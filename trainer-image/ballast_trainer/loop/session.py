@@ -41,11 +41,12 @@ class _Agreed:
     exchange: bool
     look: bool
     probes: list[float]
+    peak_flops: float
     seconds: list[float]
     activation_bytes: list[float]
 
 
-_HEAD = 6
+_HEAD = 7
 """Entries of a rank's summand before those of positions and layers."""
 
 
@@ -221,7 +222,7 @@ class Session:
             # The optimizer's seconds among them are the last step's where it runs after the sum.
             training.profile.add(agreed.seconds, agreed.activation_bytes)
             training.rank_speeds.add(agreed.probes)
-        fields = self._progress.step_done(agreed.loss, done.seconds)
+        fields = self._progress.step_done(agreed.loss, done.seconds, agreed.peak_flops)
         self._rank_zero.reporter.step(**fields)
         self._plan_follower.looks.step_done()
         self._rank_zero.report()
@@ -246,6 +247,7 @@ class Session:
             squared_norm_once(training.world, training.layers) / training.copies,
             float(training.straggler_mitigation.wants_exchange),
             float(self._plan_follower.looks.due()),
+            self._progress.own_peak_flops,
             *(share * second for second in training.probe_seconds()),
             *(share * second for second in seconds),
             # Copies of a layer keep equal bytes each, and share the seconds.
@@ -263,6 +265,7 @@ class Session:
             squared_norm=summed[3],
             exchange=summed[4] > 0,
             look=summed[5] > 0,
+            peak_flops=summed[6],
             probes=summed[_HEAD:first],
             seconds=summed[first:end],
             activation_bytes=summed[end:],

@@ -13,6 +13,8 @@ _GAUGES = {
     "bubble": "Idle fraction of the ranks' time.",
     "bubble_schedule": "The part of it that the schedule leaves idle with even stages.",
     "bubble_imbalance": "The part of it that uneven stages add.",
+    "flops_per_second": "Operations per second and rank, of the configured model's matrix products.",
+    "part_of_peak": "Part of what the GPUs' data sheets promise in the job's precision.",
     "ranks": "Ranks that hold layers.",
     "most_layers": "Layers on the rank that holds most.",
     "emulated": "Slow-down that is emulated; absent on real devices.",

@@ -1,0 +1,83 @@
+"""Operations of a step, and the part of the GPUs' peak that training uses."""
+
+import pytest
+import torch
+from ballast_policies.contract.job.training import Precision
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.profiling.flops import peak_flops, step_flops
+from torch import nn
+
+
+def loss(output, targets):
+    return nn.functional.mse_loss(output, targets)
+
+
+def model_of(*layers) -> Model:
+    return Model.from_layers(layers, loss=loss)
+
+
+def test_a_linear_layer_has_six_operations_a_weight_and_sample():
+    """Two for the forward, four for the backward (PaLM, appendix B: 6 N a token)."""
+    model = model_of(nn.Linear(32, 64, bias=False), nn.ReLU(), nn.Linear(64, 8, bias=False))
+    assert step_flops(model, torch.zeros(10, 32)) == 6 * 10 * (32 * 64 + 64 * 8)
+
+
+def test_attention_counts_with_the_square_of_the_length():
+    """QK^T and the weighted sum: 12 b s^2 d a step, beside 24 b s d^2 of the projections."""
+    batch, length, width = 2, 16, 8
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
+            return self.out(nn.functional.scaled_dot_product_attention(q, k, v)[:, 0])
+
+    counted = step_flops(model_of(Attention), torch.zeros(batch, length, width))
+    assert counted == 24 * batch * length * width**2 + 12 * batch * length**2 * width
+
+
+def test_embeddings_take_indices():
+    """Integers stay integers."""
+    model = model_of(nn.Embedding(100, 16), nn.Linear(16, 4, bias=False))
+    assert step_flops(model, torch.zeros(3, 5, dtype=torch.long)) == 6 * 15 * 16 * 4
+
+
+def test_weights_and_random_numbers_stay_as_they_are():
+    """Counting builds the layers again, and leaves no trace of it."""
+    layer = nn.Linear(4, 4)
+    before, state = layer.weight.clone(), torch.random.get_rng_state()
+    step_flops(model_of(layer, lambda: nn.Linear(4, 2)), torch.zeros(1, 4))
+    assert torch.equal(layer.weight, before)
+    assert layer.weight.device.type == "cpu"
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_layer_whose_work_depends_on_values_is_not_counted():
+    """Rather than counted wrong."""
+
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return x[x[:, 0] > 0]
+
+    assert step_flops(model_of(Sorted, lambda: nn.Linear(4, 4)), torch.zeros(3, 4)) is None
+    assert step_flops(model_of(nn.ReLU()), torch.zeros(3, 4)) is None
+
+
+@pytest.mark.parametrize(
+    ("device_name", "precision", "teraflops"),
+    [("NVIDIA H100 80GB HBM3", Precision.BF16, 989.4), ("Tesla V100-SXM2-16GB", Precision.FP16, 125)],
+)
+def test_the_peak_is_that_of_the_data_sheet_in_the_precision(monkeypatch, device_name, precision, teraflops):
+    """The driver's name of the device finds the catalogue's row."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: device_name)
+    assert peak_flops(torch.device("cuda", 0), precision) == pytest.approx(teraflops * 1e12, rel=0.01)
+
+
+def test_a_cpu_and_an_unknown_gpu_have_no_peak(monkeypatch):
+    """The part of it is then left out."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Prototype 9")
+    assert peak_flops(torch.device("cpu"), Precision.FP32) is None
+    assert peak_flops(torch.device("cuda", 0), Precision.FP32) is None

@@ -1,0 +1,62 @@
+"""Operations of a model, and what the GPUs could do: how much of the hardware's peak training uses.
+
+Operations are those of the model's matrix products, forward and backward, whatever it really computed:
+recomputed activations and layers that a change skips count as in the model that was configured (PaLM,
+appendix B: model FLOPs utilization).
+"""
+
+import logging
+
+import torch
+from ballast_policies.contract.job.training import Precision
+from ballast_policies.gpus.catalogue import gpu_named
+
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.seeding import host_seeded
+
+logger = logging.getLogger(__name__)
+
+_OF_A_FORWARD = 3
+"""A backward has two products for each of the forward: by the inputs and by the weights."""
+
+
+def step_flops(model: Model, inputs: torch.Tensor) -> float | None:
+    """Operations of the forward and the backward of one batch.
+
+    Counted on tensors without data, layer by layer, so it takes neither memory nor a GPU.
+
+    Args:
+        model: its layers.
+        inputs: of the batch; only shape and type count.
+
+    Returns:
+        None where a layer cannot run without data, e.g. one whose work depends on values, and where
+        nothing but element-wise operations was found.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    activations = inputs.to("meta")
+    counter = FlopCounterMode(display=False)
+    try:
+        with host_seeded(), torch.no_grad(), counter:
+            for index in range(model.layer_count):
+                with torch.device("meta"):
+                    layer = model.build_layer(index)
+                activations = layer.to("meta")(activations)
+    except Exception as error:  # a user's layer may do anything with its input
+        logger.info("operations are not counted: a layer needs data to run: %s", error)
+        return None
+    return _OF_A_FORWARD * float(counter.get_total_flops()) or None
+
+
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
+    """What the GPU's data sheet promises, operations/s; None: not in the catalogue, or no GPU."""
+    if device.type != "cuda":
+        return None
+    gpu = gpu_named(torch.cuda.get_device_name(device))
+    if gpu is None:
+        return None
+    name = str(precision.value)
+    if name == "fp32" and torch.backends.cuda.matmul.allow_tf32:
+        name = "tf32"
+    return gpu.flops.get(name)
