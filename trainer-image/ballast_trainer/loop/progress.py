@@ -11,8 +11,8 @@ from ballast_policies.planning import imbalance
 from ballast_trainer.loop.idle import IdleSeconds, idle_seconds
 from ballast_trainer.loop.replanning import best_step_seconds
 from ballast_trainer.loop.state import TrainingState
-from ballast_trainer.profiling.flops import peak_flops as gpu_peak_flops
-from ballast_trainer.profiling.flops import step_flops
+from ballast_trainer.models.flops import peak_flops as gpu_peak_flops
+from ballast_trainer.models.flops import step_flops
 from ballast_trainer.profiling.profile import LayerCosts
 
 _MEASURED_STEPS = 3

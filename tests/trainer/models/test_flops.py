@@ -3,8 +3,8 @@
 import pytest
 import torch
 from ballast_policies.contract.job.training import Precision
+from ballast_trainer.models.flops import peak_flops, step_flops
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.profiling.flops import peak_flops, step_flops
 from torch import nn
 
 
