@@ -67,6 +67,30 @@ class Metrics:
             "Sum over running jobs of steps per second / steps per second alone on the fastest GPU type.",
             registry=r,
         )
+        self.pool_cost = Gauge(
+            "ballast_pool_cost", "What the pool's GPUs have cost, held or idle.", ["pool"], registry=r
+        )
+        self.pool_idle_cost = Gauge(
+            "ballast_pool_idle_cost", "The part of it in which no job held them.", ["pool"], registry=r
+        )
+        self.pool_price = Gauge(
+            "ballast_pool_price_per_gpu_hour", "Price of a GPU hour that counts now.", ["pool"], registry=r
+        )
+        self.price_age_seconds = Gauge(
+            "ballast_price_age_seconds", "Age of the last good price of a price feed.", ["pool"], registry=r
+        )
+        self.team_cost = Gauge(
+            "ballast_team_cost", "What a team's jobs have cost, deleted ones included.", ["team"], registry=r
+        )
+        self.team_budget = Gauge(
+            "ballast_team_budget", "What a team's jobs may cost.", ["team", "period"], registry=r
+        )
+        self.wasted_cost = Gauge(
+            "ballast_wasted_cost",
+            "Cost of idle GPUs, and of start-ups and lost steps of the jobs that are not deleted.",
+            ["kind"],
+            registry=r,
+        )
         self.leader = Gauge("ballast_leader", "1 where this replica leads.", registry=r)
         self.watch_age_seconds = Gauge(
             "ballast_watch_lag_seconds",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ballast_policies.allocation.problem import Allocation
 
-from ballast_operator.allocator.costs.forecasts import limit_advice
+from ballast_operator.allocator.costs.forecasts import limit_advice, refused_advice
 from ballast_operator.allocator.deadlines import deadline_advice
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -42,4 +42,8 @@ def advice_by_job(
             advice = (full, *advice)
         if advice:
             found[key] = advice
+    for refused in snapshot.refused:
+        advice = refused_advice(snapshot, views[refused.key])
+        if advice:
+            found[refused.key] = advice
     return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
 from ballast_operator.allocator.costs.bill import pool_infos
+from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
@@ -25,7 +26,7 @@ from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import SolverSettings
 from ballast_operator.stopwatch import Stopwatch
-from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard
+from ballast_operator.views.assignment import Assignment, AssignmentAction, AssignmentBoard, alike
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
 from ballast_operator.waits import WaitReason, Waits
@@ -101,7 +102,8 @@ class Allocator:
     @property
     def next_at(self) -> float | None:
         """When it decides if nothing triggers it, epoch seconds; None: not at all."""
-        return min((at for at in (self._next_round, self._next_read) if at is not None), default=None)
+        times = (self._next_round, self._next_read, self.decider.budgets_at)
+        return min((at for at in times if at is not None), default=None)
 
     async def run(self) -> None:
         """Decide whenever triggered and at the end of each round, until cancelled."""
@@ -209,7 +211,14 @@ class Allocator:
             policy.spec.node_pools, self._board.pools, item.get("status"), at=started
         )
         question = await asyncio.to_thread(
-            self.decider.ask, policy, jobs, seen=seen, nodes=nodes, pods=pods, started=started
+            self.decider.ask,
+            policy,
+            jobs,
+            seen=seen,
+            nodes=nodes,
+            pods=pods,
+            started=started,
+            item=item,
         )
         clock.lap("prepare")
         if isinstance(question, PolicyReport):
@@ -230,6 +239,8 @@ class Allocator:
         set_gauges(self._metrics, question.snapshot, jobs)
         self._took_seconds = clock.total("all")
         await self._report(item, dataclasses.replace(decision.report, prices=prices))
+        written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
+        set_cost_gauges(self._metrics, policy, written, jobs, started)
         if self.decider.rounds.next_at != self._saved_until:  # once a round
             self._saved_until = self.decider.rounds.next_at
             await self.save()
@@ -268,7 +279,7 @@ class Allocator:
                 and assignment is not None
                 and assignment.action is AssignmentAction.PLACE
             )
-            if waits or not _alike(assignment, old.get(view.key)):
+            if waits or not alike(assignment, old.get(view.key)):
                 self._enqueue(view.key)
 
     async def _report(self, item: Object, report: PolicyReport) -> None:
@@ -279,19 +290,3 @@ class Allocator:
         self._observer.caches.wrote(POLICY, written)
         metadata = item["metadata"]
         await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)
-
-
-def _alike(one: Assignment | None, other: Assignment | None) -> bool:
-    """Whether a job has no reason to look again: names and texts alone are not worth a pass."""
-    if one is other or one is None or other is None:
-        return one is other
-    return (
-        one.action is other.action
-        and one.launches == other.launches
-        and one.placement == other.placement
-        and one.extra_nodes == other.extra_nodes
-        and one.kept_pods == other.kept_pods
-        and one.reason == other.reason
-        and one.chosen == other.chosen
-        and one.advice == other.advice
-    )

@@ -64,6 +64,7 @@ def assignments_of(
             plan_id=plan_id,
             reason=job.refusal.reason,
             why=job.refusal.message,
+            advice=advice.get(job.key, ()),
         )
     return found
 

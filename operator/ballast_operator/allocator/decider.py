@@ -12,6 +12,7 @@ from ballast_policies.allocation.problem import Problem
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
+from ballast_operator.allocator.costs.teams import next_change, spent_budgets, team_costs
 from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.problem.inputs import (
     CompletedProblem,
@@ -69,12 +70,14 @@ class Decider:
     Attributes:
         measurements: what trainers have reported.
         rounds: what is remembered from round to round.
+        budgets_at: when the next team's budget is spent or begins again, epoch seconds; None: not known.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.measurements = Measurements()
         self.rounds = Rounds()
+        self.budgets_at: float | None = None
 
     def ask(
         self,
@@ -85,13 +88,25 @@ class Decider:
         nodes: Mapping[str, NodeView],
         pods: list[Object],
         started: Time,
+        item: Object | None = None,
     ) -> Question | PolicyReport:
-        """The problem to be solved; a report where there is none that could be."""
+        """The problem to be solved; a report where there is none that could be.
+
+        ``item``: the ClusterPolicy as it is stored; its status has what teams have cost.
+        """
+        teams = team_costs((item or {}).get("status"), started)
+        self.budgets_at = next_change(policy, teams, started)
         for view in (*seen, *jobs):
             self._record(view)
         self.measurements.keep(view.key for view in jobs)
         snapshot = take_snapshot(
-            policy.spec, nodes=nodes, pods=pods, jobs=jobs, measurements=self.measurements, now=started
+            policy.spec,
+            nodes=nodes,
+            pods=pods,
+            jobs=jobs,
+            measurements=self.measurements,
+            now=started,
+            spent=spent_budgets(policy, teams),
         )
         if snapshot.capacity.overlaps:
             return PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy)

@@ -15,6 +15,7 @@ from ballast_operator.allocator.costs.price_feeds import (
     prices_current,
     saved_prices,
 )
+from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
@@ -70,6 +71,7 @@ def policy_status(
     # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
     status = _status(report, conditions, generation)
     status = status.replace(bill=_bill(old, report, status, now), bill_at=now, prices=_prices(old, report))
+    status = status.replace(teams=next_team_costs(old, report.jobs, report.policy, now))
     content = {
         name: value for name, value in status.to_dict().items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
@@ -275,16 +277,20 @@ def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:
     return tuple(found)
 
 
+SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "monthCost"})
+"""Fields that grow as time passes, at rates that are written."""
+
+
 def _worth_writing(old: Object, new: dict[str, Any]) -> bool:
     """Whether more than the name, time and duration of the last round, and sums of the bill, has changed."""
 
     def stable(status: Object) -> dict[str, Any]:
         last = status.get("lastRound") or {}
         kept = {k: v for k, v in last.items() if k not in ("planId", "time", "solveSeconds")}
-        bill = [
-            {k: v for k, v in entry.items() if k not in ("gpuSeconds", "cost", "heldCost")}
-            for entry in status.get("bill") or []
-        ]
-        return {**status, "lastRound": kept, "bill": bill, "billAt": None}
+        found = {**status, "lastRound": kept, "billAt": None}
+        for part in ("bill", "teams"):
+            entries = status.get(part) or []
+            found[part] = [{k: v for k, v in entry.items() if k not in SUMS} for entry in entries]
+        return found
 
     return stable(old) != stable(new)

@@ -26,6 +26,8 @@ from ballast_operator.api.base import (
     schema,
 )
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.costs.budgets import TeamBudget
+from ballast_operator.api.costs.price_feed import PriceFeed
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 _Name = Annotated[str, Field(max_length=253)]
@@ -134,20 +136,6 @@ def _ends(name: str, entities: "dict[str, EntityShare]") -> bool:
     return False
 
 
-class PriceFeed(ApiModel):
-    """Where the price of a pool is read: a ConfigMap in the operator's namespace."""
-
-    config_map: Annotated[
-        str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-    ]
-    """Name of the ConfigMap. What else writes it is yours."""
-    key: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")] = ""
-    """Key whose value is ``{"pricePerGpuHour": 0.74, "time": "2026-01-01T00:00:00Z"}``; empty: the pool's
-    name."""
-    stale_after_seconds: Annotated[float, Field(ge=1, le=1e9)] = 86_400.0
-    """A price that is older still counts, and the condition PricesCurrent is False."""
-
-
 class NodePool(ApiModel):
     """Nodes whose GPUs are alike."""
 
@@ -249,6 +237,12 @@ class ClusterPolicySpec(ApiModel):
             field=".moves.minRunSeconds",
             holds=lambda spec: spec.moves.min_run_seconds <= 100 * spec.round_seconds,
         ),
+        Rule(
+            "!has(self.budgets) || self.budgets.all(team, size(team) > 0 && size(team) <= 253)",
+            "a team's name has 1 to 253 characters. To fix: name the team as jobs do in spec.entity",
+            field=".budgets",
+            holds=lambda spec: all(0 < len(team) <= 253 for team in spec.budgets),
+        ),
     )
     REFUSED = (
         Refused(
@@ -275,6 +269,8 @@ class ClusterPolicySpec(ApiModel):
     """Limits of the solver."""
     tenants: Tenants = Tenants()
     """Limits of namespaces. What runs is never stopped for them."""
+    budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)
+    """Team -> what its jobs may cost, under every policy. Jobs name their team in ``spec.entity``."""
     dry_run: bool = False
     """Decide and say so, but start and stop nothing."""
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ballast_operator.api.base import StatusModel, Time, schema
 from ballast_operator.api.condition import Conditions
+from ballast_operator.api.costs.budgets import TeamCost
 
 _Name = Annotated[str, Field(max_length=253)]
 
@@ -112,6 +113,11 @@ class ClusterPolicyStatus(StatusModel):
     """What each pool has cost."""
     bill_at: Time | None = None
     """When the bill was summed up last; what it says of GPUs and prices still holds."""
+    teams: Annotated[
+        tuple[TeamCost, ...],
+        Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["team"])),
+    ] = ()
+    """What the jobs of each team have cost."""
     prices: Annotated[
         tuple[PoolPrice, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),

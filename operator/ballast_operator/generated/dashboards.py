@@ -1,70 +1,13 @@
-"""Grafana dashboards over the operator's metrics, as JSON that the chart puts into a ConfigMap.
+"""Grafana dashboards over the operator's metrics, as JSON that the chart puts into a ConfigMap."""
 
-Gauges are taken as the maximum over replicas (only the leader counts), counters as the sum.
-"""
-
-import dataclasses
 import json
 from typing import Any
 
+from ballast_operator.generated.cost_dashboard import COSTS
+from ballast_operator.generated.panels import HERE, Dashboard, Panel, Query, one, quantiles, rate
+
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_HERE = '{namespace=~"$namespace"}'
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """One PromQL expression and its legend."""
-
-    expression: str
-    legend: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One panel.
-
-    Attributes:
-        unit: Grafana's word for the unit (``short``, ``s``, ``percentunit``, ``bool``...).
-        kind: ``timeseries`` or ``stat``.
-        stacked: areas on top of each other.
-    """
-
-    title: str
-    description: str
-    unit: str
-    queries: tuple[Query, ...]
-    kind: str = "timeseries"
-    stacked: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dashboard:
-    """One dashboard; ``uid`` never changes, so that links and stars survive."""
-
-    uid: str
-    title: str
-    panels: tuple[Panel, ...]
-
-
-def _one(expression: str, legend: str) -> tuple[Query, ...]:
-    return (Query(expression=expression, legend=legend),)
-
-
-def _rate(counter: str, by: str) -> str:
-    return f"sum by ({by}) (rate({counter}{_HERE}[$__rate_interval]))"
-
-
-def _quantiles(histogram: str, by: str = "") -> tuple[Query, ...]:
-    labels, legend = (f"le, {by}", f" {{{{{by}}}}}") if by else ("le", "")
-    return tuple(
-        Query(
-            expression=f"histogram_quantile({q}, {_rate(f'{histogram}_bucket', labels)})",
-            legend=name + legend,
-        )
-        for q, name in ((0.5, "median"), (0.99, "99 %"))
-    )
-
 
 GPUS = Dashboard(
     uid="ballast-gpus",
@@ -75,9 +18,9 @@ GPUS = Dashboard(
             description="GPUs that gangs hold, of those usable for training.",
             unit="percentunit",
             kind="stat",
-            queries=_one(
-                f"sum(max by (pool) (ballast_gpus_allocated{_HERE}))"
-                f" / sum(max by (pool) (ballast_gpus_capacity{_HERE}))",
+            queries=one(
+                f"sum(max by (pool) (ballast_gpus_allocated{HERE}))"
+                f" / sum(max by (pool) (ballast_gpus_capacity{HERE}))",
                 "in use",
             ),
         ),
@@ -86,32 +29,29 @@ GPUS = Dashboard(
             description="Jobs that want GPUs and have none.",
             unit="short",
             kind="stat",
-            queries=_one('max(ballast_jobs{namespace=~"$namespace", state="Waiting"})', "waiting"),
+            queries=one('max(ballast_jobs{namespace=~"$namespace", state="Waiting"})', "waiting"),
         ),
         Panel(
             title="Effective throughput",
             description="Sum over running jobs of steps/s / the job's steps/s on the fastest GPU type.",
             unit="short",
             kind="stat",
-            queries=_one(f"max(ballast_effective_throughput{_HERE})", "jobs' worth of the fastest type"),
+            queries=one(f"max(ballast_effective_throughput{HERE})", "jobs' worth of the fastest type"),
         ),
         Panel(
             title="GPUs held, by pool",
             description="GPUs that gangs hold.",
             unit="short",
             stacked=True,
-            queries=_one(
-                f"max by (pool, gpu_type) (ballast_gpus_allocated{_HERE})", "{{pool}} ({{gpu_type}})"
-            ),
+            queries=one(f"max by (pool, gpu_type) (ballast_gpus_allocated{HERE})", "{{pool}} ({{gpu_type}})"),
         ),
         Panel(
             title="GPUs free, by pool",
             description="GPUs usable for training that no job holds.",
             unit="short",
             stacked=True,
-            queries=_one(
-                f"max by (pool) (ballast_gpus_capacity{_HERE})"
-                f" - max by (pool) (ballast_gpus_allocated{_HERE})",
+            queries=one(
+                f"max by (pool) (ballast_gpus_capacity{HERE}) - max by (pool) (ballast_gpus_allocated{HERE})",
                 "{{pool}}",
             ),
         ),
@@ -120,7 +60,7 @@ GPUS = Dashboard(
             description="Training jobs.",
             unit="short",
             stacked=True,
-            queries=_one(f"max by (state) (ballast_jobs{_HERE})", "{{state}}"),
+            queries=one(f"max by (state) (ballast_jobs{HERE})", "{{state}}"),
         ),
         Panel(
             title="GPUs handed back and taken",
@@ -128,25 +68,23 @@ GPUS = Dashboard(
             unit="short",
             queries=(
                 Query(
-                    expression=f"sum(increase(ballast_released_gpus_total{_HERE}[1h]))", legend="handed back"
+                    expression=f"sum(increase(ballast_released_gpus_total{HERE}[1h]))", legend="handed back"
                 ),
-                Query(expression=f"sum(increase(ballast_grown_gpus_total{_HERE}[1h]))", legend="taken"),
-                Query(
-                    expression=f"sum(increase(ballast_repacks_total{_HERE}[1h]))", legend="repacks an hour"
-                ),
+                Query(expression=f"sum(increase(ballast_grown_gpus_total{HERE}[1h]))", legend="taken"),
+                Query(expression=f"sum(increase(ballast_repacks_total{HERE}[1h]))", legend="repacks an hour"),
             ),
         ),
         Panel(
             title="Launches",
             description="Gangs launched an hour, by pool.",
             unit="short",
-            queries=_one(f"sum by (pool) (increase(ballast_launches_total{_HERE}[1h]))", "{{pool}}"),
+            queries=one(f"sum by (pool) (increase(ballast_launches_total{HERE}[1h]))", "{{pool}}"),
         ),
         Panel(
             title="Gangs that ended early",
             description="An hour, by cause. UserError and Hung count toward a job's backoffLimit.",
             unit="short",
-            queries=_one(f"sum by (cause) (increase(ballast_restarts_total{_HERE}[1h]))", "{{cause}}"),
+            queries=one(f"sum by (cause) (increase(ballast_restarts_total{HERE}[1h]))", "{{cause}}"),
         ),
     ),
 )
@@ -159,27 +97,25 @@ ALLOCATOR = Dashboard(
             title="Time to solve",
             description="Time to solve an allocation, by policy.",
             unit="s",
-            queries=_quantiles("ballast_solve_seconds", "policy"),
+            queries=quantiles("ballast_solve_seconds", "policy"),
         ),
         Panel(
             title="Time of a decision",
             description="Time of one decision, by part: read, prepare, solve, conclude, all.",
             unit="s",
-            queries=_quantiles("ballast_decision_seconds", "part"),
+            queries=quantiles("ballast_decision_seconds", "part"),
         ),
         Panel(
             title="Solves by the fallback",
             description="An hour, by reason: the greedy fallback decided, not the policy.",
             unit="short",
-            queries=_one(
-                f"sum by (reason) (increase(ballast_solve_fallbacks_total{_HERE}[1h]))", "{{reason}}"
-            ),
+            queries=one(f"sum by (reason) (increase(ballast_solve_fallbacks_total{HERE}[1h]))", "{{reason}}"),
         ),
         Panel(
             title="Rounds",
             description="Rounds decided an hour.",
             unit="short",
-            queries=_one(f"sum(increase(ballast_rounds_total{_HERE}[1h]))", "rounds"),
+            queries=one(f"sum(increase(ballast_rounds_total{HERE}[1h]))", "rounds"),
         ),
     ),
 )
@@ -193,55 +129,55 @@ OPERATOR = Dashboard(
             description="Replicas that lead: 1, or 0 for seconds while leadership changes hands.",
             unit="short",
             kind="stat",
-            queries=_one(f"sum(ballast_leader{_HERE})", "leaders"),
+            queries=one(f"sum(ballast_leader{HERE})", "leaders"),
         ),
         Panel(
             title="Waiting",
             description="How long the operator has waited, by what it waits for; Leader: a standby replica.",
             unit="s",
-            queries=_one(f"max by (reason) (ballast_operator_waiting_seconds{_HERE})", "{{reason}}"),
+            queries=one(f"max by (reason) (ballast_operator_waiting_seconds{HERE})", "{{reason}}"),
         ),
         Panel(
             title="Watches behind",
             description="How long the watch of a kind has been behind the API server.",
             unit="s",
-            queries=_one(f"max by (kind) (ballast_watch_lag_seconds{_HERE})", "{{kind}}"),
+            queries=one(f"max by (kind) (ballast_watch_lag_seconds{HERE})", "{{kind}}"),
         ),
         Panel(
             title="Writes a minute and job",
             description="Writes to the API server in the last minute / jobs that are not finished.",
             unit="short",
-            queries=_one(f"max(ballast_api_writes_per_job{_HERE})", "writes"),
+            queries=one(f"max(ballast_api_writes_per_job{HERE})", "writes"),
         ),
         Panel(
             title="Jobs due",
             description="Jobs that wait to be looked at now; above 0 for long: the operator is behind.",
             unit="short",
-            queries=_one(f"max(ballast_queue_due{_HERE})", "jobs"),
+            queries=one(f"max(ballast_queue_due{HERE})", "jobs"),
         ),
         Panel(
             title="Time of a reconcile",
             description="Time of one reconcile of a job.",
             unit="s",
-            queries=_quantiles("ballast_reconcile_seconds"),
+            queries=quantiles("ballast_reconcile_seconds"),
         ),
         Panel(
             title="Reconciles that did not finish",
             description="A second, by reason. Conflicts are ordinary; the next pass resolves them.",
             unit="short",
-            queries=_one(_rate("ballast_reconcile_errors_total", "reason"), "{{reason}}"),
+            queries=one(rate("ballast_reconcile_errors_total", "reason"), "{{reason}}"),
         ),
         Panel(
             title="Writes to the API server",
             description="A second, by verb and kind.",
             unit="short",
             stacked=True,
-            queries=_one(_rate("ballast_api_writes_total", "verb, kind"), "{{verb}} {{kind}}"),
+            queries=one(rate("ballast_api_writes_total", "verb, kind"), "{{verb}} {{kind}}"),
         ),
     ),
 )
 
-DASHBOARDS = (GPUS, ALLOCATOR, OPERATOR)
+DASHBOARDS = (GPUS, COSTS, ALLOCATOR, OPERATOR)
 
 
 def dashboard_files() -> dict[str, str]:

@@ -29,6 +29,7 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
         does = "run the template's command" if view.is_script else "train"
         message = f"{allocation.gpus} ranks {does} on {allocation.gpu_type} of pool {allocation.pool}"
         if not status.is_true(JobCondition.RUNNING):
+            status = accrue_cost(context, status)  # up to here it was starting
             status = with_condition(
                 context, status, JobCondition.RUNNING, True, JobReason.ALL_RANKS_TRAIN, message
             )

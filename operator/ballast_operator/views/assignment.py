@@ -64,6 +64,22 @@ class Assignment:
     isolated_speed: float = 0.0
 
 
+def alike(one: Assignment | None, other: Assignment | None) -> bool:
+    """Whether a job has no reason to look again: names and texts alone are not worth a pass."""
+    if one is other or one is None or other is None:
+        return one is other
+    return (
+        one.action is other.action
+        and one.launches == other.launches
+        and one.placement == other.placement
+        and one.extra_nodes == other.extra_nodes
+        and one.kept_pods == other.kept_pods
+        and one.reason == other.reason
+        and one.chosen == other.chosen
+        and one.advice == other.advice
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolInfo:
     """What a job's pass has to know of a pool.

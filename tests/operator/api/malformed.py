@@ -366,6 +366,16 @@ POLICIES: list[Case] = [
         "spec.objective.entities",
         "1 to 253 characters",
     ),
+    ("a team's budget of nothing", "spec.budgets", {"a": {"amount": 0}}, "spec.budgets.a.amount", "greater"),
+    ("a team's budget without an amount", "spec.budgets", {"a": {}}, "spec.budgets.a.amount", "equired"),
+    ("a budget for no team", "spec.budgets", {"": {"amount": 1}}, "spec.budgets", "1 to 253 characters"),
+    (
+        "a budget of an unknown period",
+        "spec.budgets",
+        {"a": {"amount": 1, "period": "Week"}},
+        "spec.budgets.a.period",
+        "Month",
+    ),
     ("a round of no length", "spec.roundSeconds", 0, "spec.roundSeconds", "greater than or equal to 1"),
     (
         "a pool without a GPU type",

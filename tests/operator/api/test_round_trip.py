@@ -176,6 +176,16 @@ def tenants(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def budgets() -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "amount": st.floats(0.01, 1e12),
+            "period": st.sampled_from(["Total", "Month"]),
+            "onExhausted": st.sampled_from(["Suspend", "Continue"]),
+        }
+    )
+
+
 def price_feeds() -> st.SearchStrategy[dict[str, Any]]:
     feed = st.fixed_dictionaries(
         {"configMap": NAMES, "key": st.just("") | NAMES, "staleAfterSeconds": st.floats(1, 1e9)}
@@ -208,6 +218,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
         },
         "solver": {"timeLimitSeconds": draw(st.floats(0.01, 3600))},
         "tenants": draw(tenants()),
+        "budgets": draw(st.dictionaries(NAMES, budgets(), max_size=3)),
         "dryRun": draw(st.booleans()),
     }
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}

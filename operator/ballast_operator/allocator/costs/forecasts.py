@@ -28,8 +28,10 @@ def limit_advice(
 ) -> tuple[Advice, ...]:
     """The job's conditions about its deadline and its budget; nothing where it has neither."""
     spec = view.spec
-    if spec is None or (spec.budget is None and job.job.deadline is None):
-        return ()
+    assert spec is not None
+    team = refused_advice(snapshot, view)
+    if spec.budget is None and job.job.deadline is None:
+        return team
     ways = () if job.name in snapshot.unmeasured else ways_of(snapshot, job)
     found = []
     if job.job.deadline is not None:
@@ -39,11 +41,22 @@ def limit_advice(
         at_risk, reason, message = _deadline(job, view, ways, met=met)
         kind = JobCondition.DEADLINE_AT_RISK
         found.append(Advice(type=kind, value=at_risk, reason=reason, message=message))
-    if spec.budget is not None and not budget_spent(spec, view.status):
+    if team:
+        found += team
+    elif spec.budget is not None and not budget_spent(spec, view.status):
         reason, message = _budget(job, view, spec.budget, ways)
         kind = JobCondition.BUDGET_EXHAUSTED
         found.append(Advice(type=kind, value=False, reason=reason, message=message))
     return tuple(found)
+
+
+def refused_advice(snapshot: Snapshot, view: JobView) -> tuple[Advice, ...]:
+    """The condition of a job whose team has spent its budget; nothing where it has not."""
+    spent = snapshot.spent.get(view.spec.entity or "") if view.spec is not None else None
+    if spent is None:
+        return ()
+    kind, reason = JobCondition.BUDGET_EXHAUSTED, JobReason.TEAM_BUDGET_SPENT
+    return (Advice(type=kind, value=True, reason=reason, message=spent.message),)
 
 
 def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:

@@ -11,6 +11,7 @@ from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit
+from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
 from ballast_operator.allocator.problem.gang_size import change_pause, may_grow
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
@@ -67,12 +68,14 @@ class Snapshot:
         jobs: those that want GPUs, by age.
         refused: those that want GPUs and cannot be placed by this policy.
         tenants: what namespaces with a limit on GPUs may still be given.
+        spent: teams that have spent their budget, with what that means for their jobs.
     """
 
     capacity: Capacity
     jobs: tuple[SnapshotJob, ...]
     refused: tuple[RefusedJob, ...] = ()
     tenants: TenantRooms = dataclasses.field(default_factory=TenantRooms)
+    spent: Mapping[str, SpentBudget] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def problem(self) -> Problem:
@@ -128,11 +131,13 @@ def take_snapshot(
     jobs: Sequence[JobView],
     measurements: Measurements,
     now: Time,
+    spent: Mapping[str, SpentBudget] | None = None,
 ) -> Snapshot:
-    """What the policy ``spec`` has to decide on."""
-    wanting = [view for view in jobs if wants_gpus(view, now)]
+    """What the policy ``spec`` has to decide on; ``spent``: teams that have spent their budget."""
+    wanting, over = without_suspended_teams([view for view in jobs if wants_gpus(view, now)], spent or {})
     capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting)
     admitted, refused = admit(spec, capacity, wanting)
+    refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
     tenants = admit_tenants(
         spec.tenants, [(one.view, one.gpus) for one in admitted], jobs, shrinkable=shrinkable
@@ -154,6 +159,7 @@ def take_snapshot(
         jobs=tuple(_snapshot_job(one, speeds[one.view.key], measurements, now) for one in admitted),
         refused=tuple(refused),
         tenants=tenants.rooms,
+        spent=spent or {},
     )
 
 

@@ -1,0 +1,150 @@
+"""What a team's jobs cost is kept, deleted jobs included, and its budget ends what its owner said it ends."""
+
+import datetime
+
+import pytest
+from ballast_operator.allocator.costs.teams import team_costs
+from ballast_operator.kube.kinds import JOB, POLICY
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+PRICE = 36.0
+PER_SECOND = 2 * PRICE / 3600
+
+
+def cluster(**budgets: dict) -> Simulation:
+    simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=20, budgets=budgets)
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["nodePools"][0]["pricePerGpuHour"] = PRICE
+    simulation.world.put(POLICY, item)
+    return simulation
+
+
+def add(simulation: Simulation, name: str, team: str | None = "vision", **spec) -> None:
+    more = {} if team is None else {"entity": team}
+    simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000}, **more, **spec)
+
+
+def spent(simulation: Simulation) -> dict[str, float]:
+    status = simulation.world.get(POLICY, "", "default").get("status")
+    return {entry.team: entry.cost for entry in team_costs(status, simulation.now)}
+
+
+def set_budget(simulation: Simulation, **budgets: dict) -> None:
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["budgets"] = budgets
+    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
+    simulation.world.put(POLICY, item)
+
+
+async def ticks(simulation: Simulation, count: int) -> None:
+    for _ in range(count):
+        await simulation.tick()
+
+
+def condition(simulation: Simulation, name: str, kind: str):
+    return simulation.status(name).condition(kind)
+
+
+async def test_a_spent_budget_suspends_the_jobs_of_the_team_and_of_no_other():
+    """They save first; raising it lets them resume there."""
+    simulation = cluster(vision={"amount": 1.0})
+    add(simulation, "one")
+    add(simulation, "other", team="speech")
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    assert spent(simulation)["vision"] == pytest.approx(1.0, abs=15 * PER_SECOND)
+    assert condition(simulation, "one", "Admitted").reason == "TeamBudgetSpent"
+    assert "raise budgets.vision.amount" in condition(simulation, "one", "Admitted").message
+    assert condition(simulation, "one", "BudgetExhausted").is_true
+    assert "TeamBudgetSpent" in simulation.world.events
+    assert simulation.status("one").lost_steps == 0
+    assert simulation.trainers["one"].saved > 0
+    assert simulation.state("other") == "Running"
+    assert condition(simulation, "other", "BudgetExhausted") is None
+    await ticks(simulation, 3)
+    before = spent(simulation)["vision"]
+    await ticks(simulation, 40)
+    assert spent(simulation)["vision"] == pytest.approx(before)
+    set_budget(simulation, vision={"amount": 5.0})
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert simulation.trainers["one"].resumed_from[-1] > 0
+    assert condition(simulation, "one", "BudgetExhausted") is None
+
+
+async def test_deleting_jobs_brings_no_budget_back_and_neither_does_another_leader():
+    """The next job of the team does not start."""
+    simulation = cluster(vision={"amount": 1.0})
+    add(simulation, "one")
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    simulation.world.drop(JOB, NAMESPACE, "one")
+    del simulation.trainers["one"]
+    simulation.start_operator()
+    add(simulation, "two")
+    await ticks(simulation, 40)
+    assert simulation.state("two") == "Suspended"
+    assert simulation.status("two").launches == 0
+
+
+async def test_the_costs_of_a_team_are_those_of_its_jobs():
+    """To a cent, while jobs come, end and are deleted, and the operator dies."""
+    simulation = cluster()
+    add(simulation, "one")
+    add(simulation, "two", team=None)
+    for second in range(300):
+        if second == 100:
+            simulation.start_operator()
+        await simulation.tick(seconds=5.0 if second % 20 == 0 else 1.0)
+    statuses = {name: simulation.status(name) for name in ("one", "two")}
+
+    def now(name: str) -> float:
+        status = statuses[name]
+        gang = status.allocation
+        since = max(status.cost_at, gang.since)
+        return status.cost_so_far + (simulation.now - since).total_seconds() * PER_SECOND
+
+    assert spent(simulation) == pytest.approx({"": now("two"), "vision": now("one")}, abs=0.1)
+
+
+async def test_a_monthly_budget_begins_again_with_the_month():
+    """At its first second by UTC, without a change by anybody."""
+    simulation = cluster(vision={"amount": 1.0, "period": "Month"})
+    add(simulation, "one")
+    await simulation.until(lambda: simulation.state("one") == "Suspended")
+    assert "of this month" in condition(simulation, "one", "Admitted").message
+    left = (datetime.datetime(2026, 2, 1, tzinfo=datetime.UTC) - simulation.now).total_seconds()
+    await simulation.tick(seconds=left - 60)
+    await ticks(simulation, 50)
+    assert simulation.state("one") == "Suspended"
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert simulation.allocator.next_at is not None
+
+
+async def test_a_budget_that_only_warns_lets_the_jobs_continue():
+    """The condition says it."""
+    simulation = cluster(vision={"amount": 1.0, "onExhausted": "Continue"})
+    add(simulation, "one", budget=1000.0)
+    await simulation.until(
+        lambda: (c := condition(simulation, "one", "BudgetExhausted")) is not None and c.is_true
+    )
+    await ticks(simulation, 50)
+    assert simulation.state("one") == "Running"
+    assert condition(simulation, "one", "BudgetExhausted").reason == "TeamBudgetSpent"
+
+
+async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste():
+    """They agree with the statuses."""
+    simulation = cluster(vision={"amount": 1000.0})
+    add(simulation, "one")
+    await ticks(simulation, 100)
+
+    def value(name: str, **labels: str) -> float:
+        return simulation.metrics.registry.get_sample_value(name, labels)
+
+    assert value("ballast_team_cost", team="vision") == pytest.approx(spent(simulation)["vision"])
+    assert value("ballast_team_budget", team="vision", period="Total") == 1000.0
+    assert value("ballast_pool_price_per_gpu_hour", pool="fast") == PRICE
+    cost, idle = value("ballast_pool_cost", pool="fast"), value("ballast_pool_idle_cost", pool="fast")
+    assert cost == pytest.approx(4 * PRICE / 3600 * 99, rel=0.05)
+    assert cost / 2 < idle + 0.1 < cost
+    assert value("ballast_wasted_cost", kind="idle") == idle
+    assert value("ballast_wasted_cost", kind="startup") > 0
