@@ -23,6 +23,12 @@ FAILED_GROWTH_PAUSE_SECONDS = 60.0
 DEFAULT_PAUSE_SECONDS = 1.0
 """Of a change of size, before one was measured."""
 
+DEFAULT_RESTART_SECONDS = 30.0
+"""From a gang's stop to its first step elsewhere, before its start was seen."""
+
+STOP_SECONDS = 5.0
+"""Part of that until its pods have saved and are gone."""
+
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
 
@@ -147,6 +153,23 @@ def change_pause(view: JobView) -> float:
     """Seconds that training stands still when the gang changes its size: as last measured, else a second."""
     measured = [repack.pause_ms for repack in view.status.repacks if repack.pause_ms is not None]
     return measured[-1] / 1000 if measured else DEFAULT_PAUSE_SECONDS
+
+
+def may_move(view: JobView) -> bool:
+    """Whether the gang trains, and could save, stop and start in another pool: nothing else is under way."""
+    allocation, spec = view.running_allocation, view.spec
+    if allocation is None or spec is None or not view.acknowledged:
+        return False
+    return not (view.shrinking or allocation.joining or (spec.is_script and not view.has_spoken))
+
+
+def restart_seconds(view: JobView) -> float:
+    """Seconds from the gang's stop to its first step elsewhere, as long as its last start took."""
+    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
+    if running is None or not running.is_true or allocation is None:
+        return DEFAULT_RESTART_SECONDS
+    started = (running.last_transition_time - allocation.since).total_seconds()
+    return STOP_SECONDS + started if started > 0 else DEFAULT_RESTART_SECONDS
 
 
 def _thinned(sizes: Sequence[int]) -> list[int]:

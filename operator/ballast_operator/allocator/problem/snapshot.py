@@ -13,7 +13,7 @@ from ballast_policies.throughput.track import Estimate
 from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
-from ballast_operator.allocator.problem.gang_size import change_pause, may_grow
+from ballast_operator.allocator.problem.gang_size import change_pause, may_grow, may_move, restart_seconds
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
 from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
 from ballast_operator.api.cause import Cause
@@ -182,7 +182,9 @@ def _snapshot_job(
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
                 may_grow=may_grow(view, now),
+                may_move=may_move(view),
                 pause_seconds=change_pause(view),
+                restart_seconds=restart_seconds(view),
             )
     return SnapshotJob(
         key=view.key,

@@ -3,7 +3,8 @@
 1. A running elastic gang counts with its least size, on the nodes of its first ranks; what it holds beyond
    that is there for gangs that wait. So a waiting gang comes before another's extra GPUs, by every policy.
 2. ``decide_round`` says which gangs run, and on which pool.
-3. GPUs that are left go to elastic gangs one step of size at a time, the most urgent by the policy first.
+3. Gangs go to another pool where the sizes that they reach there win more than a restart costs.
+4. GPUs that are left go to elastic gangs one step of size at a time, the most urgent by the policy first.
    Within a round a gang keeps what it holds, unless a gang that starts needs it. At the end of a round, and
    when a gang starts, GPUs also pass from one gang to another, where that wins more than the pauses cost.
 """
@@ -17,6 +18,8 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.sizes.free_gpus import FreeGpus
 from ballast_policies.rounds.sizes.gang import ElasticGang, SizeSettings
+from ballast_policies.rounds.sizes.market import Cluster
+from ballast_policies.rounds.sizes.pools import choose_pools, claims_where_they_run
 from ballast_policies.rounds.sizes.share_out import Division, Seat
 from ballast_policies.rounds.sizes.worth import Contender, gain, partition_speed
 from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
@@ -74,17 +77,36 @@ def decide_elastic_round(
         else job
         for job in jobs
     ]
-    decided = decide_round(
+    cluster = Cluster(
         now=now,
-        shares=shares,
         jobs=asked,
         nodes=nodes,
-        state=dataclasses.replace(state, running={**state.running, **reduced}),
+        state=state,
+        settings=settings,
+        elastic=elastic,
+        sizes=sizes,
+        reduced=reduced,
+        pending=pending,
+        not_tolerated=not_tolerated or {},
+        columns=columns or {},
+        gpus_per_pod=gpus_per_pod or {},
+        tenants=tenants or {},
+        room=room or {},
+    )
+    claimed, accounts = claims_where_they_run(cluster, shares) if elastic else (shares, state)
+    decided = decide_round(
+        now=now,
+        shares=claimed,
+        jobs=asked,
+        nodes=nodes,
+        state=dataclasses.replace(accounts, running={**state.running, **reduced}),
         settings=settings,
         not_tolerated=not_tolerated,
         columns=columns,
         gpus_per_pod=gpus_per_pod,
     )
+    if elastic:
+        decided = choose_pools(cluster, decided)
     tenants, left = tenants or {}, Counter(room or {})
     for job in jobs:
         starts = job.name not in state.running or job.name in pending

@@ -17,7 +17,9 @@ class ElasticGang:
         per_pod: GPUs of each pod, which are on one node; ``together`` is a multiple.
         may_shrink: it runs and can give GPUs back now; of a gang that does not run it is not read.
         may_grow: it can take more GPUs now.
+        may_move: it may be stopped and started in another pool now.
         pause_seconds: training stands still for so long when the gang shrinks or grows.
+        restart_seconds: from its stop to its first step elsewhere.
     """
 
     speeds: Mapping[str, Mapping[int, float]]
@@ -25,7 +27,9 @@ class ElasticGang:
     per_pod: int = 1
     may_shrink: bool = True
     may_grow: bool = True
+    may_move: bool = True
     pause_seconds: float = 1.0
+    restart_seconds: float = 30.0
 
     @property
     def least(self) -> int:
@@ -62,7 +66,8 @@ class SizeSettings:
         surplus: which gang comes first.
         least_gain: gangs change size for one another where that wins at least this fraction.
         least_growth: a gang takes more GPUs that are free where it becomes faster by at least this fraction.
-        stay_rounds: rounds that a size is expected to last, over which the pause of a change is spread.
+        stay_rounds: rounds that a size is expected to last; the pause of a change is spread over them. A restart
+            is spread over the time that the gang has been where it is, if that is longer.
     """
 
     surplus: Surplus = Surplus.LEVEL

@@ -47,6 +47,11 @@ class Contender:
             steps = DEFAULT_SECONDS * max(max(by_size.values()) for by_size in self.gang.speeds.values())
         return max(steps, 1e-9)
 
+    def is_late(self, speed: float) -> bool:
+        """Whether it misses a deadline that has not passed, at this speed."""
+        deadline = self.job.deadline
+        return deadline is not None and 0 < deadline < self.seconds(speed)
+
     def delay(self, speed: float) -> float:
         """Themis's rho, isolated on 1/n of the GPUs (dissertation section 5.4.2)."""
         alone = self.job.isolated_elapsed + self.seconds(self.unit)
@@ -76,9 +81,7 @@ def urgency(surplus: Surplus, one: Contender, now: int, more: int) -> float:
         case Surplus.THROUGHPUT:
             return -(fast - slow) / (more - now)
         case Surplus.COST:
-            late = one.job.deadline is not None and one.job.deadline > 0
-            late = late and one.seconds(slow) > (one.job.deadline or 0.0)
-            return one.index if late or fast / more >= AS_CHEAP * slow / now else math.inf
+            return one.index if one.is_late(slow) or fast / more >= AS_CHEAP * slow / now else math.inf
     return slow / one.unit if one.unit > 0 else slow
 
 

@@ -1,0 +1,261 @@
+"""Which pool elastic gangs run in: by the sizes that they reach there, and what a restart costs."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from ballast_policies.allocation.policy import Surplus
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState
+from ballast_policies.rounds.sizes import ElasticGang, SizeSettings, decide_elastic_round
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+CONCAVE = {1: 1.0, 2: 1.78, 3: 2.4, 4: 2.9, 5: 3.3, 6: 3.7, 7: 4.0, 8: 4.3}
+
+
+def gang(slow=0.5, sizes=range(2, 9), *, speeds=CONCAVE, **options):
+    """A gang that runs on k80 at ``slow`` times the speed that it has on v100."""
+    return ElasticGang(
+        speeds={
+            "v100": {size: speeds[size] for size in sizes},
+            "k80": {size: speeds[size] * slow for size in sizes},
+        },
+        **options,
+    )
+
+
+def job(name, elastic, **fields):
+    by_type = elastic[name].speeds
+    least = min(by_type["v100"])
+    rates = {kind: by_size[least] for kind, by_size in by_type.items()}
+    return Job(name=name, gpus=least, throughput=rates, **{"steps_remaining": 1e5, **fields})
+
+
+def pools(v100, k80):
+    return [
+        Node(name="fast", pool="fast", gpu_type="v100", gpus=v100),
+        Node(name="slow", pool="slow", gpu_type="k80", gpus=k80),
+    ]
+
+
+def on(pool, gpus):
+    return Placement(gpu_type={"fast": "v100", "slow": "k80"}[pool], pool=pool, nodes=(pool,) * gpus)
+
+
+def decide(elastic, nodes, *, shares=None, running=None, since=0.0, surplus=Surplus.LEVEL, **options):
+    running = running or {}
+    round_settings = {
+        key: options.pop(key)
+        for key in ("within_round", "min_run_seconds", "max_moves_per_hour")
+        if key in options
+    }
+    fields = options.pop("fields", {})
+    return decide_elastic_round(
+        now=600.0,
+        shares=shares or {name: {"v100": 1.0} for name in elastic},
+        jobs=[job(name, elastic, **fields.get(name, {})) for name in elastic],
+        nodes=nodes,
+        state=RoundState(running=running, running_since=dict.fromkeys(running, since)),
+        settings=RoundSettings(round_seconds=360.0, **round_settings),
+        elastic=elastic,
+        sizes=SizeSettings(surplus=surplus),
+        **options,
+    )
+
+
+def sizes_of(decided):
+    return {name: (at.pool, len(at.nodes)) for name, at in decided.placements.items()}
+
+
+def test_a_gang_starts_where_the_size_that_it_reaches_is_fastest():
+    """Beside two others on eight fast GPUs it would have two or three; eight slower ones are faster."""
+    elastic = {name: gang(0.7) for name in ("x", "y", "z")}
+    running = {"x": on("fast", 4), "y": on("fast", 4)}
+    decided = decide(elastic, pools(8, 8), running=running)
+    assert sizes_of(decided) == {"x": ("fast", 4), "y": ("fast", 4), "z": ("slow", 8)}
+    assert decided.started == ("z",) and not decided.resized and not decided.moved
+    assert "in pool slow: with the sizes that gangs reach" in decided.reasons["z"]
+
+
+def test_a_gang_starts_on_its_part_of_the_fast_gpus_where_that_is_faster():
+    """Four slow ones are worth less than its third of the fast ones."""
+    elastic = {name: gang(0.3) for name in ("x", "y", "z")}
+    running = {"x": on("fast", 4), "y": on("fast", 4)}
+    found = sizes_of(decide(elastic, pools(8, 4), running=running))
+    assert {pool for pool, _ in found.values()} == {"fast"}
+    assert sum(size for _, size in found.values()) == 8
+
+
+def test_a_running_gang_moves_to_idle_gpus_where_it_is_faster_by_more_than_its_restart():
+    """Two share four fast GPUs; eight others, nearly as fast, come free."""
+    elastic = {"x": gang(0.9), "y": gang(0.9)}
+    running = {"x": on("fast", 2), "y": on("fast", 2)}
+    decided = decide(elastic, pools(4, 8), running=running)
+    assert sorted(sizes_of(decided).values()) == [("fast", 4), ("slow", 8)]
+    assert len(decided.moved) == 1
+    again = decide(elastic, pools(4, 8), running=decided.placements)
+    assert sizes_of(again) == sizes_of(decided) and not again.moved
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"within_round": True}, "a round has just begun"),
+        ({"min_run_seconds": 700.0}, "they have not run long enough"),
+        ({"max_moves_per_hour": 0}, "no more moves this hour"),
+        ({"fields": {"x": {"steps_remaining": 90.0}, "y": {"steps_remaining": 90.0}}}, "they end soon"),
+        ({"since": 599.0, "gangs": {"restart_seconds": 300.0}}, "a restart takes most of a round"),
+        ({"gangs": {"may_move": False}}, "they cannot save now"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_running_gang_does_not_move(options, why):
+    """Idle GPUs on which it would be faster are not enough."""
+    options = dict(options)
+    elastic = dict.fromkeys("xy", gang(0.9, **options.pop("gangs", {})))
+    running = {"x": on("fast", 2), "y": on("fast", 2)}
+    decided = decide(elastic, pools(4, 8), running=running, **options)
+    assert not decided.moved, why
+
+
+def test_the_longer_a_gang_has_run_undisturbed_the_dearer_a_restart_may_be():
+    """Five minutes are too much for a round, and little for a gang that has stayed for an hour."""
+    elastic = {name: gang(0.9, restart_seconds=300.0) for name in "xy"}
+    running = {"x": on("fast", 2), "y": on("fast", 2)}
+    assert not decide(elastic, pools(4, 8), running=running, since=590.0).moved
+    assert len(decide(elastic, pools(4, 8), running=running, since=-7200.0).moved) == 1
+
+
+def test_by_throughput_the_gang_that_loses_least_makes_room_for_the_one_that_gains_most():
+    """Two on eight fast GPUs: one of them is as fast on slow ones."""
+    elastic = {"x": gang(1.0), "y": gang(0.1)}
+    running = {"x": on("fast", 4), "y": on("fast", 4)}
+    decided = decide(elastic, pools(8, 4), running=running, surplus=Surplus.THROUGHPUT)
+    assert sizes_of(decided) == {"x": ("slow", 4), "y": ("fast", 8)}
+
+
+def test_by_cost_a_gang_moves_only_for_its_deadline():
+    """Without one it stays where it is cheapest."""
+    elastic = {"x": gang(0.9), "y": gang(0.9)}
+    running = {"x": on("fast", 2), "y": on("fast", 2)}
+    still = decide(elastic, pools(4, 8), running=running, surplus=Surplus.COST)
+    assert not still.moved
+    late = {"x": {"steps_remaining": 1e4, "deadline": 4000.0}}
+    moved = decide(elastic, pools(4, 8), running=running, surplus=Surplus.COST, fields=late)
+    assert moved.moved == ("x",) and sizes_of(moved)["x"][0] == "slow"
+
+
+def test_jobs_whose_shares_are_turns_take_turns_where_one_pool_is_far_slower():
+    """Three on GPUs for two and slow ones for one: none has the slow ones for good."""
+    elastic = {name: gang(0.1, restart_seconds=10.0) for name in ("x", "y", "z")}
+    shares = {name: {"v100": 2 / 3, "k80": 1 / 3} for name in elastic}
+    received = {name: Counter() for name in elastic}
+    running, since = {}, {}
+    now = 0.0
+    for _ in range(30):
+        decided = decide_elastic_round(
+            now=now,
+            shares=shares,
+            jobs=[job(name, elastic) for name in elastic],
+            nodes=pools(4, 2),
+            state=RoundState(
+                running=running, running_since=since, received={n: dict(r) for n, r in received.items()}
+            ),
+            settings=RoundSettings(round_seconds=60.0),
+            elastic=elastic,
+        )
+        since = {
+            name: since.get(name, now) if name not in (*decided.moved, *decided.started) else now
+            for name in decided.placements
+        }
+        running = dict(decided.placements)
+        for name, at in running.items():
+            received[name][at.gpu_type] += 60.0
+        now += 60.0
+    assert all(row["v100"] >= 10 * 60.0 for row in received.values())
+
+
+@st.composite
+def clusters(draw, most_gpus=6):
+    """Two to four pools of three types, elastic gangs of unlike speeds, some of which run."""
+    types = draw(st.lists(st.sampled_from(("v100", "p100", "k80")), min_size=2, max_size=4))
+    nodes = [
+        Node(name=f"n{i}{k}", pool=f"p{i}", gpu_type=kind, gpus=draw(st.integers(0, most_gpus)))
+        for i, kind in enumerate(types)
+        for k in range(draw(st.integers(1, 2)))
+    ]
+    free = {node.name: node.gpus for node in nodes}
+    jobs, elastic, running = [], {}, {}
+    for index in range(draw(st.integers(1, 6))):
+        name, least = f"j{index}", draw(st.integers(1, 2))
+        most = least + draw(st.integers(1, 5))
+        steps = draw(st.lists(st.floats(0.1, 1.0), min_size=8, max_size=8))
+        table = dict(enumerate(itertools.accumulate(steps), start=1))
+        usable = draw(st.lists(st.sampled_from(("v100", "p100", "k80")), min_size=1, unique=True))
+        speeds = {}
+        for kind in usable:
+            rate = draw(st.floats(0.1, 1.0))
+            speeds[kind] = {size: rate * table[size] for size in range(least, most + 1)}
+        elastic[name] = ElasticGang(
+            speeds=speeds, may_move=draw(st.booleans()), restart_seconds=draw(st.sampled_from((1.0, 40.0)))
+        )
+        rates = {kind: by_size[least] for kind, by_size in speeds.items()}
+        steps_left = draw(st.floats(1e2, 1e6))
+        jobs.append(Job(name=name, gpus=least, throughput=rates, steps_remaining=steps_left))
+        pool = draw(st.sampled_from(sorted({node.pool for node in nodes})))
+        kind = next(node.gpu_type for node in nodes if node.pool == pool)
+        places = [node.name for node in nodes if node.pool == pool for _ in range(free[node.name])]
+        size = draw(st.integers(least, most))
+        if kind in usable and len(places) >= size and draw(st.booleans()):
+            running[name] = Placement(gpu_type=kind, pool=pool, nodes=tuple(places[:size]))
+            for place in places[:size]:
+                free[place] -= 1
+    return jobs, nodes, elastic, running
+
+
+def decide_random(question, running, surplus, *, now=600.0, limit=None):
+    jobs, nodes, elastic, _ = question
+    return decide_elastic_round(
+        now=now,
+        shares={one.name: dict.fromkeys(one.throughput, 1 / len(one.throughput)) for one in jobs},
+        jobs=jobs,
+        nodes=nodes,
+        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+        settings=RoundSettings(round_seconds=360.0, max_moves_per_hour=limit),
+        elastic=elastic,
+        sizes=SizeSettings(surplus=surplus),
+    )
+
+
+@given(clusters(), st.sampled_from(Surplus), st.sampled_from((None, 0, 1)))
+def test_every_gang_is_whole_on_one_pool_that_it_can_use(question, surplus, limit):
+    """No node is overfull; each has one of its sizes; gangs that cannot move do not, within the limit."""
+    _, nodes, elastic, running = question
+    decided = decide_random(question, running, surplus, limit=limit)
+    used = Counter(name for at in decided.placements.values() for name in at.nodes)
+    pool_of = {node.name: node.pool for node in nodes}
+    assert all(used[node.name] <= node.gpus for node in nodes)
+    for name, at in decided.placements.items():
+        assert len(at.nodes) in elastic[name].speeds[at.gpu_type]
+        assert {pool_of[node] for node in at.nodes} == {at.pool}
+    lists = (decided.extended, decided.started, decided.moved, decided.stopped, decided.waiting)
+    named = [*itertools.chain(*lists), *decided.resized]
+    assert sorted(named) == sorted(elastic)
+    assert limit is None or len(decided.moved) + len(decided.stopped) <= limit
+
+
+@given(clusters(most_gpus=12), st.sampled_from(Surplus))
+def test_where_no_pool_is_short_of_gpus_what_was_decided_comes_to_rest(question, surplus):
+    """With nothing else changing, no gang is moved back and forth between pools."""
+    jobs, nodes, _, running = question
+    by_pool = Counter()
+    for node in nodes:
+        by_pool[node.pool] += node.gpus
+    assume(sum(one.gpus for one in jobs) <= min(gpus for gpus in by_pool.values()))
+    moves = []
+    for number in range(8):
+        decided = decide_random(question, running, surplus, now=600.0 + 360.0 * number)
+        moves.append(len(decided.moved))
+        running = decided.placements
+    assert moves[-2:] == [0, 0]
