@@ -66,8 +66,8 @@ class SizeSettings:
         surplus: which gang comes first.
         least_gain: gangs change size for one another where that wins at least this fraction.
         least_growth: a gang takes more GPUs that are free where it becomes faster by at least this fraction.
-        stay_rounds: rounds that a size is expected to last; the pause of a change is spread over them. A restart
-            is spread over the time that the gang has been where it is, if that is longer.
+        stay_rounds: rounds that a size is expected to last; the pause of a change is spread over them. A
+            restart is spread over the time that the gang has been where it is, if that is longer.
     """
 
     surplus: Surplus = Surplus.LEVEL
