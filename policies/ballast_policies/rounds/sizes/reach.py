@@ -143,7 +143,7 @@ class PoolReach:
         before = here.one.speed(self.sizes(origin)[name])
         changed.append((entrant.one, before, entrant.speed_after_restart(after[name])))
         if self._settings.surplus is Surplus.LEVEL:
-            worst, now = _least_level(changed, 2), _least_level(changed, 1)
+            worst, now = _least_level(changed, after=True), _least_level(changed, after=False)
             if worst < now * (1 - self._settings.least_gain):
                 return -math.inf
         return gain(self._settings.surplus, changed)
@@ -185,5 +185,5 @@ class PoolReach:
         return sizes
 
 
-def _least_level(changed: Speeds, column: int) -> float:
-    return min(float(entry[column]) / max(entry[0].unit, 1e-12) for entry in changed)
+def _least_level(changed: Speeds, *, after: bool) -> float:
+    return min((late if after else early) / max(one.unit, 1e-12) for one, early, late in changed)
