@@ -39,6 +39,7 @@ class Family:
         usable: part of the GPU types on which a job can run.
         tails: speeds, weights and steps have heavy tails (Pareto, lognormal of sigma 2.5).
         huge_gang: one job asks for this part of the largest pool.
+        haste: deadlines are this many times sooner.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Family:
     usable: float = 0.9
     tails: bool = False
     huge_gang: float = 0.0
+    haste: float = 1.0
 
     def instance(self, jobs: int, *, types: int | None = None, seed: int = 0) -> Instance:
         """An instance with speeds, steps, times since arrival, deadlines, prices and teams."""
@@ -89,7 +91,9 @@ class Family:
             elapsed=waited,
             isolated_elapsed=waited * draw.uniform(0.3, 1.0, jobs),
             deadlines=np.where(
-                draw.random(jobs) < 0.5, 3600.0 * hours[model] * draw.uniform(2, 20, jobs), np.nan
+                draw.random(jobs) < 0.5,
+                3600.0 * hours[model] * draw.uniform(2, 20, jobs) / self.haste,
+                np.nan,
             ),
             entity_of=[f"team-{e}" for e in draw.integers(0, TEAMS, jobs)],
             entities={
@@ -115,6 +119,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(name="heavy tails, demand 0.5", tails=True, demand=0.5),
     Family(name="two GPU types", types=2),
     Family(name="four GPU types, demand 1", types=4, demand=1.0),
+    Family(name="hasty deadlines", haste=4.0),
+    Family(name="hasty deadlines, demand 10", haste=4.0, demand=10.0),
 )
 
 

@@ -16,6 +16,7 @@ Objective: USD to finish all remaining steps, as in ``min_cost``.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,11 +24,14 @@ from ballast_policies.allocation.answer import Answer
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import objective, on_cheapest_types
 from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers.demands_that_fit import demands_that_fit
 
 __all__ = ["objective", "solve"]
 
 WITHIN_REACH = 1e-9
 """Relative slack with which a deadline counts as within reach."""
+ROUNDING = 3e-6
+"""Part of a speed that may be missed where deadlines that fill the GPUs exactly would not fit by rounding."""
 
 
 def solve(instance: Instance) -> Answer:
@@ -65,26 +69,40 @@ def _demands(instance: Instance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _keep_what_fits(
     instance: Instance, demand: np.ndarray, deadlines: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, linear.LinearSolution]:
-    """The jobs whose deadlines are kept, and the LP's solution for them.
+    """The jobs whose deadlines are kept, and the LP's solution for them."""
 
-    The longest run of deadlines that fits is found by bisection; the next one does not fit and is left
-    out; and so on: about log2(n) LPs for each deadline that is left out.
-    """
-
-    def attempt(some: np.ndarray) -> linear.LinearSolution | None:
+    def attempt(some: np.ndarray, of_demand: float = 1.0) -> linear.LinearSolution | None:
+        # Jobs without a demand are left out: they would tie with idling wherever GPUs cost nothing.
+        columns = some[instance.columns.first]
+        part = dataclasses.replace(instance, columns=instance.columns.take(columns))
         try:
-            return linear.maximise(instance, value=value * some[instance.columns.first], base=demand * some)
+            found = linear.maximise(part, value=value[columns], base=demand * some * of_demand)
         except linear.InfeasibleError:
             return None
+        x = np.zeros(len(columns))
+        x[columns] = found.x
+        return dataclasses.replace(found, x=x)
 
     waiting = np.flatnonzero(demand > 0)
     waiting = waiting[np.argsort(deadlines[waiting], kind="stable")]
-    kept = np.zeros(len(demand), dtype=bool)
-    everything = kept.copy()
-    everything[waiting] = True
-    solution = attempt(everything)
-    if solution is not None:
-        return everything, solution
+    kept = demands_that_fit(instance, demand, waiting)
+    solution = None if kept is None else attempt(kept) or attempt(kept, 1 - ROUNDING)
+    if kept is None or solution is None:
+        kept = _one_by_one(waiting, attempt, len(demand))
+        solution = attempt(kept)
+    if solution is None:
+        raise linear.SolverError("deadlines that fit one by one do not fit together")
+    return kept, solution
+
+
+def _one_by_one(
+    waiting: np.ndarray, attempt: Callable[[np.ndarray], linear.LinearSolution | None], jobs: int
+) -> np.ndarray:
+    """(jobs,) as ``demands_that_fit``, by linear programs: some log2(n) for each deadline that is left out.
+
+    The longest run of deadlines that fits is found by bisection; the next one does not fit and is left out.
+    """
+    kept = np.zeros(jobs, dtype=bool)
     while len(waiting):
         fits, too_many = 0, len(waiting) + 1
         while too_many - fits > 1:
@@ -97,7 +115,4 @@ def _keep_what_fits(
                 fits = middle
         kept[waiting[:fits]] = True
         waiting = waiting[fits + 1 :]
-    solution = attempt(kept)
-    if solution is None:
-        raise linear.SolverError("deadlines that fit one by one do not fit together")
-    return kept, solution
+    return kept

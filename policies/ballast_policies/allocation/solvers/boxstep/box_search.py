@@ -36,10 +36,16 @@ COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
+CRAWLS = 3
+"""Likewise where this many exact LPs ended at a wall."""
+FEW = 2000
+"""Jobs with a column, of which one LP ends such a crawl."""
 SAFETY = 2.0
 """The box's next width per movement of the prices."""
 SLOWEST_SHRINK, FASTEST_SHRINK = 0.3, 1e-3
 GROW = 3.0
+UNEVEN = 0.01
+"""Part of the widest side of the box that all sides have at least: a price of 0 may have to leave it again."""
 FAR = 0.25
 """Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
 their width or more: prices that move in proportion are then followed in steps of growing length."""
@@ -101,7 +107,7 @@ class BoxSearch:
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
-        failed = worse = 0
+        failed = worse = crawled = 0
         for _ in range(self._rounds(coarse)):
             if coarse and box.prices.max() <= COARSE_END * self.usual:
                 return self._response(at)
@@ -148,12 +154,19 @@ class BoxSearch:
                 shrink = np.clip(
                     SAFETY * np.maximum(moved, 0.1 * moved.max()), FASTEST_SHRINK, SLOWEST_SHRINK
                 )
+            elif exact:
+                # Prices that have far to go, past many jobs: a wider box.
+                crawled += 1
+                if crawled == CRAWLS and self._few():
+                    break
+                lp_jobs *= LP_GROWTH_FACTOR if crawled % CRAWLS == 0 else 1
             better = after < bound
             worse = 0 if better else worse
             shrink = np.where((moved >= FAR) & at_wall.any() & better, GROW, shrink)
             step = abs(found.t - at.t)
+            widths = box.prices * shrink
             box = Box(
-                prices=np.maximum(box.prices * shrink, NARROWEST * self.usual),
+                prices=np.maximum(widths, max(UNEVEN * widths.max(), NARROWEST * self.usual)),
                 t=max(
                     2.0 * step if step > box.t else float(min(1.0, shrink.max())) * box.t,
                     NARROWEST * abs(at.t),
@@ -165,6 +178,10 @@ class BoxSearch:
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
         return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
+
+    def _few(self) -> bool:
+        """Whether one LP of all jobs is faster than many rounds."""
+        return bool((self.whole.usable.sum(axis=1) > 1).sum() <= FEW)
 
     def _fits(self, at: Response) -> bool:
         return bool((at.used(self.rows) <= self.rows.capacity).all())
@@ -265,7 +282,7 @@ def _usual(rows: Rows, prices: np.ndarray) -> float:
     """The approximate price of a GPU."""
     usual = float(prices.mean())
     if rows.value is not None and not rows.gain:
-        usual = max(usual, 0.1 * float((largest(rows.value) / rows.gpus).mean()))
+        usual = max(usual, 0.1 * float((largest(np.abs(rows.value)) / rows.gpus).mean()))
     return max(usual, 1e-300)
 
 
