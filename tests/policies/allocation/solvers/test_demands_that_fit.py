@@ -24,7 +24,9 @@ def test_small_lists_are_accepted_as_one_linear_program_after_another_accepts_th
     want = np.zeros(book.n, dtype=bool)
     for m in order:
         want[m] = True
-        want[m] = book.best(np.zeros(book.T.size), at_least=np.where(want, demand, 0.0) * (1 - 1e-9)) is not None
+        want[m] = (
+            book.best(np.zeros(book.T.size), at_least=np.where(want, demand, 0.0) * (1 - 1e-9)) is not None
+        )
     if len(order):
         assert (demands_that_fit(real, demand, order) == want).all()
 
