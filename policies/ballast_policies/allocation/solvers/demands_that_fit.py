@@ -1,12 +1,12 @@
 """Which demands of an ordered list fit together: each in turn, if it fits with those accepted before it.
 
-Prices p of the GPU types, worth 1 with all GPUs, prove what does not fit. With c_m(p) the least price at which
-job m meets its demand, a set of jobs S fits if and only if
+Prices p of the GPU types, worth 1 with all GPUs, prove what does not fit. With c_m(p) the least price at
+which job m meets its demand, a set of jobs S fits if and only if
 
     sum_{m in S} c_m(p) <= 1    for all such p >= 0                      (linear programming duality).
 
-So a few known p tell which jobs the list would accept at most (``_accepted``). If these fit together, they are
-the answer: each refused job is refused by a proof. If they do not, the least utilization that meets their
+So a few known p tell which jobs the list would accept at most (``_accepted``). If these fit together, they
+are the answer: each refused job is refused by a proof. If they do not, the least utilization that meets their
 demands has prices of its own, which are one more p (Benders, "Partitioning procedures for solving
 mixed-variables programming problems", Numerische Mathematik 4, 1962).
 """
@@ -40,6 +40,8 @@ def demands_that_fit(instance: Instance, demand: np.ndarray, order: np.ndarray) 
     Returns:
         None where no answer was found.
     """
+    if not len(order):
+        return np.zeros(len(demand), dtype=bool)
     full = np.where(instance.top > 0, instance.top, 1.0)
     columns = instance.columns.take(instance.columns.second < 0)
     program = Program(

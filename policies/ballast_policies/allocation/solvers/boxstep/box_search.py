@@ -45,7 +45,7 @@ SAFETY = 2.0
 SLOWEST_SHRINK, FASTEST_SHRINK = 0.3, 1e-3
 GROW = 3.0
 UNEVEN = 0.01
-"""Part of the widest side of the box that all sides have at least: a price of 0 may have to leave it again."""
+"""Part of the widest side of the box that all sides have at least: a price of 0 may have to rise again."""
 FAR = 0.25
 """Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
 their width or more: prices that move in proportion are then followed in steps of growing length."""
@@ -163,15 +163,7 @@ class BoxSearch:
             better = after < bound
             worse = 0 if better else worse
             shrink = np.where((moved >= FAR) & at_wall.any() & better, GROW, shrink)
-            step = abs(found.t - at.t)
-            widths = box.prices * shrink
-            box = Box(
-                prices=np.maximum(widths, max(UNEVEN * widths.max(), NARROWEST * self.usual)),
-                t=max(
-                    2.0 * step if step > box.t else float(min(1.0, shrink.max())) * box.t,
-                    NARROWEST * abs(at.t),
-                ),
-            )
+            box = self._resized(box, shrink, at=at.t, following=found.t)
             at = following if better else at
         solution = self._response(at) if coarse else self._by_one_lp(at)
         return None if feasibility and solution is not None and solution.start.t < 0 else solution
@@ -179,9 +171,16 @@ class BoxSearch:
     def _at(self, prices: np.ndarray, t: float) -> Response:
         return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
 
+    def _resized(self, box: Box, by: np.ndarray, *, at: float, following: float) -> Box:
+        """``box`` times ``by`` (k,), after a step of t from ``at``."""
+        step, widths = abs(following - at), box.prices * by
+        t = 2.0 * step if step > box.t else float(min(1.0, by.max())) * box.t
+        narrowest = max(UNEVEN * float(widths.max()), NARROWEST * self.usual)
+        return Box(prices=np.maximum(widths, narrowest), t=max(t, NARROWEST * abs(at)))
+
     def _few(self) -> bool:
         """Whether one LP of all jobs is faster than many rounds."""
-        return bool((self.whole.usable.sum(axis=1) > 1).sum() <= FEW)
+        return not self.whole.gain and bool((self.whole.usable.sum(axis=1) > 1).sum() <= FEW)
 
     def _fits(self, at: Response) -> bool:
         return bool((at.used(self.rows) <= self.rows.capacity).all())
