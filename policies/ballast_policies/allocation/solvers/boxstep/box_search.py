@@ -140,20 +140,12 @@ class BoxSearch:
                 return None
             moved = np.abs(following.prices - at.prices) / box.prices
             at_wall = (moved >= 1 - 1e-9) & (following.prices > 0)
-            shrink = np.ones(len(moved))
             if exact and not at_wall.any():
                 failed += 1
                 if len(self.rows) < len(self.whole):
                     at = self._reopened(found.prices, found.t)
                     continue
                 lp_jobs *= LP_GROWTH_FACTOR if failed > 1 else 1
-            elif not exact and after >= bound:
-                worse += 1
-                shrink *= 0.1**worse
-            elif not exact and not at_wall.any():
-                shrink = np.clip(
-                    SAFETY * np.maximum(moved, 0.1 * moved.max()), FASTEST_SHRINK, SLOWEST_SHRINK
-                )
             elif exact:
                 # Prices that have far to go, past many jobs: a wider box.
                 crawled += 1
@@ -161,8 +153,8 @@ class BoxSearch:
                     break
                 lp_jobs *= LP_GROWTH_FACTOR if crawled % CRAWLS == 0 else 1
             better = after < bound
-            worse = 0 if better else worse
-            shrink = np.where((moved >= FAR) & at_wall.any() & better, GROW, shrink)
+            worse = 0 if better else worse + (not exact)
+            shrink = _shrinking(moved, at_wall, better=better, exact=exact, worse=worse)
             box = self._resized(box, shrink, at=at.t, following=found.t)
             at = following if better else at
         solution = self._response(at) if coarse else self._by_one_lp(at)
@@ -275,6 +267,19 @@ class BoxSearch:
             return None
         start = Start(prices=tuple(found.prices.tolist()), t=found.t)
         return Priced(X=X, level=level, time=time, prices=found.prices, start=start)
+
+
+def _shrinking(
+    moved: np.ndarray, at_wall: np.ndarray, *, better: bool, exact: bool, worse: int
+) -> np.ndarray:
+    """(k,) the box's next width per width, after prices moved by ``moved`` (k,) of it."""
+    shrink = np.ones(len(moved))
+    if not exact and not better:
+        shrink *= 0.1**worse
+    elif not exact and not at_wall.any():
+        shrink = np.clip(SAFETY * np.maximum(moved, 0.1 * moved.max()), FASTEST_SHRINK, SLOWEST_SHRINK)
+    grown: np.ndarray = np.where((moved >= FAR) & at_wall.any() & better, GROW, shrink)
+    return grown
 
 
 def _usual(rows: Rows, prices: np.ndarray) -> float:
