@@ -92,14 +92,15 @@ def _fitting(rows: Rows, alike: bool) -> np.ndarray | None:
                 known = np.vstack([known, costs])
                 break
         else:
-            return accepted if found.u <= 1 + ALMOST else None
+            return accepted if found is not None and found.u <= 1 + ALMOST else None
     return None
 
 
 def _costs(rows: Rows, prices: np.ndarray) -> np.ndarray:
     """(n,) the least price at which each job meets its demand."""
     at = respond(rows, prices, 0.0)
-    return np.maximum(at.level * at.demand - at.time, 0.0)
+    costs: np.ndarray = np.maximum(at.level * at.demand - at.time, 0.0)
+    return costs
 
 
 def _accepted(known: np.ndarray) -> np.ndarray:
