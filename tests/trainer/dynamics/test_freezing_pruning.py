@@ -8,6 +8,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import BUFFER, Freezing
 from ballast_trainer.dynamics.registry import build_dynamic
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.models.gpt import build_gpt
 from torch import nn
 
@@ -196,3 +197,49 @@ def test_pruning_replaces_linear_layers_wherever_they_are():
     pruned = build_dynamic(DynamicConfig(kind="pruning", end_step=1, target=0.5), 4).prepare(1, block)
     assert not any(isinstance(module, nn.Linear) for module in pruned.modules())
     assert pruned.mlp.up.weight is weight
+
+
+def test_layers_freeze_as_their_plasticity_settles():
+    """Layers 0 to 2 stop changing what they tell apart, and freeze from the front; others change by fits."""
+    dynamic = freezing("plasticity", threshold=0.02, patience=3)
+    layers = prepared(dynamic)
+    tokens = torch.randint(0, 256, (2, 8))
+    seen = []
+    for step in range(140):
+        dynamic.apply(step, layers, ALONE)
+        RUNNING.set(step, 0)
+        value = tokens
+        for layer in layers:
+            value = layer.module(value)
+        generator = torch.Generator().manual_seed(step)
+        for layer in layers:
+            settled = layer.index < 3 and step > 40
+            for p in layer.module.parameters():
+                if p.requires_grad and not settled:
+                    with torch.no_grad():
+                        p.add_(torch.randn(p.shape, generator=generator) * 0.2 * (step // 15 % 2))
+        dynamic.after_optimizer(layers)
+        seen.append(sum(frozen(layers)))
+    RUNNING.set(0, None)
+    assert seen[40] == 0 and seen[-1] == 3
+
+
+def test_what_plasticity_keeps_travels_with_the_layer():
+    """Another rank looks at the same inputs, and a checkpoint without them can be resumed."""
+    dynamic = freezing("plasticity")
+    layers, other = prepared(dynamic), prepared(dynamic)
+    for step in range(11):
+        dynamic.apply(step, layers, ALONE)
+        RUNNING.set(step, 0)
+        value = torch.randint(0, 256, (2, 8), generator=torch.Generator().manual_seed(step))
+        for layer in layers:
+            value = layer.module(value)
+        dynamic.after_optimizer(layers)
+    RUNNING.set(0, None)
+    for source, target in zip(layers, other, strict=True):
+        target.load({name: value.clone() for name, value in source.state().items()})
+    kept = layers[2].module.get_buffer("ballast_probe_input")
+    assert kept.shape == (1, 8, 16) and torch.equal(kept, other[2].module.get_buffer("ballast_probe_input"))
+    plain = prepared(build_dynamic(DynamicConfig(kind="freezing", target=0.5), 6))
+    other[1].load(as_remembered(dict(plain[1].state()), other[1].module))
+    plain[1].load(as_remembered(dict(layers[1].state()), plain[1].module))

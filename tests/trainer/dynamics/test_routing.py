@@ -219,3 +219,22 @@ def test_balance_evens_out_what_the_routers_weights_prefer(balance):
             experts.follow_counts()
         experts.zero_grad()
     assert (max(experts.loads) < 0.7 * first) is (balance != "none")
+
+
+def test_routers_with_a_threshold_decide_what_their_blocks_compute():
+    """Up to the capacity; a sequence that nobody is picked from keeps its best position."""
+    block = RoutedBlock(Block(DIM, 2, 0.0), DepthsSettings(threshold=0.5))
+    block.strength = 0.25
+    hidden = torch.zeros(2, 8, DIM)
+    # Of the first sequence three positions are wanted, of the second none.
+    hidden[..., 0], hidden[0, [1, 4, 6], 0] = -1.0, 1.0
+    with torch.no_grad():
+        block.router.weight.zero_()
+        block.router.bias.zero_()
+        block.router.weight[0, 0] = 1.0
+    assert torch.equal(block(hidden)[0, 0], hidden[0, 0])
+    assert block.computed == 4 / 16
+    with torch.no_grad():
+        block.router.bias.fill_(9.0)
+    block(hidden)
+    assert block.computed == 12 / 16, "never above the capacity"

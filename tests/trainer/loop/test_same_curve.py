@@ -167,6 +167,27 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     assert_same_curve(running.losses(), single_process_losses(config), 24)
 
 
+def test_heads_plasticity_and_exits_by_softmax_keep_the_curve(
+    gang, small_config, single_process_losses, tmp_path
+):
+    """Layers lose heads, freeze by what they tell apart, and let positions out, as they move at random."""
+    exits = {"confidence": "softmax", "vocabulary": 256, "rank": 8, "threshold": 0.02, "headWeight": 0.3}
+    freezing = {"criterion": "plasticity", "threshold": 0.9, "patience": 1, "thawSteps": 6}
+    changes = [
+        {"kind": "pruning", "startStep": 3, "endStep": 15, "everySteps": 3, "target": 0.6}
+        | {"pruning": {"structure": "heads"}},
+        {"kind": "freezing", "everySteps": 2, "freezing": freezing},
+        {"kind": "earlyExit", "target": 0.6, "exits": exits},
+    ]
+    config = small_config(totalSteps=24, dynamics=changes)
+    channel = DirectoryChannel(tmp_path / "channel")
+    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, tmp_path, seed=4, epochs=4)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    assert_same_curve(running.losses(), single_process_losses(config), 24)
+
+
 @pytest.mark.parametrize(
     ("schedule", "left_out"),
     [

@@ -4,14 +4,15 @@ A position leaves where its confidence reaches ``exits.threshold``; its hidden s
 unchanged, and takes no further part in attention.  How many leave, and where, follows from the states: the
 loads of the layers are measured, not set.  ``target`` bounds how many of a sequence may be out.
 
-Two measures: ``saturation``, the cosine of a position's state before and after a block (CALM, section 3.5);
+Three measures: ``saturation``, the cosine of a position's state before and after a block (CALM, section 3.5);
 ``head``, a linear head before each block that learns whether the block would leave the state as it is, and
-saves the block too.  The mask of those that left travels as one more channel of the hidden state, so shapes
-between stages stay fixed.
+saves the block too; ``softmax``, by how much the likeliest class of a small exit head is ahead of the next
+(CALM's softmax response).  The mask of those that left travels as one more channel of the hidden state, so
+shapes between stages stay fixed.
 
 The model's head reads the states of all exits, so its loss trains every exit where positions leave;
 ``sampled`` lets some leave at a layer drawn at random, which is the weighted sum of the exits' losses,
-sampled.
+sampled; the exit heads of ``softmax`` learn from the targets themselves, all of them in every step.
 """
 
 import math
@@ -23,6 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
+from ballast_trainer.dynamics.exit_heads import ExitHead
 from ballast_trainer.dynamics.positions import run_at
 from ballast_trainer.dynamics.side_loss import with_side_loss
 from ballast_trainer.layers.layer import LayerSet
@@ -60,6 +62,11 @@ class ExitingBlock(ChangingModule):
             self.head = nn.Linear(width, 1)
             nn.init.zeros_(self.head.weight)
             nn.init.constant_(self.head.bias, -_FIRST_DOUBT)
+        self.exit_head: ExitHead | None = None
+        if settings.confidence == Confidence.SOFTMAX:
+            wide: Any = block.width
+            assert settings.vocabulary is not None
+            self.exit_head = ExitHead(wide, settings.rank, settings.vocabulary)
 
     def forward(self, marked: torch.Tensor) -> torch.Tensor:
         """Run the block on the remaining positions; before (head) or after it the confident ones leave."""
@@ -73,7 +80,13 @@ class ExitingBlock(ChangingModule):
             return torch.cat([before, out.to(before.dtype).unsqueeze(-1)], dim=-1)
         states, after = run_at(self.block, before, ~out)
         alike = functional.cosine_similarity(before.detach().float(), after.detach().float(), dim=-1)
-        if logits is None:
+        if self.exit_head is not None:
+            classes = self.exit_head(after)
+            loss = self.exit_head.loss(classes, ~out) if torch.is_grad_enabled() else None
+            if loss is not None:
+                states = with_side_loss(states, self._settings.head_weight * loss)
+            out = out | self._leaving(self.exit_head.confidence(classes), out)
+        elif logits is None:
             out = out | self._leaving(alike, out)
         elif torch.is_grad_enabled():
             unchanged = (alike >= self._settings.saturation).float()
@@ -136,8 +149,8 @@ class EarlyExit(BlockChange):
     def __init__(self, config: DynamicConfig, layer_count: int) -> None:
         super().__init__(config, layer_count)
         self._settings = config.exits or ExitsSettings()
-        head = self._settings.confidence == Confidence.HEAD
-        self.needs = ("run_at", "width") if head else ("run_at",)
+        by_state = self._settings.confidence == Confidence.SATURATION
+        self.needs = ("run_at",) if by_state else ("run_at", "width")
 
     def lacks(self, index: int, module: nn.Module) -> str:
         """The ends need nothing."""

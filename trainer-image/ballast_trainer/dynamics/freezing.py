@@ -4,9 +4,10 @@ A frozen layer computes no weight gradients, and below the first layer that lear
 computed or sent at all.  PipeTransformer and Egeria freeze from the front for that reason.
 
 The prefix grows linearly in the steps, or by a criterion that each layer fulfils at several looks in a row:
-its weights hardly move, or its gradients have become small.  A frozen layer has neither, so after
-``thawSteps`` it learns again until the criterion holds again (Egeria unfreezes when learning changes).  What
-a layer has to remember for that, 264 numbers, travels with it as a buffer.
+its weights hardly move, its gradients have become small, or its plasticity has settled.  A frozen layer shows
+none of these, so after ``thawSteps`` it learns again until the criterion holds again (Egeria unfreezes when
+learning changes).  What a layer has to remember travels with it as buffers: 264 numbers, and one sequence
+that came into it where its plasticity is measured.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from ballast_policies.contract.job import DynamicConfig, FreezingCriterion, Free
 from torch import nn
 
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics import plasticity
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
@@ -88,6 +90,8 @@ class Freezing(UnchangedHooks):
             state = torch.zeros(_HEAD + SKETCH, dtype=torch.float64)
             state[:_HEAD] = torch.tensor(dataclasses.astuple(_Place()), dtype=torch.float64)
             module.register_buffer(BUFFER, state)
+        if self._settings.criterion == FreezingCriterion.PLASTICITY:
+            plasticity.prepare(module)
         return module
 
     def conform(self, step: int, layers: LayerSet) -> None:
@@ -122,6 +126,12 @@ class Freezing(UnchangedHooks):
                 place.steps += 1
                 place.write(layer.module)
 
+    def after_optimizer(self, layers: LayerSet) -> None:
+        """The step after a look is over."""
+        if self._settings.criterion == FreezingCriterion.PLASTICITY:
+            for layer in layers:
+                plasticity.noted(layer.module)
+
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
         """Which layers are frozen, and the criterion's newest figure of those that learn."""
         found: dict[str, dict[int, Any]] = {
@@ -142,6 +152,8 @@ class Freezing(UnchangedHooks):
             place = _Place.of(layer.module)
             were[layer.index] = bool(place.frozen)
             if place.frozen and self._thaws(place, step):
+                if self._settings.criterion == FreezingCriterion.PLASTICITY:
+                    plasticity.forget(layer.module)
                 place = _Place(first_norm=place.first_norm, looks=place.looks)
             elif not place.frozen:
                 figure = self._figure(layer, place)
@@ -159,6 +171,8 @@ class Freezing(UnchangedHooks):
         for layer in layers:
             place = _Place.of(layer.module)
             frozen = layer.index < prefix
+            if self._settings.criterion == FreezingCriterion.PLASTICITY and not frozen:
+                plasticity.note_step(layer.module)
             if frozen and not place.frozen:
                 place.frozen_at = step
             if place.frozen and not frozen:
@@ -177,6 +191,9 @@ class Freezing(UnchangedHooks):
         """What the criterion compares with the threshold; infinite where it cannot tell yet."""
         if not any(True for _ in layer.module.parameters()):
             return 0.0
+        if self._settings.criterion == FreezingCriterion.PLASTICITY:
+            slope = plasticity.look(layer.module)
+            return math.inf if slope is None else slope
         if self._settings.criterion == FreezingCriterion.GRADIENT_NORM:
             if place.steps == 0:
                 return math.inf
@@ -214,9 +231,10 @@ class Freezing(UnchangedHooks):
 
 def as_remembered(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
     """A layer's saved tensors for a ``module`` for which freezing was switched on or off since."""
-    key, own = MODULE + BUFFER, module._buffers.get(BUFFER)
-    kept = {name: value for name, value in tensors.items() if name != key}
-    return kept if own is None else {**kept, key: tensors.get(key, own.clone())}
+    remembered = (BUFFER, *plasticity.NAMES)
+    kept = {name: value for name, value in tensors.items() if name.removeprefix(MODULE) not in remembered}
+    own = {MODULE + name: module._buffers.get(name) for name in remembered}
+    return kept | {key: tensors.get(key, value.clone()) for key, value in own.items() if value is not None}
 
 
 def _learn(layer: Layer, learns: bool) -> None:

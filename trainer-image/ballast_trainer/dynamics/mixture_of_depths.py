@@ -24,6 +24,7 @@ class RoutedBlock(ChangingModule):
     """A block over the positions that its router picks, [B, S, D] -> [B, S, D].
 
     Attributes:
+        computed: fraction of the positions that the block computes, in the newest forward.
         agreement: fraction of the positions for which the predictor says what the router does, in the newest
             forward.
     """
@@ -35,6 +36,8 @@ class RoutedBlock(ChangingModule):
         self.router = nn.Linear(width, 1)
         self.predictor = nn.Linear(width, 1)
         self.agreement = 0.0
+        self.computed = 1.0
+        self._threshold = settings.threshold
         self._weight = settings.predictor_weight
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -49,6 +52,7 @@ class RoutedBlock(ChangingModule):
             picked = self.predictor(hidden).squeeze(-1) > 0
             if not bool(picked.any()):
                 return hidden
+        self.computed = float(picked.float().mean())
         states, after = run_at(self.block, hidden, picked)
         weight = torch.sigmoid(scores).unsqueeze(-1)
         mixed = torch.where(picked.unsqueeze(-1), hidden + weight * (after - hidden), states)
@@ -63,7 +67,12 @@ class RoutedBlock(ChangingModule):
         length = scores.shape[1]
         capacity = max(1, math.ceil((1 - self.strength) * length))
         best = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :capacity]
-        return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
+        picked = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
+        if self._threshold is None:
+            return picked
+        wanted = torch.sigmoid(scores) >= self._threshold
+        # The best one of each sequence in any case.
+        return (picked & wanted).scatter(1, best[:, :1], True)
 
 
 class MixtureOfDepths(BlockChange):
@@ -84,6 +93,9 @@ class MixtureOfDepths(BlockChange):
         return RoutedBlock(block, self._settings)
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
-        """How often each block's predictor says what its router does."""
-        found = {layer.index: layer.module for layer in layers}
-        return {"layers": {i: m.agreement for i, m in found.items() if isinstance(m, RoutedBlock)}}
+        """What each routed block computes, and how often its predictor says what its router does."""
+        found = {at.index: at.module for at in layers if isinstance(at.module, RoutedBlock)}
+        return {
+            "layers": {index: block.agreement for index, block in found.items()},
+            "computed": {index: block.computed for index, block in found.items()},
+        }

@@ -13,6 +13,7 @@ from ballast_trainer.causes import note_layer
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.precision import computing_in
+from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.profiling.activations import SavedTensors
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.seeding import mixed_key, seed_layer
@@ -56,6 +57,7 @@ class LayerStack(nn.Module):
             value = _Entrance.apply(value)  # type: ignore[no-untyped-call]
         key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
         measured = meter.by_layer and microbatch is not None
+        RUNNING.set(meter.step, microbatch)
         if self.entrance is not None:
             value = self.entrance(value)
         kept = meter.start_count(self.indices[0], value)
@@ -103,11 +105,12 @@ class LayerStack(nn.Module):
 
     def _recomputed(self, held: Layer, layer: nn.Module, key: int, value: torch.Tensor) -> torch.Tensor:
         found = copies_of(held.stateful)
-        runs = 0
+        runs, step, microbatch = 0, RUNNING.step, RUNNING.microbatch
 
         def run(value: torch.Tensor) -> torch.Tensor:
             nonlocal runs
             runs += 1
+            RUNNING.set(step, microbatch)
             seed_layer(self._device, key, held.index)
             # Starts from the buffers that the first forward found, and leaves them unchanged.
             again = [(module, {n: b.clone() for n, b in buffers.items()}) for module, buffers in found]

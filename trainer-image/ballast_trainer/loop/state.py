@@ -13,6 +13,7 @@ from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
+from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
@@ -21,6 +22,9 @@ from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
+
+_KEPT_TARGETS = 4
+"""Steps whose targets are kept: without a flush, several are in flight."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -69,10 +73,12 @@ class TrainingState:
     exchange_due: bool = False
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
     _probe: SpeedProbe | None = None
+    _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A tensor group compares how long its ranks are busy.
         self.meter.always_busy = self.config.parallelism.tensor > 1
+        RUNNING.targets_of = self.targets_of
         self.loss_scale = LossScale(self.config.training.precision)
         self.straggler_mitigation = StragglerMitigation(
             self.config.parallelism.stragglers, self.device, self.speed, seed=self.config.training.seed
@@ -159,7 +165,17 @@ class TrainingState:
             raise
         share = size // self.world.data.size
         mine = slice(self.world.data.index * share, (self.world.data.index + 1) * share)
-        return inputs[mine].to(self.device), targets[mine].to(self.device)
+        there = targets[mine].to(self.device)
+        self._targets[step] = there
+        for old in sorted(self._targets)[:-_KEPT_TARGETS]:
+            del self._targets[old]
+        return inputs[mine].to(self.device), there
+
+    def targets_of(self, step: int) -> tuple[torch.Tensor, ...]:
+        """Targets of this replica's microbatches of ``step``; those of the newest few steps are kept."""
+        if step not in self._targets:
+            self.batch_of(step)
+        return self._targets[step].chunk(self.microbatches)
 
     def placement(self, ranks: int) -> tuple[int, ...]:
         """The pipeline position of each stage, for ``ranks`` ranks over all axes of the mesh."""

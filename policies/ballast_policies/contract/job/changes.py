@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 
-from ballast_policies.contract.conditions import at
+from ballast_policies.contract.conditions import at, given
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
 
@@ -28,6 +28,8 @@ class FreezingCriterion(enum.StrEnum):
     """How far its weights move."""
     GRADIENT_NORM = "gradientNorm"
     """How large its gradients are."""
+    PLASTICITY = "plasticity"
+    """Whether what it tells apart still changes."""
 
 
 class Pattern(enum.StrEnum):
@@ -46,6 +48,8 @@ class Confidence(enum.StrEnum):
     """Cosine of its state before and after a block."""
     HEAD = "head"
     """A small head on its state, learnt with the model."""
+    SOFTMAX = "softmax"
+    """The two likeliest classes of a small copy of the model's head, learnt with the model."""
 
 
 class LoadBalance(enum.StrEnum):
@@ -78,7 +82,9 @@ class FreezingSettings(Settings):
     criterion: FreezingCriterion = FreezingCriterion.SCHEDULE
     """``schedule``: linearly in the steps; ``weightChange``: the relative change of a layer's weights since
     the last look, per step, is below ``threshold``; ``gradientNorm``: its gradients' norm is below
-    ``threshold`` times that of its first looks."""
+    ``threshold`` times that of its first looks; ``plasticity``: the slope of how much the likeness of its
+    outputs to each other changes from look to look is below ``threshold`` times the largest slope yet
+    (Egeria, with 0.2)."""
     threshold: float = setting(0.001, gt=0, le=1000)
     """Of the criterion."""
     patience: int = setting(2, ge=1, le=1000)
@@ -107,15 +113,30 @@ class AttentionSettings(Settings):
 class ExitsSettings(Settings):
     """When positions leave the layers."""
 
+    RULES = (
+        Rule(
+            condition=given("vocabulary") | (at("confidence") != Confidence.SOFTMAX),
+            field="vocabulary",
+            reason="softmax needs the number of classes of the model's head",
+            fix="vocabulary: 256 for model gpt; of a Hugging Face decoder its vocab_size",
+        ),
+    )
+
     confidence: Confidence = Confidence.SATURATION
     """``saturation``: the cosine of a position's state before and after a block; ``head``: a linear head
-    before each block that learns whether the block would leave the state within ``saturation`` of itself."""
+    before each block that learns whether the block would leave the state within ``saturation`` of itself;
+    ``softmax``: by how much the likeliest class is ahead of the next, of an exit head after each block that
+    learns from the model's targets."""
     threshold: float = setting(0.95, gt=0, le=1)
     """Confidence from which a position leaves."""
     saturation: float = setting(0.95, gt=0, le=1)
     """Cosine above which a state counts as unchanged, where ``head`` learns."""
     head_weight: float = setting(0.1, ge=0, le=1000)
-    """Of the loss of ``head``."""
+    """Of the loss of ``head``, or of each exit head of ``softmax``, which trains the blocks before it too."""
+    vocabulary: int | None = setting(None, ge=2, le=2**31 - 1)
+    """Classes that ``softmax`` tells apart, as many as the model's head has."""
+    rank: int = setting(32, ge=1, le=65_536)
+    """Of the exit heads of ``softmax``: they map the state to so many numbers, and these to the classes."""
     sampled: float = setting(0.0, ge=0, le=1)
     """Fraction of the positions that leave at a layer drawn at random, so that the model's own loss trains
     every exit."""
@@ -130,6 +151,9 @@ class DepthsSettings(Settings):
     predictor_weight: float = setting(0.01, ge=0, le=1000)
     """Of the loss of the predictor, which learns from a position alone whether the router picks it: the
     router compares positions of the whole sequence, which are not known when text is generated."""
+    threshold: float | None = setting(None, ge=0, le=1)
+    """Router's score, 0 to 1, below which a position passes by even where there is room for it; so the
+    routers decide what their blocks compute, up to ``1 - target``. Absent: all room is used."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

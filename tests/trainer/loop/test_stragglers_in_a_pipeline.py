@@ -1,0 +1,128 @@
+"""A straggling rank of a pipeline gets as many layers as it computes in time, and gets them back."""
+
+import pytest
+import torch
+from ballast_policies.planning.stages import partition_of, stages_over
+from ballast_trainer.loop.looking import Looks
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.replanning import rebalance_decision
+from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.profiling.rank_speeds import RankSpeeds, SpeedProbe
+
+from tests.trainer.loop.test_rebalance import LAYERS, SIZES, job
+
+COST = 0.3
+"""Of each layer on a rank at full speed."""
+
+
+def measure(training, slowness):
+    """Eight steps as its ranks would measure them under the partition in force."""
+    training.profile.forget()
+    partition = partition_of(training.stages)
+    layers = [COST * slowness[partition.rank_of(layer)] for layer in range(LAYERS)]
+    for _ in range(8):
+        training.profile.add([*(s / 3 for s in layers), *(s * 2 / 3 for s in layers), *[0.0] * LAYERS])
+        training.rank_speeds.add([0.001 * factor for factor in slowness])
+
+
+def follow(training, slowness):
+    """Measure and decide until nothing moves; returns the partitions it went through."""
+    seen = [partition_of(training.stages).bounds]
+    for _ in range(6):
+        measure(training, slowness)
+        decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+        if not decision.rebalance:
+            break
+        training.stages = stages_over(decision.partition, tuple(range(decision.partition.ranks)))
+        seen.append(decision.partition.bounds)
+    return seen
+
+
+@pytest.mark.parametrize("chi", [1.5, 2.0, 3.0])
+def test_one_move_is_enough_for_a_straggler_and_one_when_it_recovers(chi):
+    """Costs and speeds apart, the first decision is right: nothing moves to and fro."""
+    training = job((0, 4, 8), minGain=0.02)
+    there = follow(training, [1.0, chi])
+    assert len(there) == 2
+    fewest = min(max(8 - held, held * chi) for held in range(1, 8))
+    assert max(there[1][1], (8 - there[1][1]) * chi) == fewest
+    back = follow(training, [1.0, 1.0])
+    assert back[-1] == (0, 4, 8) and len(back) == 2
+
+
+def test_the_prediction_knows_what_a_layer_costs_elsewhere():
+    """A layer that leaves the slow rank is predicted at its cost on the fast one."""
+    training = job((0, 2, 4, 6, 8), minGain=0.02)
+    measure(training, [1.0, 2.0, 1.0, 1.0])
+    decision = rebalance_decision(training, SIZES, move_seconds=0.01)
+    loads = decision.partition.loads([COST] * LAYERS, [1.0, 0.5, 1.0, 1.0])
+    assert decision.step_seconds_after == pytest.approx(3 / 4 * loads.max() + loads.sum() / 4)
+
+
+def test_ranks_that_differ_by_noise_count_as_alike():
+    """Up to a quarter; above it the slow one's speed is known, also of a single step that was disturbed."""
+    speeds = RankSpeeds()
+    assert speeds.speeds() is None
+    for step in range(8):
+        speeds.add([0.001, 0.00115, 0.001 if step != 3 else 0.9])
+    assert speeds.speeds() is None
+    for _ in range(8):
+        speeds.add([0.001, 0.002, 0.001])
+    assert speeds.speeds() == (1.0, 0.5, 1.0)
+    speeds.add([0.0, 0.0, 0.0])
+    assert speeds.speeds() == (1.0, 0.5, 1.0), "a step that was not measured changes nothing"
+    speeds.forget()
+    assert speeds.speeds() is None
+
+
+def test_the_probe_takes_as_long_as_layers_do_on_its_rank():
+    """On the meter's own clock, and padded where a slower device is emulated."""
+    now = iter(float(tick) for tick in range(100))
+    meter = Meter(1, torch.device("cpu"), None, clock=lambda: next(now))
+    assert SpeedProbe(meter, torch.device("cpu")).seconds() == 1.0
+    assert not meter.compares_ranks, "layers that wait say nothing about a product"
+
+
+def looks_of(training):
+    return Looks(training, ProgressTracker(training))
+
+
+def test_the_trainer_looks_when_as_much_is_lost_as_a_move_costs():
+    """Even ranks are never looked at; uneven ones after a few steps."""
+    even = job((0, 4, 8), minGain=0.02)
+    measure(even, [1.0, 1.0])
+    looks = looks_of(even)
+    for _ in range(100):
+        looks.step_done()
+    assert not looks.due()
+    uneven = job((0, 2, 8), minGain=0.02)
+    measure(uneven, [1.0, 1.0])
+    looks, steps = looks_of(uneven), 0
+    while not looks.due():
+        looks.step_done()
+        steps += 1
+    assert 1 < steps < 8
+    looks.looked(moved_from=None)
+    assert not looks.due()
+
+
+def test_a_move_that_measured_worse_is_taken_back_until_the_layers_change():
+    """Five steps after it, all of them slower than any before; the same cut is not tried again."""
+    training = job((0, 4, 8), minGain=0.02)
+    looks = looks_of(training)
+    progress = looks._progress
+    before, after = training.stages, stages_over(partition_of(job((0, 5, 8)).stages), (0, 1))
+    measure(training, [1.0, 1.0])
+    progress.step_done(1.0, 2.0)
+    looks.looked(moved_from=before, measured=(2.0, 2.1, 1.9))
+    training.stages = after
+    progress._step_seconds.clear()
+    for seconds in (9.0, 2.9, 2.8, 3.0, 2.7):
+        progress.step_done(1.0, seconds)
+        assert looks.reverts_to() is None
+    progress.step_done(1.0, 2.8)
+    assert looks.reverts_to() == before
+    looks.reverted(after)
+    assert looks.was_worse(after) and looks.reverts_to() is None
+    measure(training, [2.0, 1.0])
+    assert not looks.was_worse(after), "its layers cost something else now"

@@ -1,0 +1,39 @@
+"""What the layers of this rank compute right now: which microbatch of which step, and its targets.
+
+Set by the stack of layers around each layer's forward; a dynamic case inside a layer reads it.  Outside of a
+step's own microbatches (a trial of a plan) there is none.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+
+@dataclasses.dataclass(slots=True)
+class Running:
+    """The forward that runs on this rank.
+
+    Attributes:
+        step: that it is part of.
+        microbatch: of the step; None: it is none of a step's own.
+        targets_of: targets of all microbatches of a step, on this rank.
+    """
+
+    step: int = 0
+    microbatch: int | None = None
+    targets_of: Callable[[int], tuple[torch.Tensor, ...]] | None = None
+
+    def set(self, step: int, microbatch: int | None) -> None:
+        """A forward begins."""
+        self.step, self.microbatch = step, microbatch
+
+    def targets(self) -> torch.Tensor | None:
+        """The targets of the microbatch that runs; None where there is none."""
+        if self.microbatch is None or self.targets_of is None:
+            return None
+        return self.targets_of(self.step)[self.microbatch]
+
+
+RUNNING = Running()
+"""Of this process, whose ranks compute one forward at a time."""
