@@ -125,6 +125,11 @@ class Ballast:
             e for e in events if e.involved_object.kind == "TrainingJob" and e.involved_object.name == name
         ]
 
+    def taint(self, node: str, *keys: str) -> None:
+        """The node has these taints, and no others."""
+        taints = [{"key": key, "effect": "NoSchedule"} for key in keys]
+        self.core.patch_node(node, {"spec": {"taints": taints}})
+
     def kill_rank(self, pod: str) -> None:
         """SIGKILL to the trainer process of a pod, as a crash would end it."""
         (process,) = [

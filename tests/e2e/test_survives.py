@@ -112,6 +112,38 @@ def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
         ballast.delete_job("paused")
 
 
+def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
+    """Two of four ranks leave and come back live; a notice of 30 s to rank 0's node moves the job, saved."""
+    sizes = {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
+    elastic = {"totalSteps": 50_000, "grow": True, "gpuTypes": ["v100"], "pipeline": sizes}
+    elastic |= {"dynamics": [], "throughput": [], "model": SHRINKS["model"], "checkpoint": CHECKPOINT}
+    job = ballast.demo_job("transformer", "spot", **elastic)
+    with ballast.operator():
+        ballast.apply(job)
+        ballast.wait_for_report("spot", step=3)
+        by_rank = {pod.metadata.name: pod.spec.node_name for pod in ballast.pods("spot")}
+        first, other = by_rank["spot-1-0"], by_rank["spot-1-3"]
+        assert first != other
+        ballast.taint(other, "aws-node-termination-handler/spot-itn")
+        eventually(lambda: ballast.status("spot").get("repacks"), "the ranks on the node to leave")
+        assert {pod.spec.node_name for pod in ballast.pods("spot")} == {first}
+        shrunk = ballast.status("spot")["repacks"][0]
+        assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
+        ballast.wait_for_report("spot", step=shrunk["step"] + 3)
+        ballast.taint(other)
+        eventually(lambda: ballast.status("spot")["allocation"]["gpus"] == 4, "the job to grow back")
+        assert ballast.status("spot")["launches"] == 1
+        ballast.taint(first, "cloud.google.com/impending-node-termination")
+        eventually(lambda: ballast.status("spot")["launches"] == 2, "the job to be launched elsewhere")
+        eventually(lambda: ballast.report("spot").get("resumedFromStep"), "it to resume")
+        status = ballast.status("spot")
+        assert status["restarts"] == {"NodeLeaving": 1}
+        assert status.get("lostSteps", 0) <= 1
+        assert {pod.spec.node_name for pod in ballast.pods("spot")} == {other}
+        ballast.taint(first)
+        ballast.delete_job("spot")
+
+
 def test_uninstalling_with_a_job_running_and_the_operator_dead_leaves_nothing(ballast):
     """Definitions, namespace, roles, jobs and pods all go; no finalizer holds any of them. Runs last."""
     with ballast.operator() as operator:
