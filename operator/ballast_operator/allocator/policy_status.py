@@ -17,6 +17,7 @@ from ballast_operator.allocator.costs.price_feeds import (
 )
 from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
+from ballast_operator.allocator.problem.capacity_types import types_differ
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solving.solver import Solve
@@ -128,6 +129,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
         found += [_healthy(solve), _informed(report.inputs)]
     if report.prices:
         found.append(prices_current(report.prices))
+    found += types_differ(snapshot.capacity.kinds.values())
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
         found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))
@@ -229,6 +231,7 @@ def _capacity(
         api.PoolCapacity(
             pool=pool.name,
             gpu_type=pool.gpu_type,
+            capacity_type=capacity.kinds[pool.name].capacity_type,
             nodes=len(capacity.members[pool.name]),
             gpus=gpus[pool.name],
             gpus_held=held[pool.name],

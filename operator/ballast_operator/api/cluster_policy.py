@@ -3,21 +3,17 @@
 The one source of its CRD, of its documentation and of what the operator reads.
 """
 
-import enum
 from typing import Annotated, Literal
 
 from ballast_policies.allocation.custom.function import CALLABLE
 from ballast_policies.allocation.policy import SpaceSharing
 from ballast_policies.allocation.problem import ENTITY_POLICIES, ProblemError
 from ballast_policies.allocation.registry import DEFAULT_POLICY, POLICIES, find_policy
-from ballast_policies.contract import GPU_RESOURCE
 from pydantic import Field, field_validator
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import (
     ApiModel,
-    DnsLabel,
-    GpuType,
     ObjectMeta,
     Refused,
     Rule,
@@ -27,20 +23,10 @@ from ballast_operator.api.base import (
 )
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs.budgets import TeamBudget
-from ballast_operator.api.costs.price_feed import PriceFeed
+from ballast_operator.api.node_pool import NodePool
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 _Name = Annotated[str, Field(max_length=253)]
-_LabelValue = Annotated[str, Field(max_length=63)]
-
-
-class CapacityType(enum.StrEnum):
-    """How sure the nodes of a pool are to stay."""
-
-    ON_DEMAND = "onDemand"
-    """They stay."""
-    SPOT = "spot"
-    """They may be taken away at any time; jobs then resume from their checkpoint."""
 
 
 class EntityShare(ApiModel):
@@ -134,46 +120,6 @@ def _ends(name: str, entities: "dict[str, EntityShare]") -> bool:
             return True
         name = entity.parent
     return False
-
-
-class NodePool(ApiModel):
-    """Nodes whose GPUs are alike."""
-
-    REFUSED = (
-        Refused(
-            "sharing",
-            "string",
-            "pods of two jobs never share a GPU here: one pod asks Kubernetes for one whole GPU. "
-            "To fix: leave it out; `ballast simulate --space-sharing` shows what sharing would bring",
-        ),
-        Refused("minNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
-        Refused("maxNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
-    )
-
-    name: DnsLabel
-    """The pool's name, unique in the policy."""
-    node_selector: Annotated[dict[str, _LabelValue], Field(min_length=1, max_length=32)]
-    """Labels that its nodes have, all of them. No node may match two pools."""
-    gpu_type: GpuType
-    """Type of its GPUs; several pools may have the same."""
-    gpu_resource: Annotated[
-        str,
-        Field(
-            min_length=3,
-            max_length=253,
-            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*$",
-        ),
-    ] = GPU_RESOURCE
-    """Resource that its nodes offer and pods ask for."""
-    capacity_type: CapacityType = CapacityType.ON_DEMAND
-    """How sure its nodes are to stay. For people: lost nodes are dealt with alike in both."""
-    price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for.
-    Beside ``priceFeed`` it counts until a price has been read."""
-    price_feed: PriceFeed | None = None
-    """Where a price that changes is read; absent: ``pricePerGpuHour`` holds. The highest
-    ``pricePerGpuHour`` of the GPU type is taken for its on-demand price: a price below a fiftieth of it or
-    above twice is not used."""
 
 
 class Moves(ApiModel):

@@ -18,6 +18,8 @@ class PoolCapacity(StatusModel):
     """The pool's name."""
     gpu_type: _Name
     """Its GPU type."""
+    capacity_type: _Name = ""
+    """``onDemand`` or ``spot``: as the spec says, or else the labels of its nodes."""
     nodes: Annotated[int, Field(ge=0)] = 0
     """Ready nodes."""
     gpus: Annotated[int, Field(ge=0)] = 0
@@ -100,7 +102,7 @@ class ClusterPolicyStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
-    """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, Ready."""
+    """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, CapacityTypesAgree, Ready."""
     capacity: Annotated[
         tuple[PoolCapacity, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),

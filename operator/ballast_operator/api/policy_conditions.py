@@ -16,6 +16,8 @@ class PolicyCondition(enum.StrEnum):
     """All that the policy reads is stated; False: the message names the defaults in use."""
     PRICES_CURRENT = "PricesCurrent"
     """The prices of all price feeds are readable and recent; False: the last good ones count."""
+    CAPACITY_TYPES_AGREE = "CapacityTypesAgree"
+    """The labels of the pools' nodes say what counts for their pool. Absent: they do."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
 
@@ -72,6 +74,10 @@ class PolicyReason(enum.StrEnum):
     """PricesCurrent is False: the price is far from the on-demand price; the last good price counts."""
     PRICE_STALE = "PriceStale"
     """PricesCurrent is False: the price is older than ``staleAfterSeconds``, and still counts."""
+
+    # CapacityTypesAgree
+    TYPES_DIFFER = "TypesDiffer"
+    """CapacityTypesAgree is False: the message names pools, nodes and labels; the pool's type counts."""
 
     # Ready
     IN_FORCE = "InForce"

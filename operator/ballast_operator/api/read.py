@@ -8,7 +8,8 @@ from ballast_policies.contract.errors import join_path
 from pydantic import ValidationError
 
 from ballast_operator.api.base import ApiModel
-from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, NodePool, Objective
+from ballast_operator.api.cluster_policy import ClusterPolicy, ClusterPolicySpec, Objective
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.api.training_job import CONFIG, CONFIG_FIELDS, TrainingJob, TrainingJobSpec
 from ballast_operator.api.training_job_status import TrainingJobStatus
 

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 from ballast_operator.allocator.costs.bill import pool_infos
-from ballast_operator.api.cluster_policy import NodePool
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.assignment import MOST_EARLIER, PoolInfo
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

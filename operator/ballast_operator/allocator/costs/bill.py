@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.accounting import cost
 
-from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.assignment import PoolInfo
 from ballast_operator.views.clock import Time

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, read_feed, shown_time
 
-from ballast_operator.api.cluster_policy import ClusterPolicy, NodePool
+from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster

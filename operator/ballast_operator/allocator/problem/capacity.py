@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Node
 
+from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind
 from ballast_operator.allocator.problem.tolerance import Tolerance
-from ballast_operator.api.cluster_policy import NodePool
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use
@@ -25,6 +26,7 @@ class Capacity:
         prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
         pools: with their own prices.
         tolerance: which jobs tolerate the taints of which nodes.
+        kinds: pool -> what kind of machines it has.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
     """
@@ -35,6 +37,7 @@ class Capacity:
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     pools: tuple[PricedPool, ...] = ()
     tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
+    kinds: Mapping[str, PoolKind] = dataclasses.field(default_factory=dict)
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
 
@@ -104,6 +107,7 @@ def read_capacity(
             for pool in pools
         ),
         tolerance=tolerance,
+        kinds={pool.name: pool_kind(pool, members[pool.name]) for pool in pools},
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(
             pool.name

@@ -8,8 +8,8 @@ from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
 
-from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec

@@ -12,8 +12,8 @@ from ballast_policies.rounds import Node
 from ballast_policies.rounds.explanations import TOLD_APART, barred_nodes
 
 from ballast_operator.allocator.problem.gang_size import Refusal
-from ballast_operator.api.cluster_policy import NodePool
 from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView
 from ballast_operator.views.selectors import NodeRequirements

@@ -3,7 +3,8 @@
 import pytest
 from ballast_operator.allocator.problem.capacity import price_by_type
 from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, structure, values
-from ballast_operator.api.cluster_policy import CHOOSABLE, NodePool, Objective
+from ballast_operator.api.cluster_policy import CHOOSABLE, Objective
+from ballast_operator.api.node_pool import NodePool
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 

@@ -1,0 +1,60 @@
+"""What kind of machines the pools have: as stated, or as the labels of their nodes say."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ballast_operator.api.node_pool import CapacityType, NodePool
+from ballast_operator.api.policy_conditions import PolicyCondition, PolicyReason
+from ballast_operator.views.capacity_type import capacity_type_of
+from ballast_operator.views.nodes import NodeView
+
+NAMED_NODES = 3
+"""Nodes that a message names."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolKind:
+    """What kind of machines a pool has.
+
+    Attributes:
+        capacity_type: that counts.
+        conflict: what contradicts it, as text; empty: nothing does.
+    """
+
+    capacity_type: CapacityType = CapacityType.ON_DEMAND
+    conflict: str = ""
+
+
+def pool_kind(pool: NodePool, nodes: Sequence[NodeView]) -> PoolKind:
+    """What counts for ``pool``: its own word, else most of its nodes' labels, else its selector's."""
+    said: dict[CapacityType, list[tuple[str, str]]] = {}
+    for node in nodes:
+        found = capacity_type_of(node.labels)
+        if found is not None:
+            said.setdefault(found[0], []).append((node.name, found[1]))
+    counts = Counter({kind: len(entries) for kind, entries in said.items()})
+    selected = capacity_type_of(pool.node_selector)
+    kind = pool.capacity_type
+    if kind is None and counts:
+        kind = max(counts, key=lambda one: (counts[one], one))
+    elif kind is None:
+        kind = selected[0] if selected is not None else CapacityType.ON_DEMAND
+    others = [entry for other, entries in said.items() if other is not kind for entry in entries]
+    if not others:
+        return PoolKind(capacity_type=kind)
+    named = ", ".join(f"{name} ({label})" for name, label in others[:NAMED_NODES])
+    more = f" and {len(others) - NAMED_NODES} more" if len(others) > NAMED_NODES else ""
+    stated = "capacityType is" if pool.capacity_type is not None else "most nodes are"
+    conflict = f"pool {pool.name}: {stated} {kind}, but not of {named}{more}"
+    return PoolKind(capacity_type=kind, conflict=conflict)
+
+
+def types_differ(kinds: Iterable[PoolKind]) -> list[tuple[PolicyCondition, bool, PolicyReason, str]]:
+    """The condition CapacityTypesAgree, where labels contradict; nothing where none does."""
+    conflicts = [kind.conflict for kind in kinds if kind.conflict]
+    if not conflicts:
+        return []
+    fix = "To fix: a pool for each type, or correct nodePools[].capacityType"
+    message = f"{'; '.join(conflicts[:5])}. {fix}"
+    return [(PolicyCondition.CAPACITY_TYPES_AGREE, False, PolicyReason.TYPES_DIFFER, message)]

@@ -1,0 +1,62 @@
+"""Node pools of a ``ClusterPolicy``: which nodes, what kind, at what price."""
+
+import enum
+from typing import Annotated
+
+from ballast_policies.contract import GPU_RESOURCE
+from pydantic import Field
+
+from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, Refused
+from ballast_operator.api.costs.price_feed import PriceFeed
+
+_LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class CapacityType(enum.StrEnum):
+    """How sure the nodes of a pool are to stay."""
+
+    ON_DEMAND = "onDemand"
+    """They stay."""
+    SPOT = "spot"
+    """They may be taken away at any time; jobs then resume from their checkpoint."""
+
+
+class NodePool(ApiModel):
+    """Nodes whose GPUs are alike."""
+
+    REFUSED = (
+        Refused(
+            "sharing",
+            "string",
+            "pods of two jobs never share a GPU here: one pod asks Kubernetes for one whole GPU. "
+            "To fix: leave it out; `ballast simulate --space-sharing` shows what sharing would bring",
+        ),
+        Refused("minNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
+        Refused("maxNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
+    )
+
+    name: DnsLabel
+    """The pool's name, unique in the policy."""
+    node_selector: Annotated[dict[str, _LabelValue], Field(min_length=1, max_length=32)]
+    """Labels that its nodes have, all of them. No node may match two pools."""
+    gpu_type: GpuType
+    """Type of its GPUs; several pools may have the same."""
+    gpu_resource: Annotated[
+        str,
+        Field(
+            min_length=3,
+            max_length=253,
+            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*$",
+        ),
+    ] = GPU_RESOURCE
+    """Resource that its nodes offer and pods ask for."""
+    capacity_type: CapacityType | None = None
+    """How sure its nodes are to stay. Absent: as the labels of its nodes say, of Karpenter, EKS, GKE, AKS or
+    ``ballast.dev/capacity-type``; without such labels ``onDemand``. ``status.capacity`` has what counts."""
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for.
+    Beside ``priceFeed`` it counts until a price has been read."""
+    price_feed: PriceFeed | None = None
+    """Where a price that changes is read; absent: ``pricePerGpuHour`` holds. The highest
+    ``pricePerGpuHour`` of the GPU type is taken for its on-demand price: a price below a fiftieth of it or
+    above twice is not used."""
