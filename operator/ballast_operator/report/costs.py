@@ -179,8 +179,8 @@ def _prices(policies: Sequence[Object]) -> _Prices:
             price.setdefault(name, now)
             gpu_type.setdefault(name, kind)
             gpus.setdefault(name, (capacity.get(name) or {}).get("gpus", 0))
-            kind = (capacity.get(name) or {}).get("capacityType") or pool.get("capacityType") or "onDemand"
-            if kind == "onDemand" and now > 0:
+            found = (capacity.get(name) or {}).get("capacityType")
+            if (found or pool.get("capacityType") or "onDemand") == "onDemand" and now > 0:
                 on_demand[kind] = min(on_demand.get(kind, now), now)
     return _Prices(price=price, gpu_type=gpu_type, gpus=gpus, on_demand=on_demand)
 
