@@ -45,8 +45,8 @@ else
 	@$(PYTEST) $(ARGS)
 endif
 
-test-unit: $(STAMP) ## run the tests that need no cluster and start no processes
-	@$(PYTEST) -m "not api and not processes and not e2e" $(ARGS)
+test-unit: $(STAMP) ## run the fast tests: no cluster, no processes, nothing marked slow; within a minute
+	@$(PYTEST) -m "not api and not processes and not e2e and not slow" $(ARGS)
 
 test-api: setup ## run the tests on a real API server
 	@$(PYTEST) -m api $(ARGS)

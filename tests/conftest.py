@@ -1,5 +1,6 @@
 """Fixtures of all tests.  None is automatic: a test that names none of them starts nothing."""
 
+import gc
 import os
 
 # Several clusters start at once, on machines with other work: limits are for failures only.
@@ -25,6 +26,10 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("ballast"), max_examples=2000, derandomize=False)
 settings.load_profile("ballast")
 
+# Hundreds of modules are imported, and all that they define stays: the search for garbage in it is a third of
+# the time that collecting takes.
+gc.disable()
+
 CLUSTERS = ("live_cluster", "control_plane", "cluster")
 """Fixtures that start a cluster once a session."""
 
@@ -40,6 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if group:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=turn)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Garbage is collected again, among what the tests make alone."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def group_of(item: pytest.Item) -> str | None:

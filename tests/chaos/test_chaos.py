@@ -10,6 +10,7 @@ from tests.chaos.faults import KINDS, Fault, sequence
 from tests.chaos.play import play, shortest
 
 
+@pytest.mark.slow
 def test_every_kind_of_fault_once_costs_no_job():
     """Each job succeeds, no step is lost, no node has more pods than GPUs at any write."""
     faults = sequence(3, len(KINDS))
@@ -22,6 +23,7 @@ def test_a_seed_is_always_the_same_sequence():
     assert sequence(5, 40) == sequence(5, 40) != sequence(6, 40)
 
 
+@pytest.mark.slow
 def test_a_failing_sequence_is_shortened_to_the_fault_that_makes_it_fail(monkeypatch):
     """An operator with a bug that a killed pod brings out: of six faults, this one is left."""
 

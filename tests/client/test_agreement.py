@@ -7,6 +7,8 @@ import pytest
 from ballast_client import agreement
 from ballast_client.agreement import Follower, LastStep, Leader
 
+from tests.support.waiting import WAIT_SECONDS
+
 
 class Ranks:
     """Ranks that meet at the end of each step, as data-parallel ones do."""
@@ -47,7 +49,7 @@ class Ranks:
 
     def end(self):
         for thread in self.threads:
-            thread.join(30)
+            thread.join(WAIT_SECONDS)
         for one in (self.leader, *self.followers):
             one.close()
         return self.left
@@ -71,7 +73,7 @@ def test_ranks_train_on_where_one_does_not_take_part(monkeypatch):
     assert not leader.agree()
     assert not first.reached(1)
     follower = Follower(second, address="127.0.0.1", port=leader.port, rank=1, token="t")
-    monkeypatch.setattr(agreement, "MEET_SECONDS", 30.0)
+    monkeypatch.setattr(agreement, "MEET_SECONDS", WAIT_SECONDS)
     assert leader.agree()
     assert first.reached(2)
     while not second.reached(2):
@@ -99,6 +101,6 @@ def test_a_rank_that_is_told_to_end_asks_rank_0():
     )
     follower = Follower(LastStep(), address="127.0.0.1", port=leader.port, rank=2, token="t")
     follower.ask()
-    assert heard.wait(30)
+    assert heard.wait(WAIT_SECONDS)
     leader.close()
     follower.close()

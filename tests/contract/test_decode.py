@@ -166,6 +166,7 @@ def test_a_long_value_is_cut_in_the_message():
     assert len(problem) < 200
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -95,6 +95,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(kind=st.sampled_from(READERS), text=st.text(max_size=60) | json_values.map(json.dumps))
 def test_any_text_is_a_message_or_refused(kind, text):
     """A reader raises nothing but the contract's error."""

@@ -9,6 +9,8 @@ from ballast_localcluster import binaries
 from ballast_localcluster.binaries import PROGRAMS, build_key, find_binaries
 from ballast_localcluster.errors import BinariesError
 
+from tests.support.waiting import WAIT_SECONDS
+
 FAKE_GO = """#!/bin/sh
 case "$1" in
   env) echo "${FAKE_GO_VERSION:-go1.99.1}" ;;
@@ -62,7 +64,7 @@ def test_two_builders_at_once_build_once(fake_go):
     """The second waits for the first and takes its build."""
     command = [sys.executable, "-m", "ballast_localcluster.setup"]
     builders = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
-    assert [builder.wait(60) for builder in builders] == [0, 0]
+    assert [builder.wait(WAIT_SECONDS) for builder in builders] == [0, 0]
     assert fake_go.read_text() == "build\n"
 
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.api
 
@@ -260,6 +260,6 @@ def test_pods_can_listen_on_the_same_port(pods):
         subprocess.run(
             ["python3", "-c", f"import socket; socket.create_connection(('{address}', 29400))"],
             check=True,
-            timeout=20,
+            timeout=WAIT_SECONDS,
         )
         pods.wait_for_phase(name, "Succeeded")

@@ -6,6 +6,8 @@ import threading
 import pytest
 from ballast_operator.loop_thread import LoopThread
 
+from tests.support.waiting import WAIT_SECONDS
+
 
 async def test_its_work_continues_while_the_main_loop_stands_still():
     """The Lease is renewed whatever a decision takes."""
@@ -18,7 +20,7 @@ async def test_its_work_continues_while_the_main_loop_stands_still():
     async with LoopThread("test") as side:
         side.start(turn())
         # The main loop does not turn here; only the other one can set this.
-        assert turned.wait(30)
+        assert turned.wait(WAIT_SECONDS)
 
 
 async def test_results_and_errors_come_back():

@@ -13,7 +13,7 @@ from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.warm_start import WARM_START_ENV, start_warm
 
 from tests.support.plans import local_plan
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -64,7 +64,7 @@ def steps(tmp_path):
 def test_a_warm_pod_trains_and_ends_with_its_forks_code(warm_pod, tmp_path):
     """Its output goes to the pod's own streams."""
     process = warm_pod(4, 31)
-    assert process.wait(60) == ExitCode.OK, (tmp_path / "err").read_text()
+    assert process.wait(WAIT_SECONDS) == ExitCode.OK, (tmp_path / "err").read_text()
     assert steps(tmp_path) == 4
 
 
@@ -73,7 +73,7 @@ def test_sigterm_reaches_the_fork(warm_pod, tmp_path):
     process = warm_pod(100_000, 32)
     eventually(lambda: steps(tmp_path) > 2, "it trains")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == ExitCode.STOPPED
+    assert process.wait(WAIT_SECONDS) == ExitCode.STOPPED
 
 
 def test_a_fork_does_not_outlive_its_pod(warm_pod, tmp_path):
@@ -168,7 +168,7 @@ def test_pods_wait_for_a_server_that_is_still_importing(tmp_path):
                 assert pod.poll() is None
                 server.stdin.write("go\n")
                 server.stdin.flush()
-                output, _ = pod.communicate(timeout=60)
+                output, _ = pod.communicate(timeout=WAIT_SECONDS)
             assert output.splitlines()[-1] == "0", "the code of the fork, which printed its help"
             assert "Usage" in output
         finally:

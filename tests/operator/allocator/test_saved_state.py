@@ -74,6 +74,7 @@ def assert_alike(found: SavedState, want: SavedState, rel: float) -> None:
             assert got[job] == pytest.approx(expected[job], rel=rel)
 
 
+@pytest.mark.slow
 def test_five_thousand_jobs_fit_and_are_read_as_they_were():
     """Under half of what is written at most, to nine digits."""
     state = a_state(5000)

@@ -18,7 +18,7 @@ from kubernetes.dynamic import DynamicClient
 
 from tests.operator.api.objects import JOB, changed
 from tests.support.control_plane import ControlPlane
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.api
 
@@ -83,7 +83,7 @@ def running(kubeconfig: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=WAIT_SECONDS)
 
 
 def keep_ready(core: client.CoreV1Api) -> None:

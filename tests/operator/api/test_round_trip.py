@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from ballast_operator.api import read_cluster_policy, read_training_job
 from ballast_operator.api.cluster_policy import CHOOSABLE
 from hypothesis import given
@@ -140,6 +141,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}
 
 
+@pytest.mark.slow
 @given(training_jobs())
 def test_a_training_job_with_every_field_comes_back_unchanged(item: dict[str, Any]) -> None:
     """No field is lost, renamed or rounded."""

@@ -12,6 +12,9 @@ from ballast_operator.api.rbac import operator_rules, people_roles
 from ballast_operator.api.schema.crd import custom_resource_definitions
 
 from tests.support.control_plane import ControlPlane
+from tests.support.waiting import WAIT_SECONDS
+
+LIMIT = int(WAIT_SECONDS)
 
 helm = pytest.importorskip("helm_python", reason="Helm as a library has no wheel for this machine")
 
@@ -251,12 +254,12 @@ def test_install_upgrade_uninstall(control_plane: ControlPlane, namespace: str) 
         helm.Config(kubeconfig_path=str(control_plane.kubeconfig), namespace=namespace) as release,
         control_plane.client() as api,
     ):
-        release.install(str(CHART), "one", values, namespace=namespace, timeout=60)
+        release.install(str(CHART), "one", values, namespace=namespace, timeout=LIMIT)
         apps, rbac = client.AppsV1Api(api), client.RbacAuthorizationV1Api(api)
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 2
-        release.upgrade(str(CHART), "one", {**values, "replicas": 3}, namespace=namespace, timeout=60)
+        release.upgrade(str(CHART), "one", {**values, "replicas": 3}, namespace=namespace, timeout=LIMIT)
         assert apps.read_namespaced_deployment(f"ballast-{namespace}", namespace).spec.replicas == 3
-        release.uninstall("one", timeout=60)
+        release.uninstall("one", timeout=LIMIT)
         left = [
             role.metadata.name for role in rbac.list_cluster_role().items if namespace in role.metadata.name
         ]

@@ -4,6 +4,8 @@ import asyncio
 
 from ballast_operator.kube.queue import KeyQueue
 
+from tests.support.waiting import WAIT_SECONDS
+
 
 class Clock:
     """Time that is set."""
@@ -91,5 +93,5 @@ async def test_a_worker_that_is_cancelled_as_a_key_comes_ends():
         await asyncio.sleep(0)
     queue.add("a")
     worker.cancel()
-    done, _ = await asyncio.wait([worker], timeout=10)
+    done, _ = await asyncio.wait([worker], timeout=WAIT_SECONDS)
     assert done and worker.cancelled()

@@ -21,7 +21,7 @@ from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
 from tests.support.control_plane import CRDS, ControlPlane, fresh_namespace
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 HERE = Path(__file__).parent
 
@@ -71,7 +71,7 @@ class Nursery:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=WAIT_SECONDS)
         self._process.stdout.close()
 
 

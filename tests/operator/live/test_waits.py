@@ -36,7 +36,7 @@ class Pages:
         if port is None:
             return 0, ""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/{page}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/{page}", timeout=WAIT_SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

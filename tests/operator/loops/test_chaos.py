@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from ballast_operator.kube.kinds import JOB, NODE, POD
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 from hypothesis import HealthCheck, settings
@@ -132,7 +133,7 @@ class Chaos(RuleBasedStateMachine):
 Chaos.TestCase.settings = settings(
     max_examples=12, stateful_step_count=15, suppress_health_check=list(HealthCheck)
 )
-TestChaos = Chaos.TestCase
+TestChaos = pytest.mark.slow(Chaos.TestCase)
 
 
 class GrowingChaos(Chaos):
@@ -163,5 +164,5 @@ class GrowingChaos(Chaos):
 GrowingChaos.TestCase.settings = settings(
     max_examples=8, stateful_step_count=15, suppress_health_check=list(HealthCheck)
 )
-TestGrowingChaos = GrowingChaos.TestCase
+TestGrowingChaos = pytest.mark.slow(GrowingChaos.TestCase)
 assert ExitCode.PEER_LOST == 76

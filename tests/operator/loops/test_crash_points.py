@@ -46,6 +46,7 @@ def die_after(number: int, simulation: Simulation) -> None:
     simulation.world.after_write = die
 
 
+@pytest.mark.slow
 async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
     """Both jobs succeed on their first launch, with one repack, whatever write was the operator's last."""
     total = await number_of_writes()
@@ -77,6 +78,7 @@ async def test_leaders_that_live_for_ten_writes_each_still_get_there():
     assert simulation.status("first").launches == 1 and not simulation.status("first").restarts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Unavailable, Conflict])
 async def test_a_write_that_fails_or_whose_answer_is_lost_is_made_good(error):
     """A lost answer and a conflict, at each write in turn, are repeated in the next pass."""
@@ -94,6 +96,7 @@ async def test_a_write_that_fails_or_whose_answer_is_lost_is_made_good(error):
         assert not simulation.status("first").restarts, f"write {number}"
 
 
+@pytest.mark.slow
 async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
     """Two jobs on one GPU take turns; whichever dies in between, each resumes from what it saved."""
 

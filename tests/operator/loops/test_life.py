@@ -18,6 +18,7 @@ from ballast_policies.contract import (
 
 from tests.operator.loops.simulated.machines import end_pod
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.waiting import WAIT_SECONDS
 
 
 def small_cluster(**policy) -> Simulation:
@@ -255,5 +256,5 @@ async def test_an_allocator_that_is_cancelled_as_something_changes_ends():
         await asyncio.sleep(0)
     allocator.trigger()
     allocating.cancel()
-    done, _ = await asyncio.wait([allocating], timeout=10)
+    done, _ = await asyncio.wait([allocating], timeout=WAIT_SECONDS)
     assert done and allocating.cancelled()

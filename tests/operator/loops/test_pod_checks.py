@@ -85,6 +85,7 @@ async def test_what_the_api_server_refuses_is_found_before_gpus_are_reserved():
     await simulation.until(lambda: simulation.state("one") == "Running")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -111,6 +112,7 @@ async def test_what_the_cluster_does_not_allow_is_waited_for(words):
     await simulation.until(lambda: simulation.state("one") == "Succeeded", ticks=90)
 
 
+@pytest.mark.slow
 async def test_a_quota_that_the_gang_exceeds_gives_the_gpus_back_and_is_tried_again():
     """The first pod would be allowed, the second is not: all or none, with growing pauses, uncounted."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})

@@ -1,6 +1,6 @@
 """The policies' problems written a second time, straight from the dissertation, for small instances.
 
-Nothing here uses the product's columns, cuts or solvers: dense arrays, scipy's linprog for linear programs,
+Nothing here uses the product's columns, cuts or solvers: dense arrays, HiGHS for linear programs,
 cvxpy for convex ones, enumeration where that is enough.
 """
 
@@ -8,7 +8,8 @@ import itertools
 
 import cvxpy as cp
 import numpy as np
-from scipy.optimize import linprog
+
+from tests.policies.allocation.linear_program import least
 
 
 class Book:
@@ -50,8 +51,8 @@ class Book:
         A, b = self.limits()
         if at_least is not None:
             A, b = np.vstack([A, -self.rows_of_speed()]), np.concatenate([b, -at_least])
-        solution = linprog(-value, A_ub=A, b_ub=b, bounds=(0, 1), method="highs")
-        return -solution.fun if solution.status == 0 else None
+        solution = least(-value, A, b)
+        return -solution[0] if solution is not None else None
 
     def furthest(self, base, slope):
         """max t with speed_m >= base_m + slope_m t."""
@@ -60,15 +61,14 @@ class Book:
         full = np.where(self.full > 0, self.full, 1.0)
         unit = (slope / full).max() or 1.0
         demand = np.hstack([-self.rows_of_speed(), slope[:, None] / unit]) / full[:, None]
-        solution = linprog(
+        solution = least(
             np.concatenate([np.zeros(self.width), [-1.0]]),
-            A_ub=np.vstack([A, demand]),
-            b_ub=np.concatenate([b, -base / full]),
-            bounds=[(0, 1)] * self.width + [(0, None)],
-            method="highs",
+            np.vstack([A, demand]),
+            np.concatenate([b, -base / full]),
+            upper=np.concatenate([np.ones(self.width), [np.inf]]),
         )
-        assert solution.status == 0, solution.message
-        return solution.x[-1] / unit
+        assert solution is not None
+        return solution[1][-1] / unit
 
     def convex(self, loss):
         """min loss(speeds relative to the fastest) by cvxpy, over the jobs that can run."""

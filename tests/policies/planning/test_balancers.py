@@ -66,6 +66,7 @@ def test_the_nearest_partition_respects_memory():
     assert found.bounds == (0, 2, 4)
 
 
+@pytest.mark.slow
 def test_deepspeeds_rule_is_close_to_the_optimum_and_sometimes_misses_it():
     """Over 300 cases never below the exact partition, 1 % above it in the mean, not always equal."""
     random = np.random.default_rng(0)
@@ -80,6 +81,7 @@ def test_deepspeeds_rule_is_close_to_the_optimum_and_sometimes_misses_it():
     assert max(ratios) > 1.001
 
 
+@pytest.mark.slow
 @given(
     t=st.lists(st.floats(0.1, 3.0), min_size=1, max_size=6),
     data=st.data(),

@@ -116,6 +116,7 @@ def test_diffusion_ends_at_the_optimum_also_with_unlike_ranks_within_memory(seco
     assert all(capacity.fits(partition) for partition in passed)
 
 
+@pytest.mark.slow
 def test_chain_diffusion_is_optimal_over_300_cases():
     """Pruning, freezing, early exit; in few steps."""
     random = np.random.default_rng(0)

@@ -135,6 +135,7 @@ def test_noise_sends_no_layer_back_and_forth(seed):
     assert moves in ([], [0]), moves
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.floats(0.0, 0.5), st.sampled_from(["1F1B", "GPipe"]), st.integers(4, 12))
 def test_what_an_action_costs_is_found_from_a_step(action, schedule, microbatches):

@@ -117,6 +117,7 @@ def test_an_option_above_the_line_between_two_others_is_not_on_the_hull():
     assert on_hull(np.array([1.0, 3.0]), np.array([2.0, 1.0])).tolist() == [False, True]
 
 
+@pytest.mark.slow
 @given(st.lists(OFFER, min_size=1, max_size=5), st.floats(1.05, 5))
 @example([(2.0, 2.0), (4.0, 5.0), (1.5, 1.0)], 2.0)
 def test_constant_prices_without_losses_give_the_linear_programs_cost(rows, slack):

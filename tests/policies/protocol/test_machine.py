@@ -12,6 +12,7 @@ from tests.policies.protocol.search import ViolationError
 from tests.policies.protocol.steps import Steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", SMALL.values(), ids=SMALL.keys())
 def test_every_interleaving_is_safe_and_ends(bound):
     """No GPU promised twice or free before its pod is gone, no job lost, launched twice, or stuck."""
@@ -19,6 +20,7 @@ def test_every_interleaving_is_safe_and_ends(bound):
     assert found.ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_every_interleaving_of_a_script_is_safe_and_ends(bound):
     """The same of a job whose pods alone tell how it is: no lease, no acknowledgement, no saved last step."""

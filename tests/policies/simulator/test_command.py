@@ -69,6 +69,7 @@ def test_text_is_a_table():
     assert "job-19" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_result():
     """Another seed is another workload."""
     arguments = ["--policy", "makespan", "--static", "10", "--cluster", "v100=8,k80=8", "--output", "json"]
@@ -91,6 +92,7 @@ def test_generated_jobs_arrive_until_the_measured_ones_are_done():
     assert result["slos"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "html"])
 def test_a_plot_is_written(tmp_path, suffix):
     """A picture, or a page that needs nothing else."""

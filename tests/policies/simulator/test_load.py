@@ -58,6 +58,7 @@ def test_the_bound_is_that_of_the_best_prices(rates, gpus):
     assert load.least >= load.fastest_gpus / sum(gpus) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs_per_hour", "grows"), [(3.0, False), (9.0, True)])
 def test_the_queue_grows_where_the_load_is_above_one(jobs_per_hour: float, grows: bool):
     """And does not where it is well below: the same jobs, simulated."""

@@ -81,6 +81,7 @@ def test_static_trace_takes_20_9_hours_by_gandiva():
     assert result.makespan / HOUR == pytest.approx(20.93, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hours", "settings"),
     [

@@ -77,6 +77,7 @@ def test_in_the_long_run_a_report_weighs_alpha_as_in_gavels_moving_average():
     assert moved == pytest.approx(ALPHA, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_type_never_profiled_is_completed_from_one_measurement():
     """Each profiled type in turn, hidden, measured on a V100 alone.
 
@@ -146,6 +147,7 @@ def test_a_type_never_seen_in_pairs_borrows_the_nearest_profiles_pairs():
     assert error(nearest) < 0.2
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 50))
 def test_a_matrix_of_low_rank_is_recovered_from_part_of_it(seed):
     """Row and column effects and one product, 70 % known: the rest to a quarter of its spread."""

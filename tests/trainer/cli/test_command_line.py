@@ -7,6 +7,8 @@ from ballast_operator.cli.main import main as ballast
 from ballast_trainer.cli.main import LAZY, main
 from click.testing import CliRunner
 
+from tests.support.waiting import WAIT_SECONDS, eventually
+
 
 def test_the_commands_are_these():
     """A new one is a decision."""
@@ -69,7 +71,7 @@ def run_in_a_process(*arguments):
     import sys
 
     command = [sys.executable, "-m", "ballast_trainer", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
 
 
 @pytest.mark.processes
@@ -134,8 +136,6 @@ def test_a_killed_local_rank_is_named(tmp_path):
     import subprocess
     import sys
 
-    from tests.support.waiting import eventually
-
     config = {"totalSteps": 100_000, "model": {"name": "recurrent", "layers": 4}, "data": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "ballast_trainer", "run", "--ranks", "2", "--log", "json"]
@@ -149,7 +149,7 @@ def test_a_killed_local_rank_is_named(tmp_path):
             ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
         )
         os.kill(max(int(child) for child in children.stdout.split()), signal.SIGKILL)
-        assert process.wait(90) == 128 + signal.SIGKILL
+        assert process.wait(WAIT_SECONDS) == 128 + signal.SIGKILL
     finally:
         process.kill()
         process.wait()

@@ -9,7 +9,7 @@ import sys
 import pytest
 from ballast_policies.contract import ExitCode
 
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -69,7 +69,7 @@ def rank(local_rank, log):
     print("hello", os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], file=sys.stderr)
     return end(ExitReason.FINISHED, f"all done by {local_rank}", step=9, log=log)
 """)
-    out, err = pod.communicate(timeout=60)
+    out, err = pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == 0, err
     assert sorted(out.splitlines()) == [
         '[local rank 1] {"step": 1}',
@@ -92,7 +92,7 @@ def rank(local_rank, log):
     Path(f"lost-{local_rank}").touch()
     return code
 """)
-    _, err = pod.communicate(timeout=60)
+    _, err = pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == ExitCode.ERROR
     assert message(tmp_path)["message"] == "local rank 1: ValueError: bad layer"
     assert err.splitlines()[-1] == "ballast-train: TrainingFailed: local rank 1: ValueError: bad layer"
@@ -104,7 +104,7 @@ def test_a_lost_rank_of_another_pod_is_not_this_pods_failure(supervised, tmp_pat
 def rank(local_rank, log):
     return end(ExitReason.PEER_LOST, "rank 5 is gone", log=log)
 """)
-    pod.communicate(timeout=60)
+    pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == ExitCode.PEER_LOST
     assert message(tmp_path)["reason"] == "PeerLost"
 
@@ -115,7 +115,7 @@ def test_sigterm_reaches_every_rank_and_each_may_save(supervised, tmp_path):
         """
 def rank(local_rank, log):
     try:
-        time.sleep(60)
+        time.sleep(3600)
     except SystemExit:
         if local_rank == 2:
             while not all(Path(f"told-{other}").exists() for other in range(3)):
@@ -128,7 +128,7 @@ def rank(local_rank, log):
     )
     eventually(lambda: all((tmp_path / f"process-{i}").exists() for i in range(3)), "the ranks run")
     pod.send_signal(signal.SIGTERM)
-    pod.communicate(timeout=60)
+    pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == ExitCode.STOPPED
     assert (tmp_path / "saved").exists()
     said = message(tmp_path)
@@ -144,11 +144,11 @@ def rank(local_rank, log):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if local_rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(3600)
 """,
         leave=0.2,
     )
-    _, err = pod.communicate(timeout=60)
+    _, err = pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == 128 + signal.SIGKILL
     assert (tmp_path / "termination").read_text() == "local rank 2 was killed by SIGKILL"
     assert "local rank 0 did not leave after another had failed" in err
@@ -158,7 +158,7 @@ def test_no_rank_outlives_its_supervisor(supervised, tmp_path):
     """A supervisor that is killed takes its ranks with it, also outside of a container."""
     pod = supervised("""
 def rank(local_rank, log):
-    time.sleep(60)
+    time.sleep(3600)
 """)
     files = [tmp_path / f"process-{i}" for i in range(3)]
     eventually(lambda: all(file.exists() and file.read_text() for file in files), "the ranks run")
@@ -188,5 +188,5 @@ def rank(local_rank, log):
             time.sleep(0.01)
     return 0
 """)
-    _, err = pod.communicate(timeout=60)
+    _, err = pod.communicate(timeout=WAIT_SECONDS)
     assert pod.returncode == 0, err

@@ -125,6 +125,7 @@ def snake(value):
     return {name: getattr(made, name) for name in made.__dataclass_fields__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(DYNAMICS))
 @pytest.mark.parametrize("family", ["gpt", "own", *FAMILIES])
 def test_each_change_reaches_each_family_and_learns(family, kind):

@@ -191,6 +191,7 @@ def train_here(small_config):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(DYNAMICS))
 def test_each_kind_of_change_works_in_bf16_with_recomputation(train_here, kind):
     """The six dynamic cases under autocast and a second forward: the loss falls and stays finite."""
@@ -219,6 +220,7 @@ def test_fp16_with_a_loss_scale_learns_as_fp32_does(fp16_on_the_cpu):
     assert half[6] < half[1]
 
 
+@pytest.mark.slow
 def test_fp16_skips_steps_that_overflow_and_resumes_with_its_scale(fp16_on_the_cpu, monkeypatch, tmp_path):
     """A scale that is far too large is halved step by step, weights untouched, then learning begins."""
     monkeypatch.setattr("ballast_trainer.layers.precision.FIRST_SCALE", 2.0**28)

@@ -4,16 +4,20 @@ import dataclasses
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
-from ballast_policies.contract import Ack, Directive, Proposal, Stage
+from ballast_policies.contract import RENDEZVOUS_PORT, Ack, Directive, Proposal, Stage
 from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.distributed.process_group import reach_store
+from ballast_trainer.loop.reshape import new_ranks_ready
 from ballast_trainer.pipeline.layout import ScheduleRequest
 
 from tests.support.changes import SHORT, change
+from tests.support.held_data import Gates
 from tests.support.plans import local_plan
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -49,8 +53,9 @@ def test_three_stages_a_rank_learn_as_one_process_does(
     placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4, stages_per_rank=3).placement()
     assert placement == (0, 1, 0, 1, 0, 1)
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, seed=5, epochs=2, placement=placement)
+    gates = Gates(tmp_path / "gates", 3, 6)
+    running = gang(gates.hold(config), ranks=2, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, gates, tmp_path, seed=5, epochs=2, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert {len(line["stages"]) for line in running.lines("rank-0") if "event" not in line} == {6}
     assert_same_curve(running.losses(), single_process_losses(config), 12)
@@ -58,22 +63,25 @@ def test_three_stages_a_rank_learn_as_one_process_does(
 
 @pytest.mark.parametrize("dynamic", [FREEZING, PRUNING], ids=["freezing", "pruning"])
 def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_losses, dynamic, tmp_path):
-    """Layers get cheaper, move, and leave some of four ranks: 80 losses equal to 1e-5."""
+    """Layers get cheaper, move, and leave some of four ranks: 50 losses equal to 1e-5."""
     config = small_config(
-        totalSteps=80,
+        totalSteps=50,
         dynamics=[dynamic],
         rebalance={"enabled": True, "everySteps": 5, "minGain": 0.0},
         repack={"enabled": True, "minStages": 2, "everySteps": 5, "maxSlowdown": 5.0},
     )
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=4, options=["--channel", str(tmp_path / "channel")])
+    gates = Gates(tmp_path / "gates", 3, 40)
+    running = gang(gates.hold(config), ranks=4, options=["--channel", str(tmp_path / "channel")])
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 5, 6, 7, 8), (0, 1, 2, 3))
     channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    gates.open()
     eventually(lambda: running.events("rebalance"), "layers are rebalanced", running.errors)
     eventually(lambda: proposed(tmp_path) is not None, "a repack is proposed", running.errors)
     proposal = proposed(tmp_path)
     channel.publish(channel.read_plan().shrink(proposal))
+    gates.open()
     codes = running.exit_codes()
     assert set(codes.values()) == {0}, running.errors()
     (repacked,) = running.events("repack")
@@ -83,22 +91,24 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     ack = Ack.from_json((tmp_path / "channel/ack.json").read_text())
     assert (ack.epoch, ack.step) == (3, repacked["step"])
     assert ack.pause_ms == pytest.approx(repacked["pause_ms"])
-    assert_same_curve(running.losses(), single_process_losses(config), 80)
+    assert_same_curve(running.losses(), single_process_losses(config), 50)
 
 
 def test_an_asked_shrink_keeps_the_curve(gang, small_config, single_process_losses, tmp_path):
     """The operator names pods that stay, the trainer cuts the layers for them: no restart, equal losses."""
-    config = small_config(totalSteps=40)
+    config = small_config(totalSteps=12)
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    gates = Gates(tmp_path / "gates", 3)
+    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     first, _, last = channel.read_plan().pods
     channel.publish(channel.read_plan().keep((first, last), "another job waits"))
+    gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (shrunk,) = running.events("repack")
     assert (shrunk["ranks_before"], shrunk["ranks_after"]) == (3, 2)
     assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).pause_ms > 0
-    assert_same_curve(running.losses(), single_process_losses(config), 40)
+    assert_same_curve(running.losses(), single_process_losses(config), 12)
 
 
 def test_layers_balanced_over_measured_links_keep_the_curve(
@@ -109,10 +119,12 @@ def test_layers_balanced_over_measured_links_keep_the_curve(
         totalSteps=30, rebalance={"enabled": True, "everySteps": 5, "minGain": 0.0, "balancer": "network"}
     )
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
+    gates = Gates(tmp_path / "gates", 3)
+    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 6, 7, 8), (0, 1, 2))
     channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
     rebalanced = running.events("rebalance")[-1]
     assert len(rebalanced["link_seconds"]) == 2
@@ -144,8 +156,9 @@ def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_proce
     """Random partitions, as often as the ranks can follow, while weights are pruned and layers freeze."""
     config = small_config(totalSteps=40, dynamics=[FREEZING, PRUNING])
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, seed=seed, epochs=6)
+    gates = Gates(tmp_path / "gates", 3, 12)
+    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, gates, tmp_path, seed=seed, epochs=6)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert len(running.events("migrate")) >= 2
     assert_same_curve(running.losses(), single_process_losses(config), 40)
@@ -160,8 +173,9 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     config = small_config(totalSteps=24, dynamics=[change(kind, **steps)])
     config["model"]["args"]["context"] = 32
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, seed=len(kind), epochs=4)
+    gates = Gates(tmp_path / "gates", 3, 9)
+    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, gates, tmp_path, seed=len(kind), epochs=4)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(config), 24)
@@ -208,16 +222,17 @@ def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replan
     config["model"]["args"]["context"] = 32
     config["pipeline"]["schedule"] = schedule
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=2, options=["--channel", str(tmp_path / "channel")])
+    gates = Gates(tmp_path / "gates", 3, 8)
+    running = gang(gates.hold(config), ranks=2, options=["--channel", str(tmp_path / "channel")])
     placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4).placement()
-    replan_at_random(running, channel, tmp_path, seed=3, epochs=4, placement=placement)
+    replan_at_random(running, channel, gates, tmp_path, seed=3, epochs=4, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(config), 16)
 
 
-def replan_at_random(running, channel, folder, *, seed, epochs, placement=(0, 1, 2)):
-    """Publish partitions one after the other, each when the last is in force."""
+def replan_at_random(running, channel, gates, folder, *, seed, epochs, placement=(0, 1, 2)):
+    """Publish partitions one after the other, each when the last is in force; open a gate for each."""
     generator = random.Random(seed)
     eventually((folder / "channel/ack.json").exists, "the ranks train", running.errors)
     plan = channel.read_plan()
@@ -226,6 +241,7 @@ def replan_at_random(running, channel, folder, *, seed, epochs, placement=(0, 1,
             plan, epoch=epoch, directive=Directive.RUN, stages=random_stages(generator, 8, placement)
         )
         channel.publish(plan)
+        gates.open()
         eventually(
             lambda: acked(folder) >= epoch or running.processes["rank-0"].exitcode is not None,  # noqa: B023
             f"epoch {epoch} is reached",
@@ -239,11 +255,12 @@ def acked(folder):
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
     """A pod joins two others in mid-run and takes over layers."""
-    config = small_config(totalSteps=60)
+    config = small_config(totalSteps=20)
+    gates = Gates(tmp_path / "gates", 5)
     folder = tmp_path / "channel"
     folder.mkdir()
     channel = DirectoryChannel(folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(gates.hold(config)))
     first = local_plan(["job-1-0", "job-1-1"], network=17)
     channel.publish(first)
     for pod in ("job-1-0", "job-1-1"):
@@ -254,7 +271,11 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losse
     )
     channel.publish(grown)
     pods.start_pod("job-1-2", folder)
+    store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
+    running = SimpleNamespace(processes=first.pods, store=store)
+    eventually(lambda: new_ranks_ready(running, grown), "the new rank is there", pods.errors)
+    gates.open()
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     (grew,) = pods.events("grow", "job-1-0")
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
-    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 60)
+    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 20)

@@ -22,6 +22,8 @@ from ballast_trainer.reporting.writers import (
     writers_of,
 )
 
+from tests.support.waiting import WAIT_SECONDS
+
 STAGES = [
     {"rank": 0, "firstLayer": 0, "endLayer": 3},
     {"rank": 1, "firstLayer": 3, "endLayer": 8},
@@ -110,7 +112,7 @@ def test_prometheus_serves_steps_events_and_pauses():
     try:
         writer.scalars(7, {"loss": 2.5, "step_seconds": 0.05, "ranks": 4.0})
         writer.event("rebalance", 7, {"pause_ms": 25.0})
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
             text = answer.read().decode()
     finally:
         writer.close()
@@ -122,7 +124,7 @@ def test_prometheus_serves_steps_events_and_pauses():
     assert "ballast_trainer_step_seconds_count 1.0" in text
     assert "ballast_trainer_bubble" not in text
     with pytest.raises(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS)
 
 
 def test_a_metrics_port_in_use_is_refused_with_the_reason():
@@ -221,7 +223,7 @@ def test_a_run_prints_what_is_promised_and_serves_its_metrics(gang, small_config
     saved = {"path": str(tmp_path / "saved"), "everySteps": 5}
     running = gang(small_config(totalSteps=100_000, metrics=metrics, checkpoint=saved), ranks=2)
     running.wait_for_step(6)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS) as answer:
         text = answer.read().decode()
     assert "ballast_trainer_ranks 2.0" in text
     assert 'ballast_trainer_events_total{event="checkpoint"}' in text

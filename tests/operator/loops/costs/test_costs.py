@@ -52,6 +52,7 @@ class Meter:
         return (self.simulation.world.get(POLICY, "", "default").get("status") or {}).get("bill") or []
 
 
+@pytest.mark.slow
 async def test_jobs_deleted_jobs_and_idle_gpus_sum_up_to_the_nodes_bill():
     """To a cent, over starts, a new node, a finished and a deleted job, and two deaths of the operator."""
     simulation = priced()

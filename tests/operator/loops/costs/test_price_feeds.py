@@ -177,6 +177,7 @@ async def test_a_policy_that_became_invalid_is_not_looked_at_for_its_feed():
     assert status(simulation).prices[0].price_per_gpu_hour == 1.0
 
 
+@pytest.mark.slow
 async def test_jobs_and_nodes_pay_each_price_for_the_time_that_it_held():
     """Over changes of the price and a death of the operator, to a cent."""
     simulation = cluster("max-throughput")

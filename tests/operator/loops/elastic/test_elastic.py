@@ -37,6 +37,7 @@ async def alone_on_four(**spec) -> Simulation:
     return simulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.ALWAYS]
 )
@@ -92,6 +93,7 @@ async def test_a_gang_that_gave_gpus_back_takes_them_again():
     assert never_restarted(simulation, "one")
 
 
+@pytest.mark.slow
 async def test_equal_gangs_do_not_pass_gpus_back_and_forth():
     """Three on four GPUs: one has two, and keeps them."""
     simulation = four_gpus()
@@ -130,6 +132,7 @@ async def test_a_trainer_that_does_not_shrink_is_stopped_with_a_checkpoint_and_r
     assert simulation.trainers["one"].resumed_from[-1] == simulation.trainers["one"].saved > 0
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_never_shrinks_is_no_longer_asked_to():
     """Twice is enough: from then on its gang keeps what it is launched with, and takes turns."""
     simulation = await alone_on_four()

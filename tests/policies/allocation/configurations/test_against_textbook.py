@@ -1,5 +1,7 @@
 """Every exact policy over configurations reaches the optimum of an independent formulation."""
 
+import functools
+
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import allocate
@@ -8,15 +10,23 @@ from tests.policies.allocation.configurations.instances import FAMILIES, problem
 from tests.policies.allocation.configurations.textbook import ElasticBook
 from tests.policies.allocation.textbook import filling_by_stages, team_weights
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(20)
 """With ten families: 200 instances for each policy."""
 CLOSE = {"rel": 1e-6, "abs": 1e-9}
 
 
+@functools.cache
+def textbook(family, seed):
+    """The same for every policy."""
+    return ElasticBook(problem_of(family, seed))
+
+
 def solved(policy, family, seed):
     """(problem as a textbook has it, answer), checked for feasibility and a proven gap."""
-    problem = problem_of(family, seed)
-    book, answer = ElasticBook(problem), allocate(policy, problem)
+    book = textbook(family, seed)
+    problem, answer = book.p, allocate(policy, book.p)
     x = book.shares(answer)
     A, b = book.limits()
     assert (x >= 0).all()

@@ -27,6 +27,7 @@ def by_one_program(policy, build, monkeypatch):
         return solve(policy, build()).objective
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 @pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "max-throughput"])
 def test_prices_find_the_optimum_of_the_plain_program(policy, family, monkeypatch):

@@ -1,9 +1,9 @@
-"""The policies' problems over configurations, written a second time: dense arrays, scipy's linprog, cvxpy."""
+"""The policies' problems over configurations, written a second time: dense arrays, HiGHS, cvxpy."""
 
 import cvxpy as cp
 import numpy as np
-from scipy.optimize import linprog
 
+from tests.policies.allocation.linear_program import least
 from tests.policies.allocation.textbook import Book
 
 
@@ -59,7 +59,7 @@ class ElasticBook(Book):
         mine = self.job == m
         A = np.vstack([self.use[mine].T, np.ones(mine.sum())])
         b = np.append(self.capacity / self.n, 1.0)
-        return -linprog(-self.rate[mine], A_ub=A, b_ub=b, bounds=(0, None), method="highs").fun
+        return -least(-self.rate[mine], A, b)[0]
 
     def limits(self, extra=0):
         time = np.array([self.job == m for m in range(self.n)], dtype=float).reshape(self.n, self.width)

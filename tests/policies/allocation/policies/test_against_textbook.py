@@ -82,6 +82,7 @@ def test_section_5_4_2_makespan_is_one_over_the_largest_common_rate(p):
     assert allocate("makespan", p).objective == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(p=where_all_run(max_jobs=6))
 def test_section_5_4_2_finish_time_fairness_is_the_least_rho_that_can_be_reached(p):

@@ -71,6 +71,7 @@ def test_levels_are_those_of_one_program_for_each_level(policy, seed):
         assert (found.levels >= expected.levels - 1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROOTS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_certified_within_its_limits(name, policy, monkeypatch):

@@ -63,6 +63,7 @@ def test_what_is_left_over_adds_as_much_as_by_the_simplex_method(name, small_sam
     within_limits(instance, found.x)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(seed=3, name="heavy tails, demand 10", types=3, policy="makespan")
 @given(

@@ -24,6 +24,7 @@ def test_every_job_ends_and_none_is_faster_than_alone(policy, sizes):
     assert 0 < result.utilisation <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_choice_of_size_pays_on_average(seed):
     """``completion-time`` against the same jobs at their requested sizes, and against Sia's program."""

@@ -60,6 +60,7 @@ def test_a_gang_is_not_stopped_before_it_ran_min_run_seconds():
     assert min(stretches(found)) == pytest.approx(400.0)
 
 
+@pytest.mark.slow
 def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
     """Six jobs on three GPUs that would change hands every round."""
     jobs = [a_job(steps=1e5) for _ in range(6)]
@@ -70,6 +71,7 @@ def test_no_more_gangs_are_stopped_or_moved_in_an_hour_than_allowed():
     assert len(ends) < len(stretches(run(jobs, fast=2, slow=1)))
 
 
+@pytest.mark.slow
 def test_a_large_gang_is_served_although_small_ones_keep_coming():
     """What comes free is kept for it, as the operator does."""
     assert wait_of_a_large_gang(waiting=12, min_run_seconds=300.0) <= 30 * 100.0

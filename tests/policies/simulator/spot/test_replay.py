@@ -204,6 +204,7 @@ def test_impossible_settings_are_refused(wrong):
 LEVELS = st.lists(st.floats(0.2, 2.9), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(
     st.lists(LEVELS, min_size=1, max_size=3),
     st.floats(1, 40),

@@ -1,0 +1,40 @@
+"""Text whose batches of some steps wait for the test, so that training lasts until the test has acted."""
+
+import time
+from pathlib import Path
+
+from ballast_trainer.data.corpus import text_batch
+
+
+class Gates:
+    """Steps that do not begin until :meth:`open` is called for them, in their order.
+
+    Args:
+        folder: an empty one, shared with the ranks.
+        steps: whose batches wait.
+    """
+
+    def __init__(self, folder: Path, *steps: int) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._closed = list(steps)
+
+    def hold(self, config: dict) -> dict:
+        """The configuration with data that waits; batches are those of the corpus."""
+        context = config["model"]["args"]["context"]
+        args = {"folder": str(self._folder), "steps": list(self._closed), "context": context}
+        return {**config, "data": {"name": "tests.support.held_data:batches", "args": args}}
+
+    def open(self) -> None:
+        """Let the next step that waits begin; without one, nothing happens."""
+        if self._closed:
+            (self._folder / str(self._closed.pop(0))).touch()
+
+
+def batches(folder, steps, context):
+    def batch(seed, step, size):
+        while step in steps and not Path(folder, str(step)).exists():
+            time.sleep(0.01)
+        return text_batch(seed, step, size, context)
+
+    return batch
