@@ -2,9 +2,9 @@
 
 At the end of a stage some types are full, and limit; the others have GPUs left and cost nothing. With only
 the limiting types priced, a job that can meet its demand on the others leaves the program, and of each
-remaining job only the speed beyond its fastest free type counts:
+remaining job only the speed beyond its fastest free column (type or configuration) counts:
 
-    rates_mj - free_m,   base_m - free_m,   free_m = the fastest of its types without a price.
+    rates_mj - free_m,   base_m - free_m,   free_m = the fastest of its columns without a price.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import numpy as np
 
 from ballast_policies.allocation.fairness.demand_path import root_of_cut
 from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.stage_columns import StageColumns
 from ballast_policies.allocation.solvers.best_response import respond
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
 
@@ -30,9 +31,8 @@ class StageJobs:
     Args:
         pouring: the levels along the stage.
         jobs: rows of the pouring.
-        rates: (n, k) of these jobs on the open types, as parts of their full speed.
+        columns: of these jobs on the open types.
         full: (n,) levels at full speed.
-        gpus: (n,) gangs.
         size, held: (k,) GPUs of the types, and those that other jobs hold.
         alike: many jobs have the same speeds and gangs.
     """
@@ -42,17 +42,17 @@ class StageJobs:
         pouring: Pouring,
         *,
         jobs: np.ndarray,
-        rates: np.ndarray,
+        columns: StageColumns,
         full: np.ndarray,
-        gpus: np.ndarray,
         size: np.ndarray,
         held: np.ndarray,
         alike: bool,
     ) -> None:
-        self.pouring, self.jobs, self.rates, self.full = pouring, jobs, rates, full
-        self.gpus, self.size, self.held, self.alike = gpus, size, held, alike
+        self.pouring, self.jobs, self.columns, self.full = pouring, jobs, columns, full
+        self.size, self.held, self.alike = size, held, alike
         self.end = pouring.end
-        self.reach = largest(rates)
+        self.rates = columns.rates
+        self.reach = largest(columns.rates)
 
     def demand(self, s: float, some: np.ndarray | None = None) -> np.ndarray:
         """(n,) or (some,) demands at ``s``, as parts of full speed."""
@@ -66,22 +66,27 @@ class StageJobs:
 
     def program(self, types: np.ndarray, s: float) -> "PricedJobs":
         """The program at ``s`` in which only ``types`` (k,) have prices."""
-        n, priced = len(self.jobs), np.flatnonzero(types)
-        free = np.zeros(n)
-        for j in np.flatnonzero(~types):
-            np.maximum(free, self.rates[:, j], out=free)
+        priced, use = np.flatnonzero(types), self.columns.use
+        free = self._fastest_without(types)
         need = self.demand(s) - free
         jobs = np.flatnonzero(need > NOTHING)
-        rates = np.zeros((len(jobs), len(priced) + 1), order="F")
-        for i, j in enumerate(priced):
-            rates[:, i] = self.rates[jobs, j] - free[jobs]
+        if use is None:
+            kept = priced
+            dear = np.ones((len(jobs), len(kept)), dtype=bool)
+        else:
+            kept = np.arange(self.rates.shape[1])
+            dear = self.columns.on(types)[jobs]
+            use = np.append(use[priced][:, :, jobs], np.zeros((len(priced), 1, len(jobs))), axis=1)
+        rates = np.zeros((len(jobs), len(kept) + 1), order="F")
+        for i, j in enumerate(kept):
+            rates[:, i] = np.where(dear[:, i], self.rates[jobs, j] - free[jobs], 0.0)
         rates[rates <= NOTHING] = 0.0
         usable = np.asfortranarray(rates > 0)
         usable[:, -1] = True
         rows = Rows(
             rates=rates,
             usable=usable,
-            gpus=self.gpus[jobs],
+            gpus=self.columns.gpus[jobs],
             value=None,
             base=need[jobs],
             slope=np.zeros(len(jobs)),
@@ -90,8 +95,18 @@ class StageJobs:
             gain=1.0,
             reach=largest(rates),
             absent=np.where(usable, 0.0, np.inf),
+            use=use,
         )
-        return PricedJobs(stage=self, rows=rows, jobs=jobs, free=free[jobs])
+        return PricedJobs(stage=self, rows=rows, jobs=jobs, kept=kept, free=free[jobs])
+
+    def _fastest_without(self, types: np.ndarray) -> np.ndarray:
+        """(n,) the fastest rate of a column that takes nothing of ``types`` (k,)."""
+        free = np.zeros(len(self.jobs))
+        if self.columns.use is None:
+            for j in np.flatnonzero(~types):
+                np.maximum(free, self.rates[:, j], out=free)
+            return free
+        return largest(np.where(self.columns.on(types), 0.0, self.rates))
 
     def bound(self, prices: np.ndarray, s: float) -> float:
         """The bound on s that ``prices`` (k,) prove by the cut that touches at ``s``."""
@@ -113,13 +128,13 @@ class StageJobs:
 
     def over(self, X: np.ndarray) -> np.ndarray:
         """(k,) types whose GPUs are exceeded by the jobs with X and the others together."""
-        over: np.ndarray = self.gpus @ X + self.held > self.size * (1 + 10 * CLOSE)
+        over: np.ndarray = self.columns.used(X) + self.held > self.size * (1 + 10 * CLOSE)
         return over
 
     def filled_up(self, types: np.ndarray, s: float, X: np.ndarray) -> np.ndarray:
-        """``X`` on ``types`` (k,), and what else each job demands at ``s`` on the fastest of the others."""
+        """``X`` on ``types`` (k,), and what else each job demands at ``s`` in the fastest other column."""
         X, everyone = X.copy(), np.arange(len(X))
-        others = np.where(types, -1.0, self.rates)
+        others = np.where(self.columns.on(types), -1.0, self.rates)
         kind = others.argmax(axis=1)
         speed = others[everyone, kind]
         lacking = np.maximum(self.demand(s) - (self.rates * X).sum(axis=1), 0.0)
@@ -136,12 +151,14 @@ class PricedJobs:
         stage: the stage that they belong to.
         rows: their program.
         jobs: (rows,) their places in the stage.
+        kept: (w',) the columns of the stage that are columns of ``rows``.
         free: (rows,) their fastest rate without a price.
     """
 
     stage: StageJobs
     rows: Rows
     jobs: np.ndarray
+    kept: np.ndarray
     free: np.ndarray
 
     @property

@@ -52,7 +52,7 @@ class StageEnd:
         s: the end of the stage.
         bound: proven: no s beyond it.
         prices: (k,) of the types that limit: how much further the stage would go with one GPU more.
-        X: (n, k) shares; the rest of a job's demand is met on its fastest type without a price.
+        X: (n, w) shares; the rest of a job's demand is met in its fastest column without a price.
         stopped: (n,) jobs that cannot rise beyond ``s``, whose X is final.
     """
 
@@ -103,7 +103,7 @@ class StageSearch:
             tolerance = JITTERED if s <= bound * (1 + CLOSE) else CLOSE
             if found.u <= 1 + tolerance and s >= bound * (1 - CLOSE):
                 X = np.zeros_like(self.stage.rates)
-                X[np.ix_(program.jobs, np.flatnonzero(types))] = found.X
+                X[np.ix_(program.jobs, program.kept)] = found.X
                 X = self.stage.filled_up(types, s, X)
                 if found.u >= 1 - JITTERED and ((proof > 0) == types).all():
                     return self._end(s, bound, proof, X, program)
@@ -154,8 +154,8 @@ class StageSearch:
             rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), SAMPLE
         )
         some = rows.take(chosen, capacity=rows.capacity, lift=rows.lift)
-        some = dataclasses.replace(some, gpus=some.gpus * weight)
-        sample = PricedJobs(stage=self.stage, rows=some, jobs=program.jobs[chosen], free=program.free[chosen])
+        some = some.standing_for(weight)
+        sample = dataclasses.replace(program, rows=some, jobs=program.jobs[chosen], free=program.free[chosen])
         s, prices = adjusted_prices(some, sample)
         types = (prices * self.stage.size > LIMITING) | more
         prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, self.stage.size)), 0.0)

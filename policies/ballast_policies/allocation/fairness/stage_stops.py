@@ -29,10 +29,11 @@ def stopped_jobs(
         return np.ones(len(X), dtype=bool)
     stopped = np.zeros(len(X), dtype=bool)
     stopped[program.jobs] = True
-    open_rates = np.where(closed, 0.0, stage.rates)
+    priced = stage.columns.on(closed)
+    open_rates = np.where(priced, 0.0, stage.rates)
     free = open_rates.max(axis=1)
     tied = (free > 0) & ((open_rates >= free[:, None] * (1 - SAME)).sum(axis=1) > 1)
-    resting = np.where(closed, 0.0, X).sum(axis=1) > SAME
+    resting = np.where(priced, 0.0, X).sum(axis=1) > SAME
     if (stopped & tied & resting).any() or not _unique(stage, program, prices[closed]):
         raise TiedError
     # Jobs that may be on several open types at full speed wait for a later stage to place them.
@@ -55,14 +56,19 @@ def _unique(stage: StageJobs, program: PricedJobs, prices: np.ndarray) -> bool:
     several = np.flatnonzero(used.sum(axis=1) > 2)
     if not len(several):
         return True
-    features = np.concatenate([stage.rates[program.jobs[several]], used[several]], axis=1)
-    several = several[equal_rows(features)[1]]
+    parts = [stage.rates[program.jobs[several]], used[several]]
+    if rows.use is not None:
+        parts += [each.T[several] for each in rows.use]
+    several = several[equal_rows(np.concatenate(parts, axis=1))[1]]
     if len(several) > MOST_TIED:
         return False
-    group, kind = np.nonzero(used[several])
+    group, place = np.nonzero(used[several])
     here, k = np.arange(len(group)), len(prices)
     system = np.zeros((2 * len(several) + k + 1, len(group)))
-    system[group, here] = rows.rates[several[group], kind]
+    system[group, here] = rows.rates[several[group], place]
     system[len(several) + group, here] = 1.0
-    system[2 * len(several) + kind, here] = 1.0
+    if rows.use is None:
+        system[2 * len(several) + place, here] = 1.0
+    else:
+        system[2 * len(several) : -1, here] = rows.use[:, place, several[group]]
     return bool(np.linalg.matrix_rank(system[:-1]) == len(group))

@@ -72,7 +72,7 @@ def fill(instance: Instance, root: Team) -> Filled:
     Raises:
         SolverError: an LP failed.
     """
-    by_programs_only = bool(instance.pairs) or bool(instance.elastic.any())
+    by_programs_only = bool(instance.pairs)
     if len(instance.gpus) >= MANY and not by_programs_only:
         try:
             return _by_prices(instance, root)
@@ -93,7 +93,7 @@ def _by_prices(instance: Instance, root: Team) -> Filled:
     """As ``fill``, with the gap between the levels and their proven upper bounds."""
     filled = fill_by_prices(instance, root)
     columns = instance.columns
-    x = instance.feasible(filled.X[columns.first, columns.kind])
+    x = instance.feasible(filled.X[columns.first, columns.place])
     reached = instance.level_scale * instance.throughput(x)
     least = SMALL * instance.level_scale * instance.top
     size = np.where(filled.bound > 0, np.maximum(filled.bound, least), 1.0)

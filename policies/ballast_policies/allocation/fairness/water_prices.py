@@ -15,11 +15,12 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.fairness.pouring import Pouring
+from ballast_policies.allocation.fairness.stage_columns import stage_columns
 from ballast_policies.allocation.fairness.stage_jobs import StageJobs
 from ballast_policies.allocation.fairness.stage_program import MoreTypesError, StageEnd, StageSearch
 from ballast_policies.allocation.fairness.teams import Team
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.job_classes import mostly_distinct
+from ballast_policies.allocation.solvers.dense_program import largest
 from ballast_policies.allocation.solvers.simplex import SolverError
 
 FULL = 1e-9
@@ -33,7 +34,7 @@ class PricedFilling:
     """Outcome of water filling by prices.
 
     Attributes:
-        X: (n, k) shares.
+        X: (n, w) shares, w columns as in ``StageColumns``.
         levels, bound: (n,) levels reached, and their proven upper bounds.
         prices: (k,) of the first stage: how much further it would reach with one more GPU.
         stages: how many there were.
@@ -72,19 +73,17 @@ class _Filling:
 
     def __init__(self, instance: Instance, root: Team) -> None:
         self.instance, self.root = instance, root
-        top = np.where(instance.top > 0, instance.top, 1.0)
         self.full = np.where(instance.runnable, instance.level_scale, 0.0) * instance.top
-        self.rates = np.asfortranarray(instance.T / top[:, None])
-        features = np.concatenate([instance.T, instance.gpus[:, None]], axis=1)
-        self.alike = not mostly_distinct(features)
+        self.columns = stage_columns(instance)
+        self.alike = self.columns.alike()
 
     def start(self) -> _State:
-        n, k = self.rates.shape
+        n, k = len(self.full), len(self.instance.capacity)
         return _State(
             levels=np.zeros(n),
             bound=np.zeros(n),
             settled=self.full <= 0,
-            X=np.zeros((n, k)),
+            X=np.zeros(self.columns.rates.shape),
             open_types=self.instance.capacity > 0,
             held=np.zeros(k),
             prices=np.zeros(k),
@@ -106,9 +105,8 @@ class _Filling:
         stage = StageJobs(
             pouring,
             jobs=jobs,
-            rates=np.asfortranarray(self.rates[np.ix_(jobs, kinds)]),
+            columns=self.columns.restricted(jobs, kinds),
             full=self.full[jobs],
-            gpus=self.instance.gpus[jobs],
             size=self.instance.capacity[kinds],
             held=state.held[kinds],
             alike=self.alike,
@@ -132,10 +130,14 @@ class _Filling:
         limits: np.ndarray,
     ) -> _State:
         mine = jobs[end.stopped]
-        X = np.zeros((len(mine), len(state.held)))
-        X[:, kinds] = end.X[end.stopped]
         every, settled, bound = state.X.copy(), state.settled.copy(), state.bound.copy()
-        every[mine], settled[mine] = X, True
+        if self.columns.use is None:
+            every[np.ix_(mine, kinds)] = end.X[end.stopped]
+        else:
+            every[mine] = end.X[end.stopped]
+        settled[mine] = True
+        now = np.zeros_like(every)
+        now[mine] = every[mine]
         bound[mine] = pouring.levels(end.bound, mine)
         first = not state.settled[self.full > 0].any()
         prices = np.zeros(len(state.held))
@@ -146,15 +148,17 @@ class _Filling:
             settled=settled,
             X=every,
             open_types=state.open_types & ~limits,
-            held=state.held + self.instance.gpus[mine] @ X,
+            held=state.held + self.columns.used(now),
             prices=prices if first else state.prices,
         )
 
     def _reach(self, types: np.ndarray) -> np.ndarray:
         """(n,) the fastest rate on ``types``."""
+        if self.columns.use is not None:
+            return largest(np.where(self.columns.on(~types), 0.0, self.columns.rates))
         reach = np.zeros(len(self.full))
         for j in np.flatnonzero(types):
-            np.maximum(reach, self.rates[:, j], out=reach)
+            np.maximum(reach, self.columns.rates[:, j], out=reach)
         return reach
 
 

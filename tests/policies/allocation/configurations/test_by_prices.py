@@ -1,8 +1,5 @@
 """Hundreds of elastic jobs: the search for prices, against the same program given to HiGHS as it is."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from ballast_policies.allocation.own_share import own_share
@@ -12,11 +9,8 @@ from ballast_policies.allocation.solvers import linear
 from ballast_policies.configuration import Configuration
 from scipy.optimize import linprog
 
-ROOT = Path(__file__).parents[4]
-_spec = importlib.util.spec_from_file_location("elastic_families", ROOT / "benchmarks/allocation/elastic.py")
-elastic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(elastic)
-FAMILIES = {family.name: family for family in elastic.FAMILIES}
+from tests.policies.allocation.configurations.families import FAMILIES
+
 JOBS = 130
 
 
