@@ -141,3 +141,12 @@ def useful_pairs(
         gpus=gpus[first[which]],
         pair=which,
     )
+
+
+def size_at_full_speed(columns: Columns, n: int) -> np.ndarray:
+    """(n,) GPUs of each job's fastest column, the smallest of several; 1 without a column."""
+    size, total = np.ones(n), columns.total_gpus()
+    # The last entry of each job stays: fastest last, of these the smallest.
+    order = np.lexsort((-total, columns.rate_first))
+    size[columns.first[order]] = total[order]
+    return size

@@ -5,11 +5,12 @@ of the ``columns``. A job is a gang of one size, or elastic: it has configuratio
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.allocation.columns import Columns, useful_pairs
+from ballast_policies.allocation.columns import Columns, size_at_full_speed, useful_pairs
 from ballast_policies.allocation.options import Options, options_of
 from ballast_policies.allocation.own_share import own_share
 from ballast_policies.allocation.problem import Entity, Pair, Problem
@@ -25,8 +26,7 @@ class Instance:
     """A problem as arrays.
 
     Attributes:
-        gpu_types: (k) names of the types.
-        names: (n) names of the jobs.
+        gpu_types, names: (k), (n) names of the types and of the jobs.
         capacity: (k,) GPUs of each type.
         gpus, weights: (n,) of each job; of an elastic one the GPUs of its fastest configuration.
         T: (n, k) steps/s of each gang alone; 0 where it cannot run or has more GPUs than there are, and for
@@ -40,8 +40,8 @@ class Instance:
         columns: all ways to spend time.
         steps_remaining, deadlines: (n,) steps and seconds left; NaN where unknown or none.
         elapsed, isolated_elapsed: (n,) seconds, as in ``Job``.
-        entity_of: (n) the entity of each job.
-        entities: those that are defined, by name.
+        budgets, budget: (n,) USD for the rest of each job, NaN: no limit; and for all together.
+        entity_of, entities: (n) the entity of each job, and those that are defined, by name.
         usd_per_hour: price of one GPU of each type that has one.
         pairs: the pairs that ``columns.pair`` indexes.
     """
@@ -64,7 +64,9 @@ class Instance:
     entity_of: Sequence[str | None]
     entities: Mapping[str, Entity]
     usd_per_hour: Mapping[str, float]
+    budgets: np.ndarray
     pairs: tuple[Pair, ...] = ()
+    budget: float = math.inf
 
     @property
     def runnable(self) -> np.ndarray:
@@ -171,8 +173,7 @@ def _sums(index: np.ndarray, *, weights: np.ndarray, n: int) -> np.ndarray:
 
 def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
     """Arrays of ``problem``; its pairs are left out unless ``space_sharing``."""
-    jobs, types = problem.jobs, problem.gpu_types
-    n, k = len(jobs), len(types)
+    jobs, types, n, k = problem.jobs, problem.gpu_types, len(problem.jobs), len(problem.gpu_types)
     rates = (job.throughput.get(gpu_type, 0.0) for job in jobs for gpu_type in types)
 
     def of_each(field: str) -> np.ndarray:
@@ -189,6 +190,8 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         elapsed=of_each("elapsed"),
         isolated_elapsed=of_each("isolated_elapsed"),
         deadlines=of_each("deadline"),
+        budgets=of_each("budget"),
+        budget=math.inf if problem.budget is None else problem.budget,
         names=[job.name for job in jobs],
         entity_of=[job.entity for job in jobs],
         entities=problem.entities,
@@ -209,6 +212,8 @@ def from_arrays(
     elapsed: np.ndarray | None = None,
     isolated_elapsed: np.ndarray | None = None,
     deadlines: np.ndarray | None = None,
+    budgets: np.ndarray | None = None,
+    budget: float = math.inf,
     names: Sequence[str] | None = None,
     entity_of: Sequence[str | None] | None = None,
     entities: Mapping[str, Entity] | None = None,
@@ -224,10 +229,12 @@ def from_arrays(
         throughput: (n, k) steps/s of each gang; 0: it cannot run there.
         gpus: (n,) gang sizes.
         weights: (n,), 1 if left out.
-        steps_remaining: (n,) steps left, NaN where unknown.
+        steps_remaining: (n,) NaN where unknown.
         elapsed: (n,) seconds since arrival, 0 if left out.
         isolated_elapsed: (n,) seconds on the isolated share, 0 if left out.
         deadlines: (n,) seconds from now, NaN where there is none.
+        budgets: (n,) USD for the rest of each job, NaN where there is no limit.
+        budget: USD for the rest of all jobs together.
         names: of the jobs; their numbers if left out.
         entity_of: (n) the entity of each job, or None.
         entities: those that are defined, by name.
@@ -262,7 +269,7 @@ def from_arrays(
         of_elastic = options.columns(capacity)
         speed = of_elastic.rate_first * own_share(of_elastic, capacity, n)
         equal = equal + np.bincount(of_elastic.first, weights=speed, minlength=n)
-        gpus = np.where(elastic, _size_at_full_speed(of_elastic, n), gpus)
+        gpus = np.where(elastic, size_at_full_speed(of_elastic, n), gpus)
         level_at_equal = np.where(elastic, 1.0 if elastic.all() else total / n, gpus)
         columns = columns.with_others(of_elastic)
         columns = columns.take(np.argsort(columns.first, kind="stable"))
@@ -284,17 +291,10 @@ def from_arrays(
         elapsed=np.zeros(n) if elapsed is None else elapsed,
         isolated_elapsed=np.zeros(n) if isolated_elapsed is None else isolated_elapsed,
         deadlines=np.full(n, np.nan) if deadlines is None else deadlines,
+        budgets=np.full(n, np.nan) if budgets is None else budgets,
+        budget=budget,
         entity_of=[None] * n if entity_of is None else entity_of,
         entities=entities or {},
         usd_per_hour=usd_per_hour or {},
         pairs=pairs,
     )
-
-
-def _size_at_full_speed(columns: Columns, n: int) -> np.ndarray:
-    """(n,) GPUs of each job's fastest column, the smallest of several; 1 without a column."""
-    size, total = np.ones(n), columns.total_gpus()
-    # The last entry of each job stays: fastest last, of these the smallest.
-    order = np.lexsort((-total, columns.rate_first))
-    size[columns.first[order]] = total[order]
-    return size

@@ -28,6 +28,8 @@ class Reads(enum.StrEnum):
     """Seconds that each job's progress would have taken on its isolated share."""
     DEADLINES = "deadline"
     """Seconds until each job should be done."""
+    BUDGETS = "budget"
+    """What the rest of each job, and of all jobs together, may cost."""
 
 
 CLOCK = (Reads.ELAPSED, Reads.ISOLATED_ELAPSED, Reads.DEADLINES)

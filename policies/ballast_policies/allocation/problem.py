@@ -45,6 +45,7 @@ class Job:
         elapsed: seconds since it arrived.
         isolated_elapsed: seconds that the same progress would have taken on its isolated share.
         deadline: seconds from now until it should be done; None: no deadline.
+        budget: USD that its remaining steps may cost; None: no limit.
 
     Raises:
         ProblemError: a value is impossible.
@@ -60,6 +61,7 @@ class Job:
     elapsed: float = 0.0
     isolated_elapsed: float = 0.0
     deadline: float | None = None
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         where = f"jobs[{self.name}]"
@@ -70,7 +72,7 @@ class Job:
         _positive(f"{where}.weight", self.weight)
         for gpu_type, rate in self.throughput.items():
             _at_least_zero(f"{where}.throughput.{gpu_type}", rate)
-        for field in ("steps_remaining", "elapsed", "isolated_elapsed"):
+        for field in ("steps_remaining", "elapsed", "isolated_elapsed", "budget"):
             value = getattr(self, field)
             if value is not None:
                 _at_least_zero(f"{where}.{field}", value)
@@ -116,6 +118,7 @@ class Problem:
 
     A job's throughput may name types that are not in ``gpu_types``; they are ignored, and so are
     configurations that take GPUs of such a type.
+    ``budget``: USD that the remaining steps of all jobs together may cost; None: no limit.
     A job that belongs to no entity stands beside the entities, with its own weight.
 
     Raises:
@@ -128,6 +131,7 @@ class Problem:
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     entities: Mapping[str, Entity] = dataclasses.field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         _refuse_repeated("gpu_types", self.gpu_types)
@@ -138,6 +142,8 @@ class Problem:
             _at_least_zero(f"capacity.{gpu_type}", gpus)
         for gpu_type, price in self.prices.items():
             _at_least_zero(f"prices.{gpu_type}", price)
+        if self.budget is not None:
+            _at_least_zero("budget", self.budget)
         self._check_entities()
         if self.pairs:
             self._check_pairs()

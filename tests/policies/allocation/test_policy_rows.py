@@ -20,16 +20,19 @@ def random_problem(random: np.random.Generator) -> Problem:
     jobs = []
     for number in range(6):
         rates = random.uniform(1.0, 9.0, 3)
+        steps = float(random.uniform(1e3, 1e5))
         jobs.append(
             Job(
                 name=f"job-{number}",
                 throughput=dict(zip(TYPES, rates.tolist(), strict=True)),
                 weight=float(random.uniform(0.5, 2.0)),
                 entity=("vision", "speech")[number % 2],
-                steps_remaining=float(random.uniform(1e3, 1e5)),
+                steps_remaining=steps,
                 elapsed=float(random.uniform(1.0, 1e4)),
                 isolated_elapsed=float(random.uniform(1.0, 1e4)),
                 deadline=float(random.uniform(2e3, 2e4)),
+                # A step costs about a ten thousandth.
+                budget=steps * float(random.uniform(0.5e-4, 2e-4)),
             )
         )
     return Problem(

@@ -169,6 +169,8 @@ def values(policy: str, problem: Problem) -> str:
             {gpu_type: f"{rate:.1e}" for gpu_type, rate in sorted(job.throughput.items())},
             f"{job.steps_remaining:.1e}" if steps else None,
         ]
+        if Reads.BUDGETS in row.reads:
+            entry.append(None if job.budget is None else f"{job.budget:.1e}")
         for field in row.reads_clock:
             value = getattr(job, field)
             entry.append(None if value is None else f"{value:.2e}")

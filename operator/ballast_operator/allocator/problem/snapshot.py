@@ -232,4 +232,5 @@ def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float
         elapsed=max(0.0, elapsed - status.suspended_seconds),
         isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
         deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
+        budget=None if spec.budget is None else max(0.0, spec.budget - status.cost_so_far),
     )

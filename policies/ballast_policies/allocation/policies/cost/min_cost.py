@@ -114,6 +114,7 @@ def _filled_together(instance: Instance, chosen: np.ndarray) -> np.ndarray:
         elapsed=instance.elapsed[jobs],
         isolated_elapsed=instance.isolated_elapsed[jobs],
         deadlines=instance.deadlines[jobs],
+        budgets=instance.budgets[jobs],
         entity_of=[instance.entity_of[m] for m in jobs.tolist()],
     )
     return water_filling.solve(some).x
