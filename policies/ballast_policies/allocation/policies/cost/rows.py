@@ -60,7 +60,6 @@ COST_POLICIES = {
         solve_from=fairness_per_dollar.solve,
         objective=fairness_per_dollar.objective,
         reads=frozenset({Reads.PRICES}),
-        compares_speeds=True,
         space_sharing=SpaceSharing.NEVER,
         takes_configurations=True,
     ),
