@@ -91,9 +91,9 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "To fix: precision: bf16 or fp32",
     ),
     (
-        {"pipeline": {"schedule": "PipeDream"}, "parallelism": {"data": 2}},
-        "parallelism",
-        "parallelism.data: 2",
+        {"pipeline": {"schedule": "PipeDream"}, "parallelism": {"tensor": 2}},
+        "parallelism.tensor",
+        "parallelism.tensor: 2",
     ),
     ({"parallelism": {"tensor": 2}, "dynamics": [PRUNING]}, "dynamics", "parallelism.tensor: 2"),
     (

@@ -42,10 +42,11 @@ class Recurrence:
     """The explicit recurrence in one process: every stage keeps all its versions.
 
     ``version(stage, k)`` is what microbatch k (from 0) meets; stage s learns after every
-    ``update_every[s]`` microbatches from the mean of their gradients.
+    ``update_every[s]`` microbatches from the mean of their gradients.  Of ``pipelines`` in parallel, each
+    with its part of a batch, the k-th microbatches come one after the other.
     """
 
-    def __init__(self, config, bounds, *, version, update_every):
+    def __init__(self, config, bounds, *, version, update_every, pipelines=1):
         stages = len(bounds) - 1
         self.latest, self.job = layers_of(config)
         self.latest.hold(self.latest.make(index) for index in range(LAYERS))
@@ -53,7 +54,7 @@ class Recurrence:
         computing.hold(computing.make(index) for index in range(LAYERS))
         self.ranges = [range(bounds[s], bounds[s + 1]) for s in range(stages)]
         self.history = [[self.snapshot(stage)] for stage in range(stages)]
-        self.version, self.update_every = version, update_every
+        self.version, self.update_every, self.pipelines = version, update_every, pipelines
         self.meter = Meter(LAYERS, CPU, None)
         self.computing = computing
         self.stack = LayerStack([computing[i] for i in range(LAYERS)], self.meter, 0, CPU)
@@ -71,12 +72,12 @@ class Recurrence:
         pipeline = config.pipeline
         for step in range(config.total_steps):
             inputs, targets = self.job.model.batch(0, step, pipeline.global_batch_size)
-            parts = zip(
-                inputs.chunk(pipeline.microbatches), targets.chunk(pipeline.microbatches), strict=True
-            )
+            sources, wanted = inputs.chunk(pipeline.microbatches), targets.chunk(pipeline.microbatches)
+            each = pipeline.microbatches // self.pipelines
+            order = [first + within for within in range(each) for first in range(0, len(sources), each)]
             total = 0.0
-            for within, (source, target) in enumerate(parts):
-                total += self.microbatch(k, step, within, source, target)
+            for within in order:
+                total += self.microbatch(k, step, within, sources[within], wanted[within])
                 k += 1
             losses.append(total / pipeline.microbatches)
         return losses

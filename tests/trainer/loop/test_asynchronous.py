@@ -82,6 +82,38 @@ def test_replicas_of_a_stage_average_their_gradients_at_each_update(gang, flowin
     assert_equal_to(late, gang, config, 3)
 
 
+@pytest.mark.parametrize(("schedule", "optimizer", "rate"), [("PipeDream", "torch.optim:SGD", 0.1)])
+def test_parallel_pipelines_average_their_gradients_at_each_update(
+    gang, flowing, tmp_path, schedule, optimizer, rate
+):
+    """Weight stashing over two pipelines of two stages: update k is of both pipelines' microbatch k."""
+    config = flowing(schedule, optimizer=optimizer, rate=rate, checkpoint={"path": str(tmp_path / "c")})
+    config["parallelism"] = {"data": 2}
+    late = Recurrence(
+        config,
+        even(2),
+        version=lambda s, k: max(0, k // 2 - (1 - s)),
+        update_every=[2, 2],
+        pipelines=2,
+    )
+    running = assert_equal_to(late, gang, config, 4)
+    (drain,) = running.events("drain")
+    assert drain["versions_held"] == [2, 1]
+
+
+def test_2bw_over_parallel_pipelines_learns_with_weights_one_update_late(gang, flowing, tmp_path):
+    """W(t+1) = W(t) - v grad f(W(t-1)) (2BW, section 3.2), the gradient of all pipelines' microbatches."""
+    config = flowing("PipeDream2BW", checkpoint={"path": str(tmp_path / "c")})
+    config["pipeline"] |= {"microbatches": 8, "globalBatchSize": 16}
+    config["parallelism"] = {"data": 2}
+    late = Recurrence(
+        config, even(2), version=lambda s, k: max(k // 8 - 1, 0), update_every=[8, 8], pipelines=2
+    )
+    running = assert_equal_to(late, gang, config, 4)
+    (drain,) = running.events("drain")
+    assert drain["versions_held"] == [2, 2]
+
+
 def losses_alone(gang, config):
     running = gang(config, ranks=1, options=["--single-process"])
     assert running.exit_codes() == {"rank-0": 0}, running.errors()

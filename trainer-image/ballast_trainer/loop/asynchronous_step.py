@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_norm
+from ballast_trainer.loop.gradients import average_over_replicas
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import next_drain
 from ballast_trainer.pipeline.executor.executor import PeakUsage
@@ -138,6 +139,8 @@ class AsynchronousRuns(Generic[Agreed]):
         gradients = [p.grad for p in training.layers.parameters() if p.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, float(microbatches))
+        # Parallel pipelines make this stage's update at the same place of their equal schedules.
+        average_over_replicas(training.world, training.layers)
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         norm = squared_gradient_norm(training.layers)

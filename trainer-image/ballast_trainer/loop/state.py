@@ -135,6 +135,7 @@ class TrainingState:
             schedule=self.schedule_request(positions),
             rank=self.world.position,
             line=self.world.pipeline,
+            lines=self.world.mesh.lines("position", self.world.size),
             tensor=self.world.tensor if self.config.parallelism.scatter_gather else None,
             layers=self.layers,
             meter=self.meter,

@@ -105,6 +105,7 @@ class PipelineBuilder:
         meter: is told when a microbatch's work begins and ends.
         loss: of one microbatch.
         line: the ranks of this pipeline; None: all.
+        lines: the ranks of every pipeline; none: there is one.
         tensor: ranks that send a part of the activations each; None: this rank sends all.
     """
 
@@ -115,6 +116,7 @@ class PipelineBuilder:
     meter: Meter
     loss: Loss
     line: Axis | None = None
+    lines: tuple[tuple[int, ...], ...] = ()
     tensor: Axis | None = None
 
     @property
@@ -204,6 +206,9 @@ class PipelineBuilder:
 
     def _executed(self, loss: _MeteredLoss, boundaries: Boundaries) -> ExecutedPipeline:
         schedule = self.schedule
+        lines = self.lines
+        if self.line is not None:
+            lines = (self.line.ranks, *(line for line in self.lines if line != self.line.ranks))
         common: dict[str, Any] = {
             "rank": self.rank,
             "stacks": self.stacks(),
@@ -211,6 +216,7 @@ class PipelineBuilder:
             "meter": self.meter,
             "loss": loss,
             "device": self.layers.device,
+            "lines": lines,
         }
         if not schedule.asynchronous:
             return ExecutedPipeline(self._one_step, **common)

@@ -127,10 +127,10 @@ _RULES = (
         fix="precision: bf16 or fp32",
     ),
     Rule(
-        condition=_FLUSHES | _ONE_RANK_PER_POSITION,
-        field="parallelism",
-        reason="a schedule without a flush has one rank per position of the pipeline",
-        fix="data: 1 and tensor: 1, or a schedule with a flush, e.g. 1F1B",
+        condition=_FLUSHES | (at("parallelism.tensor") == 1),
+        field="parallelism.tensor",
+        reason="a schedule without a flush has whole layers on its ranks",
+        fix="tensor: 1, or a schedule with a flush, e.g. 1F1B",
     ),
     Rule(
         condition=at("pipeline.microbatches") % at("parallelism.data") == 0,

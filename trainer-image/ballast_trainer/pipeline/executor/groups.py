@@ -60,10 +60,25 @@ def links_of(schedule: Schedule) -> tuple[Link, ...]:
     return tuple(sorted({link_of(message) for order in orders for message in order.messages()}))
 
 
-def link_groups(schedule: Schedule) -> Mapping[Link, Any]:
-    """A group of two ranks for each link; collective over all ranks.
+def link_groups(
+    schedule: Schedule, lines: Sequence[Sequence[int]], line: Sequence[int]
+) -> Mapping[Link, Any]:
+    """A group of two ranks for each link of this rank's pipeline; collective over all ranks.
 
     NCCL has no tags and carries out the transfers of two ranks in the order of their calls: with a group
     for each direction of each boundary that order is the same at both ends.
+
+    Args:
+        schedule: of each pipeline; its ranks are positions.
+        lines: the ranks of every pipeline by position, in one order everywhere.
+        line: this rank's.
     """
-    return {link: _group(("link", *link), sorted(link[2:])) for link in links_of(schedule)}
+    links = links_of(schedule)
+    made = {
+        (tuple(ranks), link): _group(
+            ("link", *link[:2], ranks[link[2]], ranks[link[3]]), sorted(ranks[at] for at in link[2:])
+        )
+        for ranks in lines
+        for link in links
+    }
+    return {link: made[tuple(line), link] for link in links}

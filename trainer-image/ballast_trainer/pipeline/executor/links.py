@@ -6,7 +6,7 @@ schedule that is free of deadlock in simulation is free of it here.
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -33,16 +33,24 @@ class Transport(Protocol):
 class ProcessTransport:
     """Point to point, each direction of each link in a separate process group."""
 
-    def __init__(self, groups: Mapping[Link, Any]) -> None:
-        self._groups = groups
+    def __init__(self, groups: Mapping[Link, Any], line: Sequence[int]) -> None:
+        """Prepare.
+
+        Args:
+            groups: of each link.
+            line: the rank at each position of this pipeline.
+        """
+        self._groups, self._line = groups, line
 
     def send(self, tensor: torch.Tensor, message: Message, tag: int) -> Any:
         """See :class:`Transport`."""
-        return dist.isend(tensor, dst=message.target, group=self._groups[link_of(message)], tag=tag)
+        target = self._line[message.target]
+        return dist.isend(tensor, dst=target, group=self._groups[link_of(message)], tag=tag)
 
     def receive(self, into: torch.Tensor, message: Message, tag: int) -> Any:
         """See :class:`Transport`."""
-        return dist.irecv(into, src=message.source, group=self._groups[link_of(message)], tag=tag)
+        source = self._line[message.source]
+        return dist.irecv(into, src=source, group=self._groups[link_of(message)], tag=tag)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Pipelines that use the executor: replicas of stages with a flush, and schedules without one."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from ballast_policies.planning.schedules import Schedule, ScheduleError, ScheduleFacts, validate
@@ -35,24 +35,28 @@ class ExecutedPipeline:
         meter: Meter,
         loss: Loss,
         device: torch.device,
+        lines: Sequence[Sequence[int]] = (),
     ) -> None:
         """Prepare; collective over all ranks.
 
         Args:
             flush: the schedule of one step.
-            rank: this one.
+            rank: position of this one.
             stacks: by stage, the layers that this rank holds.
             boundaries: between all stages.
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch.
             device: where this rank computes.
+            lines: the ranks of every pipeline, this rank's first; none: there is one, of all ranks.
         """
         self._flush = RankOrder(flush, rank, 1)
         self._stacks, self._meter, self._loss, self._device = stacks, meter, loss, device
         self._boundaries = boundaries
         several = flush.ranks > 1
         self._group = replica_group(flush.stage_ranks, rank) if several else None
-        self._transport = ProcessTransport(link_groups(flush) if several else {})
+        line = lines[0] if lines else range(flush.ranks)
+        every = sorted(map(tuple, lines)) or [tuple(line)]
+        self._transport = ProcessTransport(link_groups(flush, every, line) if several else {}, line)
 
     def run(self, batch: Batch) -> float | None:
         """Forward and backward of a whole batch; see :class:`ballast_trainer.pipeline.stages.Pipeline`.
@@ -108,21 +112,30 @@ class AsynchronousPipeline(ExecutedPipeline):
         meter: Meter,
         loss: Loss,
         device: torch.device,
+        lines: Sequence[Sequence[int]] = (),
     ) -> None:
         """Prepare; collective over all ranks.
 
         Args:
             flush: a schedule of one step with a flush, on the same ranks.
             schedule_of_run: the schedule of a run, given its number of steps.
-            rank: this one.
+            rank: position of this one.
             stacks: by stage, the layers that this rank holds.
             boundaries: between all stages.
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch.
             device: where this rank computes.
+            lines: the ranks of every pipeline, this rank's first; none: there is one, of all ranks.
         """
         super().__init__(
-            flush, rank=rank, stacks=stacks, boundaries=boundaries, meter=meter, loss=loss, device=device
+            flush,
+            rank=rank,
+            stacks=stacks,
+            boundaries=boundaries,
+            meter=meter,
+            loss=loss,
+            device=device,
+            lines=lines,
         )
         self._schedule_of_run, self._rank = schedule_of_run, rank
         self._orders: dict[int, tuple[RankOrder, ScheduleFacts]] = {}
