@@ -59,7 +59,7 @@ bench: $(STAMP) ## run the quick benchmarks, each within a minute, against the l
 
 SEED ?= 1
 FAULTS ?= 200
-chaos: $(STAMP) ## let seeded faults loose on the operator's loops and shorten what fails (SEED=1 FAULTS=200; nightly: 10000)
+chaos: $(if $(findstring --real,$(ARGS)),setup,$(STAMP)) ## let seeded faults loose on the operator's loops and shorten what fails (SEED=1 FAULTS=200; ARGS=--real: on processes)
 	@$(BIN)/python -m tests.chaos --seed $(SEED) --faults $(FAULTS) $(ARGS)
 
 coverage: setup ## run the tests (ARGS="tests/policies") and print which lines they do not reach

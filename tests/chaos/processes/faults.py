@@ -10,6 +10,7 @@ from typing import Any
 from ballast_localcluster.rest import CallError
 from ballast_policies.contract import lease_name, plan_config_map_name
 
+from tests.chaos.processes import hostile
 from tests.chaos.processes.cluster import (
     API_SERVER,
     CONTROLLERS,
@@ -307,6 +308,16 @@ def _(episode: Episode, number: int) -> None:
         lambda: episode.cluster.merge(path, {"spec": {"suspend": False}})
     )
     episode.later(_seconds(number, 8), undo)
+
+
+@kind("hostile TrainingJob")
+def _(episode: Episode, number: int) -> None:
+    """Refused, or it ends at that job; deleted after a while."""
+    job = Job("single", number, 50, episode.cluster.folder / "hostile")
+    body = hostile.manifest(number, job)
+    episode.cluster.call("POST", PATH, body)
+    path = f"{PATH}/{body['metadata']['name']}"
+    episode.later(_seconds(number, 15), lambda: episode.delete(path))
 
 
 for code in (409, 410, 429, 500, 504):

@@ -23,6 +23,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Name -> what its spec has of its own: a pod, a script, two pods, one or two, one pod of two GPUs."""
 
 
+def trainer() -> dict[str, Any]:
+    """The container of a trainer's pod."""
+    return {
+        "name": "trainer",
+        "image": "not-read-by-process-nodes",
+        "env": [{"name": "BALLAST_HANG_SECONDS", "value": str(HANG_SECONDS)}],
+    }
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """One job.
@@ -58,11 +67,7 @@ class Job:
         """The TrainingJob."""
         self.diaries.mkdir(parents=True, exist_ok=True)
         self.checkpoints.parent.mkdir(parents=True, exist_ok=True)
-        container: dict[str, Any] = {
-            "name": "trainer",
-            "image": "not-read-by-process-nodes",
-            "env": [{"name": "BALLAST_HANG_SECONDS", "value": str(HANG_SECONDS)}],
-        }
+        container = trainer()
         spec: dict[str, Any] = {
             "totalSteps": self.total,
             "backoffLimit": 1000,

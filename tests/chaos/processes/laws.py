@@ -1,5 +1,6 @@
 """What has to hold while faults come and go, looked at all the time from the API server and the disk."""
 
+import contextlib
 import json
 import re
 import signal
@@ -48,22 +49,31 @@ class Laws(threading.Thread):
     def run(self) -> None:
         """Look again and again."""
         while not self._ended.wait(LOOK_SECONDS):
-            self._look_at_checkpoints()
-            try:
-                self._look_at_pods()
-                self._look_at_jobs()
-            except CallError:
-                pass
-            else:
-                self.looks += 1
+            with contextlib.suppress(CallError):  # the API server may be what is away
+                self.look()
             if time.monotonic() - self._probed > PROBE_SECONDS:
                 self._probed = time.monotonic()
                 self._probe()
 
     def end(self) -> None:
-        """Look once more at what the processes have noted themselves, and stop."""
+        """Stop, and look back."""
         self._ended.set()
         self.join()
+        self.look_back()
+
+    def look(self) -> None:
+        """At what is there now.
+
+        Raises:
+            CallError: the API server does not answer.
+        """
+        self._look_at_checkpoints()
+        self._look_at_pods()
+        self._look_at_jobs()
+        self.looks += 1
+
+    def look_back(self) -> None:
+        """At what the processes have noted themselves."""
         for job in self._episode.jobs.values():
             self._look_at_diaries(job)
         for replica in REPLICAS:

@@ -19,7 +19,7 @@ from tests.chaos.processes.laws import Laws
 TICK_SECONDS = 0.8
 """A fault's ``ticks`` are of this length."""
 
-END_SECONDS = 120.0
+END_SECONDS = 100.0
 """In which every job has to end once nothing goes wrong any more, times ``BALLAST_PATIENCE``."""
 
 

@@ -1,0 +1,46 @@
+"""A short episode with everything a process; longer ones: ``make chaos ARGS=--real``."""
+
+import pytest
+
+from tests.chaos.faults import Fault, sequence
+from tests.chaos.processes.faults import KINDS
+from tests.chaos.processes.play import play
+
+SHORT = (
+    "trainer killed",
+    "trainer says NaN",
+    "leader killed",
+    "quota is full",
+    "half of the requests answered by 500",
+    "node agent killed",
+    "watches stalled",
+    "API server killed",
+    "hostile TrainingJob",
+    "pod deleted by someone",
+)
+"""One of each family."""
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_faults_of_processes_cost_no_job_and_no_step(tmp_path):
+    """Every job succeeds, from its newest checkpoint after each fault; never two launches of one at once."""
+    faults = [Fault(kind, number=30 + place, ticks=3) for place, kind in enumerate(SHORT)]
+    outcome = play(faults, tmp_path, steps=60, at_once=3)
+    assert outcome.problems == ()
+    assert outcome.jobs >= 3
+    assert outcome.looks > 10
+    assert {
+        "trainer killed",
+        "leader killed",
+        "node agent killed",
+        "API server killed",
+    } <= outcome.applied.keys()
+
+
+def test_a_seed_is_always_the_same_sequence_of_processes_faults():
+    """Every kind comes before any comes twice."""
+    faults = sequence(5, len(KINDS), KINDS)
+    assert faults == sequence(5, len(KINDS), KINDS)
+    assert {fault.kind for fault in faults} == set(KINDS)
