@@ -6,6 +6,7 @@ import math
 import pytest
 from ballast_policies.contract import Ack, ContractError, Plan, Proposal, Report, TerminationMessage
 from ballast_policies.contract.decode import parse_json
+from ballast_policies.contract.job import JobConfig
 from ballast_policies.contract.limits import MESSAGE, Limits
 from ballast_policies.contract.messages import read_finished_step
 from hypothesis import given
@@ -73,6 +74,7 @@ def test_a_finished_step_is_a_decimal_within_range(text):
         ('["[[[[[[[[", "\\"[[[["]', False),
         ("[[[[", True),
         ('{"a": {"b": {"c": {}}}}', True),
+        ('[{"a": [{}]}]', True),
         ("]]]]", False),
     ],
 )
@@ -115,3 +117,17 @@ def test_any_change_of_a_field_is_read_or_refused(data, name):
     except ContractError:
         return
     assert MESSAGES[name].from_json(read.to_json()) == read
+
+
+@pytest.mark.parametrize(("levels", "refused"), [(32, False), (33, True), (500, True)])
+def test_a_value_of_any_shape_has_as_many_levels_as_a_message(levels, refused):
+    """Such as ``model.args``, which the API server would take of any depth."""
+    value = 1
+    for _ in range(levels):
+        value = {"a": value}
+    config = {**EXAMPLES["config"].to_dict(), "model": {"name": "gpt", "layers": 8, "args": {"x": value}}}
+    if not refused:
+        assert JobConfig.from_mapping(config).model.args["x"] == value
+        return
+    with pytest.raises(ContractError, match=r"model\.args\.x: nested deeper than 32 levels"):
+        JobConfig.from_mapping(config)

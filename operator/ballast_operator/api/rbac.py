@@ -31,7 +31,8 @@ def operator_rules() -> list[Rule]:
     return [
         # Jobs and policies are the users'; the operator writes their status, and deletes what its TTL ended.
         _rule(meta.GROUP, _KINDS, _WATCH),
-        _rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("delete",)),
+        # Where the answer to a write of a status was lost, it is read before anything is decided on it.
+        _rule(meta.GROUP, (meta.TRAINING_JOB_PLURAL,), ("get", "delete")),
         _rule(meta.GROUP, tuple(f"{plural}/status" for plural in _KINDS), ("patch",)),
         _rule("", ("nodes",), _WATCH),
         # Whether the namespace of `--namespace` exists.

@@ -27,6 +27,7 @@ from ballast_operator.errors import (
     Unavailable,
 )
 from ballast_operator.kube.kinds import Kind, Object
+from ballast_operator.kube.nesting import read_json
 
 FIELD_MANAGER = "ballast-operator"
 """Owner of the fields that the operator applies."""
@@ -184,17 +185,17 @@ class Cluster:
         content_type: str | None = None,
     ) -> Object:
         try:
-            response: Object = await self._dynamic.request(
+            answer = await self._dynamic.request(
                 "get" if verb == "list" else verb,
                 path,
                 body=body,
                 query_params=list((query or {}).items()),
                 header_params={},
                 content_type=content_type,
-                serialize=True,
-                serializer=_plain,
+                serialize=False,
                 _request_timeout=self._request_seconds,
             )
+            response: Object = read_json(await answer.read())
         except DynamicApiError as error:
             failed = _translate(verb, path, error)
             self.on_answer(verb, kind, failed)
@@ -205,10 +206,6 @@ class Cluster:
             raise failed from error
         self.on_answer(verb, kind, None)
         return response
-
-
-def _plain(_client: object, data: Object) -> Object:
-    return data
 
 
 _BY_RBAC = re.compile(r"cannot \w+ resource")

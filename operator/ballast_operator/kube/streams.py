@@ -4,8 +4,10 @@ kopf's other services are switched off: no finalizers, no annotations, no posted
 """
 
 import asyncio
+import uuid
 from typing import Any
 
+import aiohttp
 import kopf
 
 from ballast_operator.errors import NotFound, Rejected, Unavailable
@@ -13,6 +15,7 @@ from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import Kind
 from ballast_operator.kube.namespaces import is_missing
+from ballast_operator.kube.nesting import ShallowResponse
 from ballast_operator.waits import WaitReason, Waits
 
 
@@ -52,7 +55,9 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.queueing.exit_timeout = 0.2  # handlers only fill caches: nothing is lost
     settings.process.ultimate_exiting_timeout = 30
-    settings.persistence.finalizer = "ballast.dev/not-used"
+    settings.persistence.diffbase_storage = NoStates()
+    # Kopf removes its own finalizer from every object that has it, so it is one that nobody can know.
+    settings.persistence.finalizer = f"ballast.dev/{uuid.uuid4()}"
     for kind, selector in SELECTORS.items():
         settings.watching.label_selectors[kind.plural] = selector
     return settings
@@ -65,12 +70,30 @@ FIRST_SYNC_PAUSE_SECONDS = 5.0
 """Longest pause between two tries to list everything for the first time."""
 
 
-async def connection(cluster: Cluster) -> kopf.ConnectionInfo:
+class NoStates(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Kopf's memory of what an object was: none, since no handler asks for differences.
+
+    A copy of each object is not made, and what an annotation claims to be one is not read.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of an object."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing is known."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+
+async def connection(cluster: Cluster) -> kopf.AiohttpSession:
     """The connection that ``cluster`` uses, for kopf."""
     configuration = cluster.configuration
     header = await configuration.get_api_key_with_prefix("BearerToken") or ""
     scheme, _, token = header.rpartition(" ")
-    return kopf.ConnectionInfo(
+    info = kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
         insecure=not configuration.verify_ssl,
@@ -81,6 +104,12 @@ async def connection(cluster: Cluster) -> kopf.ConnectionInfo:
         certificate_path=configuration.cert_file,
         private_key_path=configuration.key_file,
     )
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        response_class=ShallowResponse,
+    )
+    return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
 
 async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> list[str]:

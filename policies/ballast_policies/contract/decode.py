@@ -14,11 +14,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
-from ballast_policies.contract.limits import FILE, Limits
+from ballast_policies.contract.limits import FILE, MESSAGE, Limits
 from ballast_policies.contract.settings import field_problem, suggestion
 
 T = TypeVar("T")
@@ -161,10 +161,28 @@ def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
     if dataclasses.is_dataclass(kind):
         return _object(kind, unknown, spelling)
     if kind is Any:
-        return lambda value, path, problems: value
+        return _anything
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _member(kind)
     return _plain(kind)
+
+
+def _anything(value: Any, path: str, problems: list[Problem]) -> Any:
+    """Any value, of as many levels as a text may have."""
+    level = [value]
+    for _ in range(MESSAGE.depth + 1):
+        # By identity: YAML may refer to one value many times.
+        inside = {id(item): item for parent in level for item in _inside(parent)}
+        level = list(inside.values())
+        if not level:
+            return value
+    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels")
+
+
+def _inside(parent: Any) -> Iterable[Any]:
+    if isinstance(parent, dict):
+        return parent.values()
+    return parent if isinstance(parent, list | tuple) else ()
 
 
 def _plain(kind: Any) -> _Reader:

@@ -49,7 +49,7 @@ class Limits:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size > self.most_bytes:
             return f"{size} bytes, above {self.most_bytes}"
-        if _nested_deeper(text, self.depth):
+        if nested_deeper(text, self.depth):
             return f"nested deeper than {self.depth} levels"
         return ""
 
@@ -71,7 +71,7 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 
 
-def _nested_deeper(text: str, depth: int) -> bool:
+def nested_deeper(text: str, depth: int) -> bool:
     """Whether brackets outside of strings are nested deeper than ``depth``.
 
     Each round takes the innermost pairs away: a text that is not too deep ends soon, without a loop in Python
@@ -81,7 +81,7 @@ def _nested_deeper(text: str, depth: int) -> bool:
     for _ in range(depth):
         if not left:
             return False
-        left = left.replace("[]", "").replace("{}", "")
+        left = left.replace("[]", " ").replace("{}", " ").replace(" ", "")
     return bool(left) and _deepest(brackets) > depth
 
 

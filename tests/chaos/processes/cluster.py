@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
@@ -157,6 +158,26 @@ class ProcessCluster:
     def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
         """One request."""
         return self.rest.call(method, path, body, content_type)
+
+    def create(self, path: str, text: str) -> None:
+        """Create an object by a text that need not be what Python would write.
+
+        Raises:
+            CallError: it was refused.
+        """
+        kubectl = [
+            self.local.kubectl,
+            "--kubeconfig",
+            self.local.kubeconfig,
+            "create",
+            "--raw",
+            path,
+            "-f",
+            "-",
+        ]
+        done = subprocess.run(kubectl, input=text.encode(), capture_output=True, check=False)
+        if done.returncode != 0:
+            raise CallError(done.stderr.decode(errors="replace"))
 
     def merge(self, path: str, patch: Any) -> Any:
         """A merge patch."""

@@ -314,9 +314,9 @@ def _(episode: Episode, number: int) -> None:
 def _(episode: Episode, number: int) -> None:
     """Refused, or it ends at that job; deleted after a while."""
     job = Job("single", number, 50, episode.cluster.folder / "hostile")
-    body = hostile.manifest(number, job)
-    episode.cluster.call("POST", PATH, body)
-    path = f"{PATH}/{body['metadata']['name']}"
+    name, text = hostile.manifest(number, job)
+    episode.cluster.create(PATH, text)
+    path = f"{PATH}/{name}"
     episode.later(_seconds(number, 15), lambda: episode.delete(path))
 
 

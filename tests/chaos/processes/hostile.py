@@ -1,5 +1,6 @@
 """What a job's author may hand in to harm others: each has to be refused, or to end at that job."""
 
+import json
 from typing import Any
 
 from tests.chaos.processes.jobs import Job, trainer
@@ -24,9 +25,13 @@ def _container(**changes: Any) -> dict[str, Any]:
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "fast-0", "uid": "1", "controller": True}
 HOST = {"name": "host", "hostPath": {"path": "/"}}
 
+DEEP, LEVELS = "<nested>", 9_000
+"""What stands for objects in objects, more than Python's own decoder can read."""
+
 SPECS: dict[str, dict[str, Any]] = {
     "nesting": {"model": {"name": "gpt", "args": _nested(90)}},
     "deep nesting": {"model": {"name": "gpt", "args": _nested(700)}},
+    "very deep nesting": {"model": {"name": "gpt", "args": {"deep": DEEP}}},
     "huge numbers": {"totalSteps": 2**53, "model": {"name": "gpt", "layers": 2**31, "args": {"dim": 10**18}}},
     "a number beyond 64 bits": {"totalSteps": 10**30},
     "not a number": {"weight": float("nan")},
@@ -72,11 +77,12 @@ NAMES = (
 """Names of such jobs: free, the leader's Lease, near another job's, too long, none."""
 
 
-def manifest(number: int, job: Job) -> dict[str, Any]:
-    """The TrainingJob of this number."""
+def manifest(number: int, job: Job) -> tuple[str, str]:
+    """The name and the text of the TrainingJob of this number."""
     whole = job.manifest()
     name = NAMES[number // len(SPECS) % len(NAMES)]
     spec = {**whole["spec"], **list(SPECS.values())[number % len(SPECS)]}
     if name == NAMES[0]:
         name = f"{name}-{number}"
-    return {**whole, "metadata": {"name": name}, "spec": spec}
+    text = json.dumps({**whole, "metadata": {"name": name}, "spec": spec})
+    return name, text.replace(f'"{DEEP}"', '{"a":' * LEVELS + "1" + "}" * LEVELS)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.chaos.faults import Fault, sequence
+from tests.chaos.processes import hostile
 from tests.chaos.processes.faults import KINDS
 from tests.chaos.processes.play import play
 
@@ -15,7 +16,6 @@ SHORT = (
     "node agent killed",
     "watches stalled",
     "API server killed",
-    "hostile TrainingJob",
     "pod deleted by someone",
 )
 """One of each family."""
@@ -27,6 +27,8 @@ SHORT = (
 def test_faults_of_processes_cost_no_job_and_no_step(tmp_path):
     """Every job succeeds, from its newest checkpoint after each fault; never two launches of one at once."""
     faults = [Fault(kind, number=30 + place, ticks=3) for place, kind in enumerate(SHORT)]
+    deep = list(hostile.SPECS).index("very deep nesting")
+    faults.insert(2, Fault("hostile TrainingJob", number=deep, ticks=1))
     outcome = play(faults, tmp_path, steps=60, at_once=3)
     assert outcome.problems == ()
     assert outcome.jobs >= 3

@@ -94,6 +94,7 @@ def as_operator(control_plane: ControlPlane, api: client.ApiClient) -> Iterator[
     ("verb", "group", "resource"),
     [
         ("watch", BALLAST, "trainingjobs"),
+        ("get", BALLAST, "trainingjobs"),
         ("watch", BALLAST, "clusterpolicies"),
         ("patch", BALLAST, "trainingjobs/status"),
         ("patch", BALLAST, "clusterpolicies/status"),

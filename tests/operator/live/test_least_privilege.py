@@ -24,6 +24,7 @@ Right = tuple[str, str, str]
 """Verb, API group, resource with its subresource."""
 
 RARELY_USED: dict[Right, str] = {
+    ("get", "ballast.dev", "trainingjobs"): "after a lost answer, the status is read",
     ("get", "", "namespaces"): "only an operator of one namespace asks whether it exists",
     ("get", "", "pods"): "a pod whose name is taken is looked at, to see whose it is",
     ("get", "", "serviceaccounts"): "the same of the account",

@@ -24,6 +24,8 @@ from ballast_policies.contract import (
     plan_config_map_name,
 )
 
+from tests.operator.loops.simulated.rights import has_right
+
 GPU = "nvidia.com/gpu"
 
 
@@ -148,7 +150,7 @@ class World:
 
 
 class FakeCluster:
-    """The operator's client over a :class:`World`."""
+    """The operator's client over a :class:`World`, with the rights of its account."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -157,12 +159,14 @@ class FakeCluster:
         self._sent: dict[tuple[Kind, Key], tuple[str, dict[str, Any]]] = {}
 
     async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+        has_right("get", kind)
         item = self.world.get(kind, namespace, name)
         if item is None:
             raise NotFound(f"{kind.kind} {namespace}/{name}")
         return as_sent(item)
 
     async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> Any:
+        has_right("list", kind)
         found = [
             self._listed(kind, item)
             for item in self.world.items(kind)
@@ -183,18 +187,17 @@ class FakeCluster:
     async def apply(self, kind: Kind, body: Any, *, subresource: str = "") -> dict[str, Any]:
         metadata = body["metadata"]
         namespace, name = metadata.get("namespace", ""), metadata["name"]
+        has_right("patch", kind, subresource)
         self._begin(f"apply {kind.kind} {name} {subresource}".strip())
         old = self.world.get(kind, namespace, name)
         if old is None:
             if subresource or metadata.get("resourceVersion"):
                 raise NotFound(f"{kind.kind} {namespace}/{name}")
-            result = self.world.put(kind, body)
-            return self._end(kind, "patch", result)
+            return self._end(kind, "patch", self.world.put(kind, body))
         wanted = metadata.get("resourceVersion")
         if wanted is not None and wanted != old["metadata"]["resourceVersion"]:
-            raise Conflict(
-                f"{kind.kind} {name}: version {wanted} is not {old['metadata']['resourceVersion']}"
-            )
+            found = old["metadata"]["resourceVersion"]
+            raise Conflict(f"{kind.kind} {name}: version {wanted} is not {found}")
         if subresource:
             new = {**old, "status": as_sent(body["status"])}
         else:
@@ -207,31 +210,34 @@ class FakeCluster:
         return self._end(kind, "patch", self.world.put(kind, new))
 
     async def try_create(self, kind: Kind, body: Any) -> None:
+        has_right("create", kind)
         self.world.dry_runs += 1
         self.world.admission(kind, as_sent(body))
 
     async def create(self, kind: Kind, body: Any) -> dict[str, Any]:
+        has_right("create", kind)
         namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
         self._begin(f"create {kind.kind} {name}")
         self.world.admission(kind, as_sent(body))
         if self.world.get(kind, namespace, name) is not None:
             raise Conflict(f"{kind.kind} {namespace}/{name} exists")
+        item = as_sent(body)
         if kind is EVENT:
             self.world.events.append(body["reason"])
-            return self._end(kind, "post", dict(body))
+            return self._end(kind, "post", item)
         if kind is POD:
             self._intent_is_written(body)
-        item = as_sent(body)
-        if kind is POD:
             item["status"] = {"phase": "Pending"}
         return self._end(kind, "post", self.world.put(kind, item))
 
     async def replace(self, kind: Kind, body: Any) -> dict[str, Any]:
+        has_right("update", kind)
         return await self.apply(kind, body)
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
     ) -> dict[str, Any] | None:
+        has_right("delete", kind)
         self._begin(f"delete {kind.kind} {name}")
         item = self.world.get(kind, namespace, name)
         if item is None:
@@ -240,10 +246,8 @@ class FakeCluster:
             raise Conflict(f"{kind.kind} {name} has another uid")
         if kind is POD and grace_seconds != 0:
             self._release_is_acknowledged(item)
-            result = self.world.put(
-                kind, merged(item, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
-            )
-            return self._end(kind, "delete", result)
+            leaving = merged(item, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+            return self._end(kind, "delete", self.world.put(kind, leaving))
         self.world.drop(kind, namespace, name)
         self.world.wrote()
         return None
