@@ -49,7 +49,7 @@ API server in memory with simulated nodes and trainers, {result["jobs"]} jobs in
 fewest faults that still fail, and replayed with `python -m tests.chaos --replay FILE`.
 
 {_verdict(result, "training included")}
-{_kinds(result)}"""
+{_kinds(result)}"""  # noqa: E501
 
 
 def _processes(result: dict) -> str:
@@ -66,7 +66,7 @@ loop of the operator has failed unexpectedly, `/healthz` is right again, and eve
 {result["launches"]} launches; {result["probeKills"]} times an operator was killed because its `/healthz` failed, as a kubelet does.
 
 {_verdict(result, "training and a loaded machine included")}
-{_kinds(result)}"""
+{_kinds(result)}"""  # noqa: E501
 
 
 def _commands(result: dict) -> str:
