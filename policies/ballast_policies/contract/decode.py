@@ -14,11 +14,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from ballast_policies.contract.errors import ContractError, Problem, camel, join_path, shown
-from ballast_policies.contract.limits import FILE, MESSAGE, Limits
+from ballast_policies.contract.limits import FILE, MESSAGE, Limits, value_deeper
 from ballast_policies.contract.settings import field_problem, suggestion
 
 T = TypeVar("T")
@@ -168,21 +168,8 @@ def _reader(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
 
 
 def _anything(value: Any, path: str, problems: list[Problem]) -> Any:
-    """Any value, of as many levels as a text may have."""
-    level = [value]
-    for _ in range(MESSAGE.depth + 1):
-        # By identity: YAML may refer to one value many times.
-        inside = {id(item): item for parent in level for item in _inside(parent)}
-        level = list(inside.values())
-        if not level:
-            return value
-    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels")
-
-
-def _inside(parent: Any) -> Iterable[Any]:
-    if isinstance(parent, dict):
-        return parent.values()
-    return parent if isinstance(parent, list | tuple) else ()
+    deep = value_deeper(value, MESSAGE.depth)
+    return _fail(problems, path, f"nested deeper than {MESSAGE.depth} levels") if deep else value
 
 
 def _plain(kind: Any) -> _Reader:

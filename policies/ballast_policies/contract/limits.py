@@ -6,6 +6,8 @@ of numbers and lengths of texts stand at the fields (``setting(ge=0, le=2**53)``
 
 import dataclasses
 import re
+from collections.abc import Iterable
+from typing import Any
 
 MOST_STEP = 2**53
 """Largest step number: JSON readers that use doubles still tell neighbours apart."""
@@ -92,3 +94,21 @@ def _deepest(brackets: str) -> int:
         level += 1 if bracket in "[{" else -1
         deepest = max(deepest, level)
     return deepest
+
+
+def value_deeper(value: Any, depth: int) -> bool:
+    """Whether objects and lists inside a value are nested deeper than ``depth``."""
+    level = [value]
+    for _ in range(depth + 1):
+        # By identity: YAML may refer to one value many times.
+        inside = {id(item): item for parent in level for item in _inside(parent)}
+        level = list(inside.values())
+        if not level:
+            return False
+    return True
+
+
+def _inside(parent: Any) -> Iterable[Any]:
+    if isinstance(parent, dict):
+        return parent.values()
+    return parent if isinstance(parent, list | tuple) else ()
