@@ -194,13 +194,7 @@ def _plain(kind: Any) -> _Reader:
 
 def _is_unicode(text: str) -> bool:
     """Whether it can be written anywhere: JSON's escapes can make halves of characters, which cannot."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _member(kind: type[enum.Enum]) -> _Reader:
