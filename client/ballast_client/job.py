@@ -76,6 +76,7 @@ class Job:
                 pod=env.get("BALLAST_POD_NAME", ""),
                 stop=self._agree,
                 hang_seconds=hang_seconds,
+                renew_seconds=float(env.get("BALLAST_RENEW_SECONDS") or 0) or None,
             )
         else:
             self._follower = Follower(self._last, address=address, port=port, rank=self.rank, token=token)

@@ -12,8 +12,11 @@ logger = logging.getLogger("ballast_client")
 
 POLL_SECONDS = 1.0
 """How often the plan is read."""
-RENEW_SECONDS = 3.0
-"""How often the Lease is renewed; the operator takes a job for hung after 60 s without it."""
+RENEW_SECONDS = 20.0
+"""How often the Lease is renewed, unless the environment says otherwise; the operator takes a job for hung
+after 60 s without it."""
+EVENTS_PER_RENEWAL = 4
+"""Checkpoints that may be reported between two renewals."""
 RETRY_SECONDS = 20.0
 """Between two tries to find a last step, where not all ranks have answered."""
 WINDOW_SECONDS = 30.0
@@ -28,16 +31,25 @@ class Reporter:
         pod: this process's own; a plan that does not name it is one of another launch. Empty: any plan.
         stop: finds the last step with all ranks; False: not now.
         hang_seconds: after this long without a step the Lease is not renewed; None: it always is.
+        renew_seconds: between two renewals without news; None: :data:`RENEW_SECONDS`.
     """
 
     def __init__(
-        self, channel: Channel, *, pod: str, stop: Callable[[str], bool], hang_seconds: float | None
+        self,
+        channel: Channel,
+        *,
+        pod: str,
+        stop: Callable[[str], bool],
+        hang_seconds: float | None,
+        renew_seconds: float | None = None,
     ) -> None:
         self.loss: float | None = None
         self._channel = channel
         self._pod = pod
         self._stop = stop
         self._hang_seconds = hang_seconds
+        self._renew_seconds = RENEW_SECONDS if renew_seconds is None else renew_seconds
+        self._told: tuple[bool, int | None] = (False, None)
         self._changed = threading.Condition()
         self._epoch = 0
         self._stop_epoch = 0
@@ -111,7 +123,7 @@ class Reporter:
                 if why and not self._stopping and now - tried >= RETRY_SECONDS:
                     tried = now
                     self._stopping = self._stop(why)
-                due = now - renewed >= RENEW_SECONDS or self._acknowledged != self._epoch
+                due = self._acknowledged != self._epoch or now - renewed >= self._pause()
                 if self._epoch and due and not self._hangs(now):
                     self._write()
                     renewed = now
@@ -126,6 +138,11 @@ class Reporter:
             with self._changed:
                 if not self._closing:
                     self._changed.wait(POLL_SECONDS)
+
+    def _pause(self) -> float:
+        """Until the next renewal; shorter where the first step, or a checkpoint, is not reported yet."""
+        news = (self._step is not None, self._saved) != self._told
+        return self._renew_seconds / EVENTS_PER_RENEWAL if news else self._renew_seconds
 
     def _hangs(self, now: float) -> bool:
         return self._hang_seconds is not None and now - self._stepped >= self._hang_seconds
@@ -168,9 +185,9 @@ class Reporter:
                 )
             if self._finished is not None:
                 sent[messages.FINISHED_ANNOTATION] = str(self._finished)
-            epoch = self._epoch
+            epoch, told = self._epoch, (self._step is not None, self._saved)
         self._channel.write(sent, release=release)
-        self._acknowledged = epoch
+        self._acknowledged, self._told = epoch, told
 
     def _rate(self) -> float | None:
         """Steps/s over the window, the time since the last step included; None: not known yet."""

@@ -4,9 +4,10 @@ For `ballast up`, `ballast demo` and tests; on other clusters the Helm chart doe
 """
 
 import contextlib
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,25 @@ def write_definitions(folder: Path) -> Path:
     return path
 
 
-def operator_command(kubeconfig: Path) -> list[str]:
-    """The operator as the image runs it, with its pages on a free port of the loopback address."""
-    command = [sys.executable, "-m", "ballast_operator.cli", "operator", "--kubeconfig", str(kubeconfig)]
+LIVELY: Mapping[str, str] = {"BALLAST_JOB_RENEW_SECONDS": "1", "BALLAST_JOB_PROGRESS_SECONDS": "12"}
+"""Settings of an operator for a few jobs that somebody watches: reports each second."""
+
+
+def operator_command(kubeconfig: Path, *, settings: Mapping[str, str] = LIVELY) -> list[str]:
+    """The operator as the image runs it, with its pages on a free port of the loopback address.
+
+    Of ``settings``, those that the environment does not have already.
+    """
+    given = [f"{name}={value}" for name, value in settings.items() if name not in os.environ]
+    command = [
+        *(["/usr/bin/env", *given] if given else []),
+        sys.executable,
+        "-m",
+        "ballast_operator.cli",
+        "operator",
+        "--kubeconfig",
+        str(kubeconfig),
+    ]
     pages = ["--metrics-host", "127.0.0.1", "--metrics-port", "0"]
     return [*command, "--lease-namespace", OPERATOR_NAMESPACE, *pages]
 

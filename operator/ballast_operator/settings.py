@@ -3,6 +3,8 @@
 import dataclasses
 import os
 
+from ballast_policies.contract import RENEW_SECONDS
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
@@ -28,8 +30,12 @@ class JobSettings:
     start_seconds: float = 300.0
     """From the plan's writing to rank 0's first acknowledgement (imports, rendezvous, checkpoint)."""
 
-    heartbeat_seconds: float = 60.0
-    """A gang whose lease is not renewed for this long while pods run is hung: it restarts."""
+    renew_seconds: float = RENEW_SECONDS
+    """How often a trainer renews its lease with its newest report, while it has nothing else to tell."""
+
+    heartbeat_seconds: float = 3 * RENEW_SECONDS
+    """A gang whose lease is not renewed for this long while pods run is hung: it restarts. A lease
+    says it, as of its launch."""
 
     shrink_seconds: float = 60.0
     """From a shrink's plan to its acknowledgement; then the job restarts from its checkpoint."""
@@ -40,7 +46,7 @@ class JobSettings:
     exit_seconds: float = 10.0
     """How long a finished step may lag behind the pods' exit before a silent exit counts as a failure."""
 
-    progress_seconds: float = 12.0
+    progress_seconds: float = 30.0
     """Least time between two status writes that carry progress alone: bounds API writes per job."""
 
     restart_base_seconds: float = 2.0
@@ -132,4 +138,11 @@ def from_environment(environment: "os._Environ[str] | dict[str, str]") -> Settin
                 raise ValueError(f"{variable}={environment[variable]!r}: expected more than 0 seconds")
             value = dataclasses.replace(value, **{field: seconds})
         settings = dataclasses.replace(settings, **{group: value})
+    job = settings.job
+    if job.heartbeat_seconds < 2 * job.renew_seconds:
+        raise ValueError(
+            f"BALLAST_JOB_HEARTBEAT_SECONDS={job.heartbeat_seconds:g}: trainers renew their Lease every "
+            f"{job.renew_seconds:g} s, so one late renewal would count as a hung job. To fix: at least "
+            f"{2 * job.renew_seconds:g}, or a smaller BALLAST_JOB_RENEW_SECONDS"
+        )
     return settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ballast_policies.contract import Plan
+from ballast_policies.contract import RENEW_ENV, RENEW_SECONDS, Plan
 from ballast_policies.contract.decode import Unknown
 from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.stages import first_stages, usable_stages
@@ -211,7 +211,8 @@ def train(
         training = _training_state(job, launch, device, speed, meter)
         channel_thread = None
         if rank == 0:
-            channel_thread = ChannelThread(channel, launch.plan)
+            renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
+            channel_thread = ChannelThread(channel, launch.plan, renew_seconds=renew_seconds)
             closing.callback(channel_thread.close)
         heartbeat = None
         if launch.store is not None and lost is not None:

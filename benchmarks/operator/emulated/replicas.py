@@ -28,7 +28,7 @@ class Replica:
         self.started = time.monotonic()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                operator_command(kubeconfig), stdout=output, stderr=subprocess.STDOUT
+                operator_command(kubeconfig, settings={}), stdout=output, stderr=subprocess.STDOUT
             )
         self.health_seconds: list[float] = []
         self._port = 0

@@ -4,7 +4,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast_policies.contract import JOB_LABEL, LAUNCH_LABEL, POD_RANKS_ENV, RANK_LABEL
+from ballast_policies.contract import (
+    JOB_LABEL,
+    LAUNCH_LABEL,
+    POD_RANKS_ENV,
+    RANK_LABEL,
+    RENEW_ENV,
+    RENEW_SECONDS,
+)
 
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.desired.access import trainer_account
@@ -42,12 +49,14 @@ def pod_object(
     number: int,
     pod: str,
     gpu_resource: str,
+    renew_seconds: float = RENEW_SECONDS,
     more_environment: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
 
-    ``number``: in its name.
+    ``number``: in its name; ``renew_seconds``: how often its trainer renews the Lease.
     """
+    more_environment = ({"name": RENEW_ENV, "value": f"{renew_seconds:g}"}, *more_environment)
     template = copy.deepcopy(dict(spec.template))
     body = owned(view, POD, pod, spec=dict(template.get("spec") or {}))
     metadata, wanted = body["metadata"], template.get("metadata") or {}

@@ -91,7 +91,7 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
     view, allocation = context.view, context.allocation
     if not missing:
         return ()
-    objects = [*access_objects(view), (LEASE, lease_object(view))]
+    objects = [*access_objects(view), (LEASE, lease_object(view, context.settings.heartbeat_seconds))]
     return (
         *(Apply(kind, body) for kind, body in objects),
         *(
@@ -103,6 +103,7 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
                     number=number,
                     pod=pod,
                     gpu_resource=context.gpu_resource,
+                    renew_seconds=context.settings.renew_seconds,
                     more_environment=_environment(context, number),
                 )
             )

@@ -55,6 +55,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 number=numbers[name],
                 pod=name,
                 gpu_resource=context.gpu_resource,
+                renew_seconds=context.settings.renew_seconds,
             )
         )
         for name in pods

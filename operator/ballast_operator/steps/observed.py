@@ -92,7 +92,7 @@ def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
         case Deadline.HEARTBEAT:
             return lease.quiet_seconds if lease is not None else 0.0
         case Deadline.QUIET:  # a lease that does not exist will not be renewed
-            return lease.quiet_seconds if lease is not None else math.inf
+            return min(lease.quiet_seconds, _since_last_end(context)) if lease is not None else math.inf
         case Deadline.PAUSE:
             return 0.0 if status.next_launch_at is None else seconds_since(context, status.next_launch_at)
         case Deadline.BIND if allocation is not None:
@@ -122,6 +122,21 @@ def _since_first_failure(context: ReconcileContext) -> float | None:
     return since if since >= 0 else math.inf
 
 
+def _since_last_end(context: ReconcileContext) -> float:
+    """Since a pod of the gang ended last, in seconds; infinite where none has, or its node's clock is off."""
+    times = [pod.ended_at for pod in context.view.gang if pod.ended_at is not None]
+    since = seconds_since(context, max(times)) if times else math.inf
+    return since if since >= 0 else math.inf
+
+
+def _may_renew(context: ReconcileContext) -> bool:
+    """Whether the rank that renews the lease may still run."""
+    view, plan = context.view, context.view.launched_plan
+    if view.lease is None or view.lease.released or plan is None:
+        return False
+    return any(pod.alive for pod in view.gang if pod.name == plan.ranks[0].pod)
+
+
 def _limit(context: ReconcileContext, deadline: Deadline) -> float:
     """How long what ``deadline`` limits may last, in seconds."""
     settings, plan = context.settings, context.view.launched_plan
@@ -133,8 +148,13 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
         case Deadline.ACKNOWLEDGEMENT:
             shrinks = plan is not None and plan.directive is Directive.SHRINK
             return settings.shrink_seconds if shrinks else settings.start_seconds
-        case Deadline.HEARTBEAT | Deadline.SETTLE:
+        case Deadline.HEARTBEAT:
+            lease = context.view.lease
+            return settings.heartbeat_seconds if lease is None else lease.duration(settings.heartbeat_seconds)
+        case Deadline.SETTLE:
             return settings.heartbeat_seconds
+        case Deadline.QUIET if _may_renew(context):
+            return settings.exit_seconds + settings.renew_seconds
         case Deadline.QUIET | Deadline.EXIT:
             return settings.exit_seconds
         case Deadline.SAVE:

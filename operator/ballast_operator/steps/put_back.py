@@ -5,8 +5,8 @@ from ballast_operator.desired.lease import lease_object
 from ballast_operator.kube.kinds import LEASE
 from ballast_operator.steps.context import Action, Apply, ReconcileContext, WritePlan
 
-SILENCE_SECONDS = 15.0
-"""A gang that is silent for this long may have lost its rights: they are looked at."""
+LOOK_SECONDS = 15.0
+"""How often a gang that trains is looked at, whatever it tells."""
 
 
 def missing_objects(context: ReconcileContext) -> tuple[Action, ...]:
@@ -14,8 +14,8 @@ def missing_objects(context: ReconcileContext) -> tuple[Action, ...]:
     view = context.view
     actions: list[Action] = []
     if view.lease is None:
-        actions.append(Apply(LEASE, lease_object(view)))
-    elif view.listens and view.lease.quiet_seconds >= SILENCE_SECONDS:
+        actions.append(Apply(LEASE, lease_object(view, context.settings.heartbeat_seconds)))
+    elif view.listens and view.lease.quiet_seconds >= max(LOOK_SECONDS, 2 * context.settings.renew_seconds):
         actions += [Apply(kind, body) for kind, body in access_objects(view)]
     if not view.plan_intact:
         actions.append(WritePlan(context.plan))

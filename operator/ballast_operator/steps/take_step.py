@@ -36,7 +36,7 @@ from ballast_operator.steps.growing import (
     write_grown_plan,
 )
 from ballast_operator.steps.observed import observed, seconds_left
-from ballast_operator.steps.put_back import SILENCE_SECONDS, missing_objects
+from ballast_operator.steps.put_back import LOOK_SECONDS, missing_objects
 from ballast_operator.steps.running import next_look, track_progress
 from ballast_operator.steps.shrinking import record_shrink, refuse_proposal, write_shrink
 from ballast_operator.steps.stopping import (
@@ -144,4 +144,4 @@ def _soon_if_something_ends(seen: Observed, again: float | None) -> float:
     ended = (pod for pod in seen.gang_pods if not (seen.script and pod.phase is Phase.SUCCEEDED))
     if any(not pod.alive or not pod.node_ready for pod in ended):
         return min(again or 1.0, 1.0)
-    return SILENCE_SECONDS if again is None else min(again, SILENCE_SECONDS)
+    return LOOK_SECONDS if again is None else min(again, LOOK_SECONDS)

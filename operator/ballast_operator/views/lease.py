@@ -25,6 +25,9 @@ A trainer whose messages are refused may send several a second, each wrong in an
 about it at most twice in this time.
 """
 
+LONGEST_DURATIONS = 10
+"""A trainer may not put off by more than this factor when it counts as hung."""
+
 _READERS: dict[str, Callable[[str], Any]] = {
     REPORT_ANNOTATION: Report.from_json,
     PROPOSAL_ANNOTATION: Proposal.from_json,
@@ -41,6 +44,7 @@ class LeaseView:
         quiet_seconds: since this operator last saw ``renewTime`` change (own clock).
         finished_step: the last step, once training is done.
         released: its holder has given it up, and renews it no more.
+        duration_seconds: after which it counts as not renewed, as it says; None: it does not say.
         refused: a message that cannot be used, by annotation, and why; empty: all can.
     """
 
@@ -51,6 +55,16 @@ class LeaseView:
     finished_step: int | None = None
     released: bool = False
     refused: str = ""
+    duration_seconds: float | None = None
+
+    def duration(self, heartbeat_seconds: float) -> float:
+        """How long it lasts without a renewal; ``heartbeat_seconds``: of a lease that is made now.
+
+        What it says counts, as its trainer was started with that: up to ten times what a new one says.
+        """
+        if self.duration_seconds is None:
+            return heartbeat_seconds
+        return min(self.duration_seconds, LONGEST_DURATIONS * heartbeat_seconds)
 
 
 class LeaseReader:
@@ -75,7 +89,8 @@ class LeaseReader:
         if version != self._version:
             self._version = version
             self._take_in(metadata.get("annotations") or {}, now)
-        renewed = (item.get("spec") or {}).get("renewTime") or ""
+        spec = item.get("spec") or {}
+        renewed = spec.get("renewTime") or ""
         if self._renewed is None or self._renewed[0] != renewed:
             self._renewed = (renewed, now)
         if not self._bad and now - self._refused_at >= REFUSAL_SECONDS:
@@ -86,7 +101,8 @@ class LeaseReader:
             proposal=self._messages.get(PROPOSAL_ANNOTATION),
             ack=self._messages.get(ACK_ANNOTATION),
             finished_step=self._messages.get(FINISHED_ANNOTATION),
-            released=(item.get("spec") or {}).get("holderIdentity") == "",
+            released=bool(renewed) and not spec.get("holderIdentity"),
+            duration_seconds=_seconds(spec.get("leaseDurationSeconds")),
             refused=self._refused,
         )
 
@@ -107,3 +123,7 @@ class LeaseReader:
                 self._bad.add(name)
                 self._refused_at = now
                 self._refused = self._refused or f"annotation {name}: {error}"
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, int) and value > 0 else None

@@ -19,7 +19,7 @@ from ballast_policies.contract.wire import Wire
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Wire):
-    """Rank 0's view of the running job, written about once a second and on every event.
+    """Rank 0's view of the running job, written at once when something happens, otherwise at each renewal.
 
     Attributes:
         epoch: the plan epoch that the ranks train with.

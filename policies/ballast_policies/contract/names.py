@@ -37,6 +37,13 @@ POD_RANKS_ENV = "BALLAST_POD_RANKS"
 """In a pod's environment: how many ranks it runs, one for each of its GPUs. Written by the operator, read by
 the trainer. Missing: one."""
 
+RENEW_ENV = "BALLAST_RENEW_SECONDS"
+"""In a pod's environment: how often rank 0 renews its Lease with the newest report while it has nothing else
+to tell, in seconds. Written by the operator, read by rank 0. Missing: :data:`RENEW_SECONDS`."""
+
+RENEW_SECONDS = 20.0
+"""A third of the time after which a Lease that is not renewed counts as a hung job."""
+
 EMULATED_SLOWDOWN_ENV = "BALLAST_EMULATED_SLOWDOWN"
 """In a pod's environment: JSON {model family or "default": factor >= 1}. Written by the process node,
 read by the trainer, which pads its layers' compute time by the factor. Missing: nothing is emulated."""

@@ -30,7 +30,7 @@ COUNTED = ("TrainingJob", "Pod", "ConfigMap")
 
 SETTINGS = Settings(
     leader=LeaderSettings(lease_seconds=10.0, renew_seconds=2.0, fence_seconds=8.0),
-    job=JobSettings(progress_seconds=1.0, ask_again_seconds=2.0),
+    job=JobSettings(progress_seconds=1.0, renew_seconds=1.0, ask_again_seconds=2.0),
     solver=SolverSettings(retry_seconds=2.0),
 )
 

@@ -1,6 +1,7 @@
 """A failed launch is told apart by cause."""
 
 import dataclasses
+import datetime
 
 import pytest
 from ballast_operator.api.cause import Cause
@@ -9,12 +10,18 @@ from ballast_operator.steps.take_step import take_step
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Directive, ExitCode, ExitReason, TerminationMessage
 
-from tests.operator.steps.contexts import PODS, a_context, a_pod, a_running_view, with_pod
+from tests.operator.steps.contexts import NOW, PODS, a_context, a_pod, a_running_view, with_pod
 from tests.operator.views.builders import a_plan
 
 FAILED = TerminationMessage(reason=ExitReason.FAILED, message="ValueError: boom")
 QUIET = LeaseView(ack=Ack(epoch=1, step=0), quiet_seconds=61.0)
 AN_END = {"phase": "Failed", "exit_code": 1}
+
+
+def peer_lost(rank, *, ended_at=None, **lease):
+    view = a_running_view(lease=LeaseView(ack=Ack(epoch=1, step=0), **lease))
+    return with_pod(view, rank, phase="Failed", exit_code=int(ExitCode.PEER_LOST), ended_at=ended_at)
+
 
 CASES = {
     "every rank trains": (a_running_view(), None),
@@ -39,14 +46,24 @@ CASES = {
         with_pod(a_running_view(), 2, phase="Failed", exit_code=int(ExitCode.PEER_LOST)),
         None,
     ),
-    "a rank lost its peer and no other ended": (
-        with_pod(
-            a_running_view(lease=LeaseView(ack=Ack(epoch=1, step=0), quiet_seconds=11.0)),
-            2,
-            phase="Failed",
-            exit_code=int(ExitCode.PEER_LOST),
-        ),
+    "a rank lost its peer, and the next renewal may still come": (peer_lost(2, quiet_seconds=29.0), None),
+    "a rank lost its peer, and no renewal comes": (peer_lost(2, quiet_seconds=31.0), Cause.PEER_LOST),
+    "a rank lost its peer, and the lease is given up": (
+        peer_lost(2, quiet_seconds=11.0, released=True),
         Cause.PEER_LOST,
+    ),
+    "the rank that renews lost its peer": (peer_lost(0, quiet_seconds=11.0), Cause.PEER_LOST),
+    "the rank that renews lost its peer a moment ago": (
+        peer_lost(0, quiet_seconds=25.0, ended_at=NOW - datetime.timedelta(seconds=3)),
+        None,
+    ),
+    "the lease says that it lasts longer": (
+        a_running_view(lease=dataclasses.replace(QUIET, duration_seconds=90.0)),
+        None,
+    ),
+    "the lease says that it lasts for years": (
+        a_running_view(lease=dataclasses.replace(QUIET, duration_seconds=1e9, quiet_seconds=601.0)),
+        Cause.HUNG,
     ),
     "a pod that the shrink released ends": (
         with_pod(

@@ -1,5 +1,6 @@
 """Both channels carry the contract's bytes; the channel thread retries and never blocks training."""
 
+import dataclasses
 import http.server
 import json
 import threading
@@ -150,6 +151,8 @@ def test_messages_become_annotations_of_the_lease(api, kubernetes_channel):
     assert lease["spec"]["holderIdentity"] == "a-1-0"
     assert lease["spec"]["renewTime"].endswith("Z")
     assert lease["spec"]["leaseDurationSeconds"] == 15
+    kubernetes_channel.write(Messages(closing=True))
+    assert lease["spec"].get("holderIdentity") is None
 
 
 @pytest.mark.parametrize("missing", ["lease", "server"])
@@ -245,4 +248,55 @@ def test_a_new_plan_is_seen_while_training_runs():
     ranks = (Rank(rank=0, pod="a-1-0", address="127.0.0.1", gpu_type="v100"),)
     channel.plan = Plan(job="a", epoch=2, launch=1, directive=Directive.SHRINK, ranks=ranks)
     eventually(lambda: channel_thread.plan().epoch == 2, "the new plan is seen")
+    channel_thread.close()
+
+
+class CountingChannel(UnreliableChannel):
+    """Keeps every message that was written, in order."""
+
+    def __init__(self):
+        super().__init__(failures=0)
+        self.all = []
+
+    def write(self, messages):
+        """Keep."""
+        super().write(messages)
+        self.all.append(messages)
+
+
+def test_progress_waits_for_the_next_renewal():
+    """What happens is told at once; a report that tells of steps alone is not, nor is it lost at the end."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=3600)
+    channel_thread.send(ack=ACK, report=REPORT)
+    eventually(lambda: channel.written.report == REPORT, "the first report")
+    later = dataclasses.replace(REPORT, step=REPORT.step + 1)
+    channel_thread.report(later)
+    channel_thread.send(ack=ACK)
+    eventually(lambda: channel.all[-1].report == later, "the report goes out with an acknowledgement")
+    count = len(channel.all)
+    channel_thread.report(dataclasses.replace(REPORT, step=REPORT.step + 2))
+    channel_thread.close()
+    assert len(channel.all) == count + 1
+    assert (channel.all[-1].report.step, channel.all[-1].closing) == (REPORT.step + 2, True)
+
+
+def test_the_lease_is_renewed_without_anything_to_tell():
+    """A loop that stands still in a long step is alive."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=0.01)
+    eventually(lambda: len(channel.all) > 2, "renewals")
+    channel_thread.close()
+
+
+def test_a_report_of_an_event_does_not_wait_for_the_next_renewal():
+    """A checkpoint: it is told after a part of the time between two renewals."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN, renew_seconds=2.0)
+    channel_thread.send(report=REPORT)
+    eventually(lambda: channel.written.report == REPORT, "the first report")
+    saved = dataclasses.replace(REPORT, checkpoint_step=REPORT.step)
+    channel_thread.report(saved)
+    eventually(lambda: channel.written.report == saved, "the checkpoint")
+    assert sum(messages.report is None for messages in channel.all) <= 1
     channel_thread.close()

@@ -22,12 +22,14 @@ class Messages:
         proposal: an offer of ranks.
         ack: the plan that all ranks train under.
         finished_step: the last step, once the job has finished.
+        closing: nothing follows; the Lease is given up.
     """
 
     report: Report | None = None
     proposal: Proposal | None = None
     ack: Ack | None = None
     finished_step: int | None = None
+    closing: bool | None = None
 
     def replaced_by(self, newer: "Messages") -> "Messages":
         """These messages, where ``newer`` has none of the kind, else its own."""

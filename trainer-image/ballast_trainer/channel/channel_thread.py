@@ -1,14 +1,15 @@
 """The thread in which rank 0 uses the channel: it polls the plan and sends the training loop's messages.
 
-The loop never waits for the network: a report replaces the one before, proposals and
-acknowledgements are sent in the next turn, and a failed call is repeated.
+The loop never waits for the network. Acknowledgements, proposals and reports that tell of an event are sent
+at once. Progress alone waits for the next renewal of the Lease, and each report replaces the one before. A
+call that failed is repeated.
 """
 
-import itertools
 import logging
 import threading
+from time import monotonic
 
-from ballast_policies.contract import Ack, Plan, Proposal, Report
+from ballast_policies.contract import RENEW_SECONDS, Ack, Plan, Proposal, Report
 
 from ballast_trainer.channel.base import Channel, ChannelError, Messages
 
@@ -16,21 +17,33 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 """How often the plan is read."""
-RENEW_SECONDS = 1.0
-"""How often the newest report is written at most, and the lease renewed at least."""
+
+EVENTS_PER_RENEWAL = 4
+"""Reports of events that may be written between two renewals: a job that saves after every step writes this
+many times as often as one that only trains."""
 
 
 class ChannelThread:
-    """Runs a channel in a daemon thread."""
+    """Runs a channel in a daemon thread.
 
-    def __init__(self, channel: Channel, plan: Plan) -> None:
+    Args:
+        channel: to the operator.
+        plan: of the launch.
+        renew_seconds: between two writes while there is nothing to tell but progress.
+    """
+
+    def __init__(self, channel: Channel, plan: Plan, *, renew_seconds: float = RENEW_SECONDS) -> None:
         self._channel = channel
+        self._renew_seconds = renew_seconds
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         self._plan = plan
         self._outbox = Messages()
         self._urgent = True
+        self._reported: tuple[int | None, ...] | None = None
+        self._written = self._tried = float("-inf")
+        self._pause = 0.0
         self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
         self._thread.start()
 
@@ -40,7 +53,7 @@ class ChannelThread:
             return self._plan
 
     def report(self, report: Report) -> None:
-        """Send this report within a second, unless a newer one replaces it."""
+        """Send this report with the next renewal, sooner if it tells of an event; a newer one replaces it."""
         with self._lock:
             self._outbox = self._outbox.replaced_by(Messages(report=report))
 
@@ -53,23 +66,25 @@ class ChannelThread:
             self._urgent = True
         self._wake.set()
 
-    def close(self, *, finished_step: int | None = None, timeout_seconds: float = 5.0) -> None:
-        """Send the remaining messages, and end the thread."""
+    def repeat(self, proposal: Proposal) -> None:
+        """Send an open proposal with new figures, soon."""
         with self._lock:
-            self._outbox = self._outbox.replaced_by(Messages(finished_step=finished_step))
-            self._urgent = True
+            self._outbox = self._outbox.replaced_by(Messages(proposal=proposal))
+
+    def close(self, *, finished_step: int | None = None, timeout_seconds: float = 5.0) -> None:
+        """Send the remaining messages, give the Lease up, and end the thread."""
+        with self._lock:
+            self._outbox = self._outbox.replaced_by(Messages(finished_step=finished_step, closing=True))
             self._closing = True
         self._wake.set()
         self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        turns_per_renewal = round(RENEW_SECONDS / POLL_SECONDS)
-        for turn in itertools.count():
+        while True:
             with self._lock:
                 closing = self._closing
-                due = self._urgent or turn % turns_per_renewal == 0
             try:
-                if due:
+                if closing or self._due():
                     self._write()
                 if not closing:
                     self._read()
@@ -80,19 +95,54 @@ class ChannelThread:
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()
 
+    def _due(self) -> bool:
+        now = monotonic()
+        with self._lock:
+            if now - self._tried < self._pause:
+                return False
+            report, since = self._outbox.report, now - self._written
+            event = self._outbox.proposal is not None or (
+                report is not None and _events(report) != self._reported
+            )
+            return (
+                self._urgent
+                or since >= self._renew_seconds
+                or (event and since >= self._renew_seconds / EVENTS_PER_RENEWAL)
+            )
+
     def _write(self) -> None:
         with self._lock:
-            messages, self._outbox, self._urgent = self._outbox, Messages(), False
+            messages, self._outbox = self._outbox, Messages()
+            urgent, self._urgent = self._urgent, False
+            self._tried = monotonic()
         try:
             self._channel.write(messages)
         except ChannelError:
             with self._lock:
                 # Messages added in the meantime are newer.
                 self._outbox = messages.replaced_by(self._outbox)
+                self._urgent = self._urgent or urgent
+                self._pause = min(
+                    max(POLL_SECONDS, 2 * self._pause), self._renew_seconds / EVENTS_PER_RENEWAL
+                )
             raise
+        self._written, self._pause = self._tried, 0.0
+        if messages.report is not None:
+            self._reported = _events(messages.report)
 
     def _read(self) -> None:
         plan = self._channel.read_plan()
         if plan is not None:
             with self._lock:
                 self._plan = plan
+
+
+def _events(report: Report) -> tuple[int | None, ...]:
+    """What of a report is more than progress."""
+    return (
+        report.epoch,
+        report.rebalances,
+        report.last_rebalance_step,
+        report.checkpoint_step,
+        report.resumed_from_step,
+    )

@@ -172,7 +172,8 @@ class KubernetesChannel:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         body = {
             "metadata": {"annotations": annotations},
-            "spec": {"holderIdentity": self._pod, "renewTime": now},
+            # A merge patch with None takes the holder away.
+            "spec": {"holderIdentity": None if messages.closing else self._pod, "renewTime": now},
         }
         if self._api.request("PATCH", self._lease, body) is None:
             raise ChannelError(f"{self._lease} does not exist")

@@ -42,7 +42,7 @@ class RankZeroReporter:
         self.reporter.event(name, **{"step": self.training.step, **fields})
 
     def report(self, *, now: bool = False) -> None:
-        """Hand the report to the channel; ``now`` does not wait for the next second."""
+        """Hand the report to the channel; ``now`` does not wait for the next renewal."""
         if self.channel_thread is not None:
             report = self.progress.report()
             if now:
@@ -66,7 +66,9 @@ class RankZeroReporter:
 
     def propose(self, proposal: Proposal, *, again: bool) -> None:
         """Propose a repack; printed once, sent with new figures while it is open."""
-        if self.channel_thread is not None:
+        if self.channel_thread is not None and again:
+            self.channel_thread.repeat(proposal)
+        elif self.channel_thread is not None:
             self.channel_thread.send(proposal=proposal)
         if not again:
             self.event(
