@@ -29,15 +29,17 @@ from ballast_operator.local_operator import (
     write_definitions,
     write_operator_kubeconfig,
 )
-from ballast_policies.contract import JOB_LABEL
+from ballast_policies.contract import JOB_LABEL, RENEW_SECONDS
 from emulated import objects
 from emulated.fleet import Fleet
 from emulated.http import Http
-from emulated.ranges import compare
+from emulated.ranges import QUICK_RANGES, RANGES, compare
 from emulated.replicas import Replica, writes
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 
+LARGE = {"jobs": 5000, "nodes": 1000, "running": 200, "fitting": 30, "steady": 60.0}
+QUICK = {"jobs": 200, "nodes": 50, "running": 20, "fitting": 5, "steady": 10.0}
 TOKEN_SECONDS = 7200
 SETTINGS = Settings(node_monitor_grace_seconds=100_000)
 """Nodes stay Ready without heartbeats."""
@@ -48,16 +50,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=5000, help="TrainingJobs in all")
-    parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--running", type=int, default=200, help="jobs that train before the others arrive")
-    parser.add_argument("--fitting", type=int, default=30, help="jobs that fit, handed in one each second")
-    parser.add_argument("--steady", type=float, default=60.0, help="seconds that are watched without changes")
-    parser.add_argument("--report-seconds", type=float, default=5.0, help="between two reports of a trainer")
+    parser.add_argument(
+        "--quick", action="store_true", help="200 jobs, no second replica, ranges that hold on any machine"
+    )
+    parser.add_argument("--jobs", type=int, help="TrainingJobs in all (5000)")
+    parser.add_argument("--nodes", type=int, help="(1000)")
+    parser.add_argument("--running", type=int, help="jobs that train before the others arrive (200)")
+    parser.add_argument("--fitting", type=int, help="jobs that fit, handed in one each second (30)")
+    parser.add_argument("--steady", type=float, help="seconds that are watched without changes (60)")
+    parser.add_argument(
+        "--report-seconds", type=float, default=RENEW_SECONDS, help="between two reports of a trainer"
+    )
     parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.add_argument("--logs", type=Path, help="keep the operators' logs here")
     parser.add_argument("--record", type=Path, help="write the JSON here, too")
     given = parser.parse_args()
+    for name, value in (QUICK if given.quick else LARGE).items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ballast-scale-")))
         logs = given.logs or folder
@@ -71,7 +81,7 @@ def main() -> int:
         found = asyncio.run(Run(given, cluster.kubeconfig, account, logs).phases())
     if given.record:
         given.record.write_text(json.dumps(found, indent=1) + "\n")
-    rows = compare(found["figures"])
+    rows = compare(found["figures"], QUICK_RANGES if given.quick else RANGES)
     if given.output == "json":
         print(json.dumps({**found, "ranges": [row.as_json() for row in rows]}, indent=1))
     else:
@@ -132,7 +142,7 @@ class Run:
             self._http, self._apart = http, apart
             await self._objects()
             await self._api_server_limit()
-            fleet = Fleet(fleet_http, report_seconds=given.report_seconds)
+            fleet = self._fleet = Fleet(fleet_http, report_seconds=given.report_seconds)
             followers = [
                 asyncio.create_task(part)
                 for part in (self._seen.jobs(fleet_http), self._seen.gangs(fleet_http), fleet.run())
@@ -146,8 +156,10 @@ class Run:
                 await self._steady(leader)
                 health.cancel()
                 self._figures["healthzMaxSeconds"] = max(leader.health_seconds)
-                leader = await self._failover(leader)
-                await self._restart(leader)
+                self._figures["operatorRestarts"] = leader.restarts()
+                if not given.quick:
+                    leader = await self._failover(leader)
+                    await self._restart(leader)
             finally:
                 for replica in self._all:
                     if replica.process.poll() is None:
@@ -171,6 +183,7 @@ class Run:
         }
 
     _all: list[Replica]
+    _fleet: Fleet
 
     def _start(self) -> Replica:
         self._replicas += 1
@@ -208,16 +221,30 @@ class Run:
         await asyncio.gather(*map(one, items))
 
     async def _api_server_limit(self) -> None:
-        """How fast the API server takes TrainingJobs while no operator runs."""
-        items = [objects.waiting_job(index, prefix="limit") for index in range(500)]
-        began = time.monotonic()
+        """How fast the API server takes TrainingJobs, and one status for each, while no operator runs."""
+        items = [objects.waiting_job(index, prefix="limit") for index in range(min(500, self._given.jobs))]
+        began, cpu = time.monotonic(), await self._http.cpu_seconds()
         await self._create(items)
-        self._figures["apiServerCreatesPerSecond"] = len(items) / (time.monotonic() - began)
+        created = time.monotonic()
+        await asyncio.gather(*(self._http.send("patch", *objects.some_status(item)) for item in items))
+        self._figures |= {
+            "apiServerCreatesPerSecond": len(items) / (created - began),
+            "apiServerAdmissionsPerSecond": len(items) / (time.monotonic() - began),
+            "apiServerAloneCpuSecondsPerThousandJobs": self._per_thousand(
+                await self._http.cpu_seconds() - cpu, len(items)
+            ),
+        }
         await asyncio.gather(
             *(self._http.send("delete", JOB.path("default", item["metadata"]["name"])) for item in items)
         )
         self._seen.created.clear()
-        self._say(f"API server alone: {self._figures['apiServerCreatesPerSecond']:.0f} creates/s")
+        self._say(
+            f"API server alone: {self._figures['apiServerAdmissionsPerSecond']:.0f} jobs/s with a status"
+        )
+
+    @staticmethod
+    def _per_thousand(seconds: float, jobs: int) -> float:
+        return seconds / jobs * 1000
 
     async def _some_run(self) -> None:
         count = self._given.running
@@ -228,7 +255,9 @@ class Run:
         """All other jobs arrive as fast as the API server takes them; one each second fits."""
         waiting = self._given.jobs - self._given.running - self._given.fitting
         names = [f"fits-{index:05d}" for index in range(self._given.fitting)]
-        cpu, began = leader.cpu_seconds(), time.monotonic()
+        cpu, server_cpu = leader.cpu_seconds(), await self._http.cpu_seconds()
+        written = writes(await leader.metrics())
+        began = time.monotonic()
 
         async def fitting() -> None:
             for index in range(self._given.fitting):
@@ -251,8 +280,14 @@ class Run:
             "createsPerSecond": waiting / (arrived - began),
             "admissionsPerSecond": waiting / (settled - began),
             "conditionsAfterLastSeconds": max(0.0, settled - arrived),
-            "operatorCpuSecondsPerThousandJobs": (leader.cpu_seconds() - cpu) / waiting * 1000,
+            "writesPerArrivedJob": (writes(await leader.metrics()) - written) / (waiting + len(names)),
+            "operatorCpuSecondsPerThousandJobs": self._per_thousand(leader.cpu_seconds() - cpu, waiting),
+            "apiServerCpuSecondsPerThousandJobs": self._per_thousand(
+                await self._http.cpu_seconds() - server_cpu, waiting
+            ),
         }
+        limit = self._figures["apiServerAdmissionsPerSecond"]
+        self._figures["admissionsOverApiServerAlone"] = self._figures["admissionsPerSecond"] / limit
         self._percentiles("applyToPods", [self._seen.pods[n] - self._seen.created[n] for n in names])
         self._decisions(await leader.metrics())
 
@@ -279,15 +314,22 @@ class Run:
     async def _steady(self, leader: Replica) -> None:
         seconds, running = self._given.steady, len(self._seen.running)
         await asyncio.sleep(10)
-        before, cpu = writes(await leader.metrics()), leader.cpu_seconds()
+        before, cpu = await self._writes(leader), leader.cpu_seconds()
         await asyncio.sleep(seconds)
-        count, used = writes(await leader.metrics()) - before, leader.cpu_seconds() - cpu
+        after, used = await self._writes(leader), leader.cpu_seconds() - cpu
+        names = ("operatorWrites", "trainerWrites", "apiServerWrites")
+        per_job = [(late - early) / running * 60 / seconds for early, late in zip(before, after, strict=True)]
         self._figures |= {
-            "writesPerRunningJobAndMinute": count / running * 60 / seconds,
+            "writesPerRunningJobAndMinute": per_job[0] + per_job[1],
+            **{f"{name}PerRunningJobAndMinute": count for name, count in zip(names, per_job, strict=True)},
             "steadyCpuSecondsPerMinute": used * 60 / seconds,
         }
         self._figures |= {f"{name}MemoryMiB": size for name, size in leader.memory_mib().items()}
-        self._say(f"steady: {count:.0f} writes, {used:.1f} CPU-s in {seconds:.0f} s, {running} jobs train")
+        self._say(f"steady: {sum(per_job[:2]):.1f} writes a minute and job, {running} jobs train")
+
+    async def _writes(self, leader: Replica) -> tuple[float, float, float]:
+        """(the operator's, the trainers', all that the API server has answered) so far."""
+        return writes(await leader.metrics()), float(self._fleet.renewals), await self._http.writes()
 
     async def _failover(self, leader: Replica) -> Replica:
         standby = self._start()

@@ -90,9 +90,9 @@ class Operator:
             await connect(self._options.kubeconfig, request_seconds=limit) as cluster,
             Solver(self._settings.solver) as solver,
         ):
-            own = await side.run(
-                connect(self._options.kubeconfig, request_seconds=self._settings.leader.fence_seconds / 2)
-            )
+            leader = self._settings.leader
+            left = max(leader.fence_seconds - leader.renew_seconds, leader.fence_seconds / 2)
+            own = await side.run(connect(self._options.kubeconfig, request_seconds=left))
             leadership = self._leadership(own)
             cluster.fence = leadership.check
             cluster.on_answer = own.on_answer = self._answered

@@ -42,6 +42,7 @@ class Launch:
             "MASTER_PORT": str(free_ports()),
             "OMP_NUM_THREADS": "1",
             "BALLAST_CHANNEL": str(folder),
+            "BALLAST_RENEW_SECONDS": "0.2",
             "BALLAST_POD_NAME": "job-1-0",
             "BALLAST_TOTAL_STEPS": str(steps),
             "BALLAST_CHECKPOINT_EVERY_STEPS": "100",

@@ -31,6 +31,10 @@ class Fleet:
     Args:
         http: of the administrator.
         report_seconds: between two reports of a job.
+
+    Attributes:
+        plans: the newest plan of each job.
+        renewals: how often a trainer has written its Lease.
     """
 
     def __init__(self, http: Http, *, report_seconds: float) -> None:
@@ -41,6 +45,7 @@ class Fleet:
         self._steps = itertools.count(1)
         self._started: set[str] = set()
         self.plans: dict[tuple[str, str], Plan] = {}
+        self.renewals = 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -117,6 +122,7 @@ class Fleet:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = {"metadata": {"annotations": notes}, "spec": {"holderIdentity": "rank-0", "renewTime": now}}
         await self._quiet("patch", LEASE.path(key[0], lease_name(key[1])), body)
+        self.renewals += 1
 
     async def _quiet(self, verb: str, path: str, body: Any) -> None:
         try:

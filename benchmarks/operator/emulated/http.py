@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -61,6 +62,19 @@ class Http:
                     if answer.status not in (429, 500, 503, 504):
                         raise RuntimeError(f"{verb} {path}: {answer.status} {text[:300]!r}")
             await asyncio.sleep(0.2)
+
+    async def writes(self) -> float:
+        """All writes that the API server has answered so far, whoever asked, by its own count."""
+        return await self._sum(re.compile(r'apiserver_request_total\{.*verb="(POST|PUT|PATCH|APPLY|DELETE)"'))
+
+    async def cpu_seconds(self) -> float:
+        """Of the API server, so far."""
+        return await self._sum(re.compile("process_cpu_seconds_total "))
+
+    async def _sum(self, series: re.Pattern[str]) -> float:
+        async with self._session.get("/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if series.match(line))
 
     async def watch(self, kind: Kind, *, query: str = "") -> AsyncIterator[tuple[float, str, dict[str, Any]]]:
         """(time on the monotonic clock, type, object) of every event from now on; broken watches continue."""

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_operator.kube.kinds import JOB
+
 GPU = "nvidia.com/gpu"
 POOL_LABEL = "ballast.dev/pool"
 GPUS_PER_NODE = 8
@@ -51,6 +53,17 @@ def waiting_job(index: int, *, prefix: str = "waits") -> dict[str, Any]:
     item["spec"]["gpuTypes"] = [SCARCE]
     item["spec"]["throughput"] = [{"gpuType": SCARCE, "stages": 4, "stepsPerSecond": 0.1 + index % 7 / 10}]
     return item
+
+
+def some_status(item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(path, merge patch) of a status as a job that waits has it."""
+    known = {"status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
+    conditions = [
+        {**known, "type": kind, "reason": "WaitingForCapacity", "message": "no GPUs of its type are free"}
+        for kind in ("Admitted", "Running")
+    ]
+    path = JOB.path(item["metadata"]["namespace"], item["metadata"]["name"], "status")
+    return path, {"status": {"conditions": conditions, "observedGeneration": 1, "state": "Waiting"}}
 
 
 def fitting_job(index: int, *, prefix: str) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from typing import Any
 RANGES = Path(__file__).with_name("ranges.json")
 """Figure -> {"least" or "most": value, "what": sentence}."""
 
+QUICK_RANGES = Path(__file__).with_name("quick_ranges.json")
+"""The same, for counts and ratios of a short run: they depend little on the machine."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -34,7 +37,7 @@ class Row:
         return f"{self.name:36} {self.value:10.3f}  {self.limit:10} {verdict:13} {self.what}".rstrip()
 
 
-def compare(figures: Mapping[str, float], path: Path = RANGES) -> list[Row]:
+def compare(figures: Mapping[str, float], path: Path) -> list[Row]:
     """A row for each figure, in the order of the file, then those without a range."""
     ranges = json.loads(path.read_text())
     rows = []

@@ -31,25 +31,33 @@ class Replica:
                 operator_command(kubeconfig, settings={}), stdout=output, stderr=subprocess.STDOUT
             )
         self.health_seconds: list[float] = []
-        self._port = 0
+        self._ports: list[int] = []
+        self._read = 0
 
     async def port(self) -> int:
         """Of its pages, once it serves them."""
-        while not self._port:
-            found = _PORT.search(self._log.read_text())
-            if found:
-                self._port = int(found[1])
-            elif self.process.poll() is not None:
+        while True:
+            with self._log.open() as log:
+                log.seek(self._read)
+                for line in log:
+                    self._read += len(line.encode())
+                    if found := _PORT.search(line):
+                        self._ports.append(int(found[1]))
+            if self._ports:  # one that starts afresh has another
+                return self._ports[-1]
+            if self.process.poll() is not None:
                 raise RuntimeError(f"the operator ended with code {self.process.returncode}: {self._log}")
-            else:
-                await asyncio.sleep(0.05)
-        return self._port
+            await asyncio.sleep(0.05)
+
+    def restarts(self) -> int:
+        """How often it has started afresh, as its Lease had lapsed."""
+        return max(0, len(self._ports) - 1)
 
     async def watch_health(self) -> None:
         """Ask for ``/healthz`` ten times a second, until cancelled."""
-        url = f"http://127.0.0.1:{await self.port()}/healthz"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
             while True:
+                url = f"http://127.0.0.1:{await self.port()}/healthz"
                 begun = time.monotonic()
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     async with session.get(url) as answer:

@@ -27,6 +27,9 @@ from ballast_operator.waits import WaitReason, Waits
 LEASE_NAME = meta.LEADER_LEASE
 """Name of the Lease that the leader holds."""
 
+AGAIN_SECONDS = 0.2
+"""Pause before a renewal that failed is repeated."""
+
 RELEASE_ATTEMPTS = 3
 """How often giving the Lease back is tried; after that its duration has to pass."""
 
@@ -104,7 +107,9 @@ class Leadership:
             NotLeader: the lease was lost; all work has to end before this replica stands by again.
         """
         while True:
-            await asyncio.sleep(self._settings.renew_seconds)
+            # A renewal that failed is repeated at once: two such pauses, and the fence would fall.
+            late = self._clock() - (self._renewed or 0.0) >= 2 * self._settings.renew_seconds
+            await asyncio.sleep(AGAIN_SECONDS if late and self._alive() else self._settings.renew_seconds)
             if not self._alive():
                 logger.error(
                     "leader lease not renewed, as the main loop is stuck identity=%s", self._identity

@@ -281,7 +281,8 @@ class Reconciler:
     def _too_soon(self, key: Key, old: TrainingJobStatus, new: TrainingJobStatus) -> float:
         """Seconds to wait where nothing but progress has changed since a recent write."""
         last = self._progress_written.get(key)
-        if last is None or not progress_alone(old, new):
+        first = old.progress is None and new.progress is not None
+        if last is None or first or not progress_alone(old, new):
             return 0.0
         pause = max(self._settings.progress_seconds, len(self._observer.holders) / PROGRESS_WRITES_PER_SECOND)
         return pause - (self._clock() - last).total_seconds()

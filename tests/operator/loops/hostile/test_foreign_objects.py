@@ -107,7 +107,7 @@ async def test_rights_that_somebody_deletes_are_put_back_when_the_trainer_falls_
     await simulation.until(lambda: simulation.state("one") == "Running")
     simulation.world.drop(kind, NAMESPACE, "one-trainer")
     simulation.trainers["one"].silent = True
-    await simulation.until(lambda: simulation.world.get(kind, NAMESPACE, "one-trainer") is not None, ticks=20)
+    await simulation.until(lambda: simulation.world.get(kind, NAMESPACE, "one-trainer") is not None, ticks=60)
     simulation.trainers["one"].silent = False
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
     assert simulation.status("one").launches == 1
