@@ -6,6 +6,7 @@ page in the docs; the text under a field is its description in both.
 """
 
 import dataclasses
+import functools
 import difflib
 import math
 import re
@@ -116,7 +117,7 @@ def cluster_problems(
     """
     problems = []
     whole = given if whole is None else whole
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         facts, key = facts_of(field), camel(field.name)
         value = given.get(key)
@@ -130,6 +131,12 @@ def cluster_problems(
         if isinstance(part, type) and issubclass(part, Settings) and isinstance(inside, Mapping):
             problems += [problem.below(key) for problem in cluster_problems(part, inside, whole)]
     return problems
+
+
+@functools.cache
+def _hints(kind: type[Settings]) -> Mapping[str, Any]:
+    """Field -> type; resolving the names takes most of a check's time."""
+    return get_type_hints(kind)
 
 
 def field_problem(field: "dataclasses.Field[Any]", value: Any) -> str:
