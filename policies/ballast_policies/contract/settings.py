@@ -6,8 +6,8 @@ page in the docs; the text under a field is its description in both.
 """
 
 import dataclasses
-import functools
 import difflib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
