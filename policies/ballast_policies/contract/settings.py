@@ -134,7 +134,7 @@ def cluster_problems(
 
 
 @functools.cache
-def _hints(kind: type[Settings]) -> Mapping[str, Any]:
+def _hints(kind: Any) -> Mapping[str, Any]:
     """Field -> type; resolving the names takes most of a check's time."""
     return get_type_hints(kind)
 
