@@ -7,7 +7,6 @@ page in the docs; the text under a field is its description in both.
 
 import dataclasses
 import difflib
-import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,10 +132,14 @@ def cluster_problems(
     return problems
 
 
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    """Field -> type; resolving the names takes most of a check's time."""
-    return get_type_hints(kind)
+_HINTS: dict[type, Mapping[str, Any]] = {}
+
+
+def _hints(kind: type[Settings]) -> Mapping[str, Any]:
+    """Field -> type; resolving the names would take most of a check's time."""
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
 
 
 def field_problem(field: "dataclasses.Field[Any]", value: Any) -> str:
