@@ -8,7 +8,7 @@ import click
 
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
-from ballast_operator.cli.simulate.elastic import simulate_elastic
+from ballast_operator.cli.simulate.elastic import elastic_options, simulate_elastic
 from ballast_operator.cli.simulate.input import (
     OPTIONS,
     WorkloadOptions,
@@ -37,23 +37,9 @@ COMMANDLINE = click.core.ParameterSource.COMMANDLINE
     "--policy",
     required=True,
     metavar="NAME",
-    help="A policy, as in ClusterPolicy.spec.objective; with --elastic: completion-time or sia; with "
-    "--prices FOLDER: min-cost, min-cost-slo, max-throughput-per-dollar or on-demand.",
-)
-@click.option(
-    "--elastic",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="A file of elastic jobs with their speeds by GPU type and number, and their cluster.",
-)
-@click.option("--workload", metavar="NAME", help="With --elastic: which of the file's workloads.")
-@click.option(
-    "--sizes",
-    type=click.Choice(["stated", "all", "requested"]),
-    default="stated",
-    show_default=True,
-    help="With --elastic: numbers of GPUs that a job may have: those that the file's cluster states, all "
-    "with a speed, or the requested one (or the nearest to it).",
+    help="A policy, as in ClusterPolicy.spec.objective; with --elastic (without --rules ballast): "
+    "completion-time or sia; with --prices FOLDER: min-cost, min-cost-slo, max-throughput-per-dollar or "
+    "on-demand.",
 )
 @click.option(
     "--trace",
@@ -102,7 +88,7 @@ COMMANDLINE = click.core.ParameterSource.COMMANDLINE
     "--round",
     "round_seconds",
     type=float,
-    help="Seconds of a round. [default: 360; with --elastic 60]",
+    help="Seconds of a round. [default: 360; with --elastic and without --rules ballast 60]",
 )
 @click.option(
     "--rules",
@@ -153,6 +139,7 @@ COMMANDLINE = click.core.ParameterSource.COMMANDLINE
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|html", help="Draw the run."
 )
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@elastic_options
 @spot_options
 def simulate(
     *,
@@ -174,6 +161,7 @@ def simulate(
     notice_seconds: float,
     min_run_seconds: float,
     max_moves_per_hour: int | None,
+    pause_seconds: float,
     measure: str | None,
     per_job: bool,
     plot: Path | None,
@@ -208,14 +196,15 @@ def simulate(
             policy=policy,
             workload=workload,
             sizes=sizes,
-            round_seconds=60.0 if round_seconds is None else round_seconds,
+            round_seconds=round_seconds,
             output=output,
             per_job=per_job,
             others=dict(context.params),
         )
         return
-    if workload is not None:
-        raise click.UsageError("--workload: only with --elastic")
+    for name in ("workload", "pause_seconds"):
+        if name in given:
+            raise click.UsageError(f"--{name.replace('_', '-')}: only with --elastic")
     if cluster is None:
         raise click.UsageError("Missing option '--cluster'. To fix: --cluster v100=36,p100=36,k80=36")
     if plot is not None:

@@ -1,8 +1,9 @@
 """``ballast simulate --elastic``: jobs that run on any of their configurations."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -10,7 +11,10 @@ from ballast_operator.cli.simulate.progress import progress_bar
 
 if TYPE_CHECKING:
     from ballast_policies.simulator.elastic.engine import ElasticResult
+    from ballast_policies.simulator.elastic.operator_rounds import OperatorRules
     from ballast_policies.simulator.elastic.workload_file import Sizes
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 ONLY_WITHOUT = {
     "cluster": None,
@@ -27,10 +31,46 @@ ONLY_WITHOUT = {
     "static_jobs": None,
     "weights": False,
     "deadlines": False,
+    "launch_seconds": 0.0,
+    "stop_seconds": 0.0,
+    "notice_seconds": 0.0,
 }
 """Options that have no meaning for elastic jobs, and their values where they are left out."""
 
+ONLY_WITH_RULES = {"min_run_seconds": 0.0, "max_moves_per_hour": None, "pause_seconds": 1.0}
+"""Options that need ``--rules ballast``, and their values where they are left out."""
+
 OPTION_OF = {"static_jobs": "--static"}
+
+
+def elastic_options(command: Command) -> Command:
+    """The options of elastic jobs, for the command."""
+    for option in (
+        click.option(
+            "--pause-seconds",
+            type=float,
+            default=1.0,
+            show_default=True,
+            help="With --elastic --rules ballast: pause of training when a gang changes its size live.",
+        ),
+        click.option(
+            "--sizes",
+            type=click.Choice(["stated", "all", "requested"]),
+            default="stated",
+            show_default=True,
+            help="With --elastic: numbers of GPUs that a job may have: those that the file's cluster states, "
+            "all with a speed, or the requested one (or the nearest to it).",
+        ),
+        click.option("--workload", metavar="NAME", help="With --elastic: which of the file's workloads."),
+        click.option(
+            "--elastic",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="A file of elastic jobs with their speeds by GPU type and number, and their cluster.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def simulate_elastic(
@@ -39,7 +79,7 @@ def simulate_elastic(
     policy: str,
     workload: str | None,
     sizes: "Sizes",
-    round_seconds: float,
+    round_seconds: float | None,
     output: str,
     per_job: bool,
     others: dict[str, Any],
@@ -49,9 +89,11 @@ def simulate_elastic(
     Raises:
         UsageError: the file or an option cannot be used.
     """
+    from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.contract.errors import ContractError
     from ballast_policies.elastic.registry import ELASTIC_POLICIES
     from ballast_policies.simulator.elastic.engine import SimulationError, simulate
+    from ballast_policies.simulator.elastic.operator_rounds import simulate_rules
     from ballast_policies.simulator.elastic.workload_file import read_workload
 
     for name, left_out in ONLY_WITHOUT.items():
@@ -60,12 +102,15 @@ def simulate_elastic(
             raise click.UsageError(
                 f"{option}: not with --elastic, whose file has cluster and jobs. To fix: leave it out"
             )
-    if policy not in ELASTIC_POLICIES:
+    rules = _rules(policy, round_seconds, others)
+    if rules is None and policy not in ELASTIC_POLICIES:
         raise click.UsageError(
-            f"--policy: {policy!r} chooses no sizes. To fix: one of {', '.join(sorted(ELASTIC_POLICIES))}"
+            f"--policy: {policy!r} chooses no sizes. To fix: one of {', '.join(sorted(ELASTIC_POLICIES))}; "
+            "or --rules ballast, the operator's rules, with any of its policies"
         )
-    if not 0 < round_seconds < float("inf"):
-        raise click.UsageError(f"--round: {round_seconds:g} s must be above 0")
+    length = 60.0 if round_seconds is None else round_seconds
+    if not 0 < length < float("inf"):
+        raise click.UsageError(f"--round: {length:g} s must be above 0")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,13 +121,46 @@ def simulate_elastic(
         raise click.UsageError(f"--elastic: {path}: {error}") from error
     try:
         with progress_bar(output) as progress:
-            result = simulate(chosen, policy=policy, round_seconds=round_seconds, progress=progress)
-    except SimulationError as error:
+            if rules is not None:
+                result = simulate_rules(chosen, rules, progress=progress)
+            else:
+                result = simulate(chosen, policy=policy, round_seconds=length, progress=progress)
+    except (SimulationError, ProblemError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
         click.echo(json.dumps(result.to_json(per_job=per_job), indent=2))
     else:
         _print(result, per_job=per_job)
+
+
+def _rules(policy: str, round_seconds: float | None, options: Mapping[str, Any]) -> "OperatorRules | None":
+    """The operator's rules; None: ``--rules`` was left out."""
+    from ballast_policies.allocation.policy import SpaceSharing
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.allocation.registry import find_policy
+    from ballast_policies.simulator.elastic.operator_rounds import OperatorRules
+
+    if options["rules"] in ("published", "whole-rounds"):
+        raise click.UsageError(f"--rules {options['rules']}: not with --elastic. To fix: --rules ballast")
+    own = {name: options[name] for name in ONLY_WITH_RULES}
+    if options["rules"] != "ballast":
+        for name, left_out in ONLY_WITH_RULES.items():
+            if own[name] != left_out:
+                option = "--" + name.replace("_", "-")
+                raise click.UsageError(f"{option}: with --elastic only together with --rules ballast")
+        return None
+    try:
+        row = find_policy(policy)
+    except ProblemError as error:
+        raise click.UsageError(f"--policy: {error}") from error
+    if row.space_sharing is SpaceSharing.ALWAYS:
+        raise click.UsageError(f"--policy: {policy} always shares GPUs; the operator's rounds do not")
+    try:
+        return OperatorRules(
+            policy=policy, round_seconds=360.0 if round_seconds is None else round_seconds, **own
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _print(result: "ElasticResult", *, per_job: bool) -> None:

@@ -31,6 +31,7 @@ LEFT_OUT: dict[str, Any] = {
     "stop_seconds": 0.0,
     "min_run_seconds": 0.0,
     "max_moves_per_hour": None,
+    "pause_seconds": 1.0,
     "plot": None,
 }
 """Options that have no meaning in a replay of prices, and their values where they are left out."""

@@ -1,0 +1,103 @@
+"""Elastic jobs under the operator's rules, simulated: what elasticity brings, and what never happens."""
+
+import json
+
+import pytest
+from ballast_operator.cli.simulate.command import simulate as command
+from ballast_policies.allocation.policy import SpaceSharing
+from ballast_policies.allocation.registry import POLICIES
+from ballast_policies.simulator.elastic.engine import SimulationError
+from ballast_policies.simulator.elastic.operator_rounds import OperatorRules, simulate_rules
+from ballast_policies.simulator.elastic.workload_file import read_workload
+from click.testing import CliRunner
+
+from tests.support.elastic_workloads import file
+
+NAMES = [name for name, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.ALWAYS]
+
+
+def run(jobs, seed, *, policy="max-min-fairness", sizes="stated", every=100.0, **rules):
+    workload = read_workload(file(jobs, seed=seed, every=every), sizes=sizes)
+    return simulate_rules(workload, OperatorRules(policy=policy, **rules))
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_every_job_ends_by_every_policy_and_none_is_faster_than_alone(policy):
+    """Also GPUs never over capacity, which the simulation checks at each decision."""
+    result = run(12, 1, policy=policy, every=60.0)
+    assert len(result.jobs) == 12
+    assert all(job.completion_time >= job.alone - 1e-6 for job in result.jobs)
+    assert 0 < result.utilisation <= 1
+
+
+@pytest.mark.parametrize("every", [30.0, 100.0, 1000.0], ids=["contended", "busy", "quiet"])
+@pytest.mark.parametrize("policy", ["max-min-fairness", "finish-time-fairness", "shortest-job-first"])
+def test_jobs_that_may_change_their_size_end_sooner_on_average(policy, every):
+    """Against the same jobs at their requested sizes, under the same rules and prices of a change."""
+    elastic, fixed = (
+        run(25, 0, policy=policy, every=every, sizes=sizes) for sizes in ("stated", "requested")
+    )
+    assert elastic.average_completion_time < 0.9 * fixed.average_completion_time
+
+
+def test_most_changes_of_size_are_live():
+    """Jobs come and go all the time; few gangs are restarted for that."""
+    result = run(60, 0)
+    assert result.restarts_per_job < 0.6
+
+
+def test_the_dearer_a_live_change_the_later_jobs_end():
+    """Its pause is charged."""
+    quick, slow = (run(30, 2, pause_seconds=pause) for pause in (1.0, 60.0))
+    assert quick.average_completion_time < slow.average_completion_time
+
+
+def test_one_job_alone_starts_when_it_arrives_and_runs_at_its_best():
+    """No end of a round is waited for."""
+    (job,) = run(1, 3).jobs
+    assert job.restarts == 0
+    assert job.completion_time == pytest.approx(job.alone)
+
+
+def test_rounds_that_are_shorter_than_a_restart_are_refused():
+    """Gangs that take turns would never train."""
+    with pytest.raises(SimulationError, match=r"a restart takes up to 90 s.*--min-run-seconds above 90"):
+        run(5, 0, round_seconds=60.0)
+    assert run(5, 0, round_seconds=60.0, min_run_seconds=600.0).restarts_per_job >= 0
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    found = tmp_path_factory.mktemp("elastic") / "jobs.json"
+    found.write_text(file(8, seed=2))
+    return str(found)
+
+
+def test_the_command_runs_any_policy_of_a_cluster_policy(path):
+    """``ballast simulate --elastic FILE --rules ballast``."""
+    options = ["--elastic", path, "--rules", "ballast", "--policy", "hierarchical", "--output", "json"]
+    done = CliRunner().invoke(command, [*options, "--max-moves-per-hour", "2"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert (result["policy"], result["round_seconds"], result["jobs_measured"]) == ("hierarchical", 360.0, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rules", "ballast", "--policy", "completion-time"], "completion-time"),
+        (["--rules", "ballast", "--policy", "gandiva"], "always shares"),
+        (["--rules", "published", "--policy", "sia"], "To fix: --rules ballast"),
+        (["--policy", "max-min-fairness"], "or --rules ballast"),
+        (["--policy", "sia", "--min-run-seconds", "60"], "--min-run-seconds"),
+        (["--policy", "sia", "--launch-seconds", "60"], "--launch-seconds"),
+        (["--rules", "ballast", "--policy", "makespan", "--pause-seconds", "nan"], "--pause-seconds: nan"),
+        (["--rules", "ballast", "--policy", "makespan", "--round", "-1"], "--round: -1"),
+        (["--rules", "ballast", "--policy", "makespan", "--max-moves-per-hour", "-1"], "is below 0"),
+    ],
+)
+def test_options_that_have_no_meaning_are_refused(path, options, said):
+    """With the option's name, exit code 2, and no traceback."""
+    done = CliRunner().invoke(command, ["--elastic", path, *options])
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.replace("│", " ").split())
