@@ -15,10 +15,10 @@ maximises that if it reports its throughputs truly. (The proof needs that throug
 with a row, and that the limits do not depend on the reports; so pairs are left out, and
 gpus_m and w_m are taken as known.) Without weights every job keeps at least 1/e of X*.
 
-Up to ``EXACT`` jobs that is n + 1 convex programs, by Clarabel, and the gap is that of X*, proven by the
-prices of its capacities (``nash``): the part by which the weighted geometric mean of the speeds could still
-grow. With more jobs X* comes from prices (``nash_prices``), which also stand in for the programs without
-m: with p the prices of X*, the others cannot gain more from m's GPUs than these are worth, so
+Up to ``EXACT`` programs times columns all are solved, one for each kind of job (like jobs keep the same
+part), by Clarabel, and the gap is that of X*, proven by the prices of its capacities (``nash``): the part by
+which the weighted geometric mean of the speeds could still grow. With more, the prices p of X* stand in for
+the programs without m: the others cannot gain more from m's GPUs than these are worth, so
 
     f_m >= exp( - sum_j gpus_m p_j X*_mj / w_m )  >= 1/e,
 
@@ -32,12 +32,16 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
+from ballast_policies.allocation.columns import Columns
 from ballast_policies.allocation.instance import Instance
+from ballast_policies.allocation.solvers.job_classes import equal_rows
 from ballast_policies.allocation.solvers.nash import NashShares, gap_per_weight, nash_shares
 from ballast_policies.allocation.solvers.nash_prices import nash_shares_by_prices
 
-EXACT = 200
-"""Jobs up to which every program without one of them is solved."""
+EXACT = 50_000
+"""Programs without one job, times their columns, up to which each is solved: about a second."""
+CONES = 2500
+"""Kinds of jobs up to which the fair shares are a cone program; beyond, gangs are solved by prices."""
 
 
 def solve(instance: Instance) -> Answer:
@@ -46,28 +50,102 @@ def solve(instance: Instance) -> Answer:
     Raises:
         SolverError: a convex program was not solved.
     """
-    runs = np.flatnonzero(instance.runnable)
-    if not len(runs):
+    if not instance.runnable.any():
         return nothing(instance)
-    if len(runs) > EXACT:
-        elastic = instance.elastic.any()
-        return _by_prices(instance, nash_shares(instance) if elastic else nash_shares_by_prices(instance))
-    columns, weights = instance.columns, instance.weights
-    found = nash_shares(instance)
-    x = found.x
-    speed = instance.throughput(x)
-    kept = np.ones(len(weights))
-    for m in runs if len(runs) > 1 else ():
-        without = dataclasses.replace(instance, columns=columns.take(columns.first != m))
-        theirs = without.throughput(nash_shares(without).x)
-        others = runs[runs != m]
-        loss = weights[others] @ np.log(speed[others] / theirs[others])
-        kept[m] = min(1.0, float(np.exp(loss / weights[m])))
+    kinds = _kinds(instance)
+    runs = np.flatnonzero(instance.runnable[kinds.chosen])
+    if len(runs) * len(kinds.columns) > EXACT:
+        return _by_prices(instance, _fair_shares(instance, kinds))
+    found = kinds.nash(kinds.many)
+    kept = np.ones(len(kinds.chosen))
+    for kind in runs:
+        left = kinds.many.copy()
+        left[kind] -= 1
+        others = runs[left[runs] > 0]
+        if len(others):
+            theirs = kinds.speed(kinds.nash(left))
+            loss = (left * kinds.weights)[others] @ np.log(kinds.speed(found)[others] / theirs[others])
+            kept[kind] = min(1.0, float(np.exp(loss / kinds.weights[kind])))
+    fair = kinds.spread(found)
     return Answer(
-        x=x * kept[columns.first],
+        x=fair.x * kept[kinds.of][instance.columns.first],
         solver="Clarabel",
-        gap=gap_per_weight(instance, found),
+        gap=gap_per_weight(instance, fair),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kinds:
+    """Jobs that are alike in speeds, gang and weight; they have the same fair share, and keep the same part.
+
+    Attributes:
+        instance: all jobs.
+        of: (n,) kind of each.
+        chosen: (kinds,) a job of each.
+        many: (kinds,) how many there are.
+    """
+
+    instance: Instance
+    of: np.ndarray
+    chosen: np.ndarray
+    many: np.ndarray
+
+    @property
+    def columns(self) -> Columns:
+        """Those of the chosen jobs."""
+        of_chosen = np.zeros(len(self.of), dtype=bool)
+        of_chosen[self.chosen] = True
+        columns = self.instance.columns
+        return columns.take(of_chosen[columns.first])
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(kinds,) of one job."""
+        weights: np.ndarray = self.instance.weights[self.chosen]
+        return weights
+
+    def nash(self, many: np.ndarray) -> NashShares:
+        """Fair shares of one job of each kind, over ``columns``; there are ``many`` (kinds,) of them."""
+        columns = self.columns
+        here = many[self.of[columns.first]]
+        merged = dataclasses.replace(
+            self.instance,
+            columns=columns.take(here > 0).scaled(here[here > 0]),
+            weights=self.instance.weights * many[self.of],
+        )
+        found = nash_shares(merged)
+        x = np.zeros(len(columns))
+        x[here > 0] = found.x
+        return dataclasses.replace(found, x=x)
+
+    def speed(self, shares: NashShares) -> np.ndarray:
+        """(kinds,) steps/s of a job of each kind."""
+        columns = self.columns
+        speed = columns.rate_first * shares.x
+        return np.bincount(self.of[columns.first], weights=speed, minlength=len(self.chosen))
+
+    def spread(self, shares: NashShares) -> NashShares:
+        """Shares of all jobs."""
+        one, every = self.columns, self.instance.columns
+        X = np.zeros((len(self.chosen), int(every.place.max(initial=0)) + 1))
+        X[self.of[one.first], one.place] = shares.x
+        x = self.instance.feasible(X[self.of[every.first], every.place])
+        return dataclasses.replace(shares, x=x)
+
+
+def _kinds(instance: Instance) -> _Kinds:
+    of = chosen = np.arange(len(instance.gpus))
+    if not instance.elastic.any():
+        features = [instance.T, instance.gpus[:, None], instance.weights[:, None]]
+        of, chosen = equal_rows(np.concatenate(features, axis=1))
+    many = np.bincount(of, minlength=len(chosen)).astype(float)
+    return _Kinds(instance=instance, of=of, chosen=chosen, many=many)
+
+
+def _fair_shares(instance: Instance, kinds: _Kinds) -> NashShares:
+    if len(kinds.chosen) > CONES and not instance.elastic.any():
+        return nash_shares_by_prices(instance)
+    return kinds.spread(kinds.nash(kinds.many))
 
 
 def _by_prices(instance: Instance, found: NashShares) -> Answer:
