@@ -13,6 +13,16 @@ _Text = Annotated[str, Field(max_length=4096)]
 _Name = Annotated[str, Field(max_length=253)]
 
 
+def coming_node(pool: str, number: int) -> str:
+    """Name of a node of ``pool`` that does not exist yet; no node can have it."""
+    return f"{pool}/new-{number}"
+
+
+def is_coming(node: str) -> bool:
+    """Whether the name is that of a node that does not exist yet."""
+    return "/" in node
+
+
 class Ending(StatusModel):
     """A launch that is being ended."""
 
@@ -57,7 +67,7 @@ class JobAllocation(StatusModel):
     nodes: Annotated[
         tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
     ] = ()
-    """Node of each of the pods."""
+    """Node of each of the pods; ``pool/new-0``, ``pool/new-1``...: one that does not exist yet."""
     plan_id: _Name = ""
     """The round that chose it."""
     launch: Annotated[int, Field(ge=1)] = 1
@@ -84,6 +94,16 @@ class JobAllocation(StatusModel):
         """Where the gang runs; a node for each GPU, so several for a pod with several."""
         nodes = tuple(node for node in self.nodes for _ in range(self.gpus_per_pod))
         return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=nodes)
+
+    @property
+    def gpus_to_come(self) -> int:
+        """Those of its GPUs that are on nodes which do not exist yet."""
+        return sum(map(is_coming, self.nodes)) * self.gpus_per_pod
+
+    def settled(self, node_of: Mapping[str, str]) -> "JobAllocation":
+        """The allocation with the nodes on which its pods run; ``node_of``: pod -> node, if it is bound."""
+        nodes = tuple(node_of.get(pod) or node for pod, node in self.node_of.items())
+        return self if nodes == self.nodes else self.replace(nodes=nodes)
 
     @property
     def node_of(self) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from ballast_policies.contract import GPU_RESOURCE
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, Refused
+from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, Refused, Rule
 from ballast_operator.api.costs.price_feed import PriceFeed
 
 _LabelValue = Annotated[str, Field(max_length=63)]
@@ -31,8 +31,20 @@ class NodePool(ApiModel):
             "pods of two jobs never share a GPU here: one pod asks Kubernetes for one whole GPU. "
             "To fix: leave it out; `ballast simulate --space-sharing` shows what sharing would bring",
         ),
-        Refused("minNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
-        Refused("maxNodes", "integer", "this version does not add or remove nodes. To fix: leave it out"),
+        Refused(
+            "minNodes",
+            "integer",
+            "nodes that stay while they are idle are a setting of the autoscaler. To fix: set it there",
+        ),
+    )
+    RULES = (
+        Rule(
+            "!has(self.maxNodes) || has(self.gpusPerNode)",
+            "maxNodes without gpusPerNode: what a node that does not exist yet would have is not known. "
+            "To fix: set gpusPerNode",
+            field=".gpusPerNode",
+            holds=lambda pool: pool.max_nodes is None or pool.gpus_per_node is not None,
+        ),
     )
 
     name: DnsLabel
@@ -53,6 +65,14 @@ class NodePool(ApiModel):
     capacity_type: CapacityType | None = None
     """How sure its nodes are to stay. Absent: as the labels of its nodes say, of Karpenter, EKS, GKE, AKS or
     ``ballast.dev/capacity-type``; without such labels ``onDemand``. ``status.capacity`` has what counts."""
+    max_nodes: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Nodes that it may have. An autoscaler (Karpenter, Cluster Autoscaler) behind it adds those that do not
+    exist: gangs are placed on them too, and their pods wait for them. Absent: only nodes that exist count."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """GPUs of a node that does not exist yet; required beside ``maxNodes``."""
+    start_seconds: Annotated[float, Field(ge=0, le=86_400)] = 180.0
+    """How long a new node takes until its pods run. A gang whose nodes have not come by then, and the usual
+    time for pods to start, is taken back (``NotBound``) and avoids such nodes of the pool for ten minutes."""
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Price of one GPU for one hour, in a currency of your choice; 0: not known, and not accounted for.
     Beside ``priceFeed`` it counts until a price has been read."""

@@ -1,6 +1,7 @@
 """A trainer pod: the user's template with the operator's additions."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from ballast_policies.contract import (
     RENEW_SECONDS,
 )
 
-from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.desired.access import trainer_account
 from ballast_operator.desired.owned import owned
 from ballast_operator.desired.pod_security import restricted
@@ -41,6 +42,19 @@ STAYS = {
 drain a node that is taken back only once the gang has left it."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewNode:
+    """Where a pod goes whose node does not exist yet: an autoscaler sees it wait, and makes one.
+
+    Attributes:
+        node_selector: labels of the pool's nodes.
+        not_on: nodes of the pool that other gangs hold, or are promised.
+    """
+
+    node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    not_on: tuple[str, ...] = ()
+
+
 def pod_object(
     view: JobView,
     spec: JobSpec,
@@ -51,6 +65,7 @@ def pod_object(
     gpu_resource: str,
     renew_seconds: float = RENEW_SECONDS,
     more_environment: Sequence[Mapping[str, Any]] = (),
+    new_node: NewNode = NewNode(),
 ) -> dict[str, Any]:
     """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
 
@@ -81,19 +96,33 @@ def pod_object(
     content["tolerations"] = tolerations if own in tolerations else [*tolerations, own]
     content["restartPolicy"] = "Never"
     content["serviceAccountName"] = trainer_account(view.name)
-    content["affinity"] = pinned(content.get("affinity") or {}, allocation.node_of[pod])
+    node, affinity = allocation.node_of[pod], content.get("affinity") or {}
+    if is_coming(node):
+        content["nodeSelector"] = {**(content.get("nodeSelector") or {}), **new_node.node_selector}
+        content["affinity"] = kept_away(affinity, new_node.not_on)
+    else:
+        content["affinity"] = pinned(affinity, node)
     body["spec"] = restricted(content)
     return body
 
 
 def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
     """The affinity with every required node term narrowed to one node by name."""
-    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return _narrowed(affinity, [{"key": "metadata.name", "operator": "In", "values": [node]}])
+
+
+def kept_away(affinity: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    """The affinity with ``nodes`` excluded from every required node term."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    return _narrowed(affinity, fields) if fields else affinity
+
+
+def _narrowed(affinity: dict[str, Any], fields: list[dict[str, Any]]) -> dict[str, Any]:
     node_affinity = dict(affinity.get("nodeAffinity") or {})
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = required.get("nodeSelectorTerms") or [{}]
     node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
-        "nodeSelectorTerms": [{**term, "matchFields": [field]} for term in terms]
+        "nodeSelectorTerms": [{**term, "matchFields": fields} for term in terms]
     }
     return {**affinity, "nodeAffinity": node_affinity}
 

@@ -13,6 +13,7 @@ def pinned_node(pod: Object) -> str:
     ) or {}
     for term in required.get("nodeSelectorTerms") or []:
         for field in term.get("matchFields") or []:
-            if field.get("key") == "metadata.name" and len(field.get("values") or []) == 1:
+            one = field.get("operator", "In") == "In" and len(field.get("values") or []) == 1
+            if field.get("key") == "metadata.name" and one:
                 return str(field["values"][0])
     return ""

@@ -24,6 +24,7 @@ from ballast_operator.observation.status_changes import (
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all
+from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
@@ -129,10 +130,7 @@ class Reconciler:
         if before is None or before.ending is not None or after is None or after.ending is None:
             return
         if after.ending.cause is Cause.NOT_BOUND:
-            self._observer.avoid(
-                view.key,
-                {before.node_of[p.name] for p in view.gang if p.name in before.pods and not p.ready_for_plan},
-            )
+            self._observer.avoid(view.key, not_reached(view, before, self._board.pools))
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""
@@ -167,7 +165,8 @@ class Reconciler:
             now=self._clock(),
             settings=self._settings,
             price_per_hour=pool.mean_price(view.unpaid_since, self._clock()),
-            gpu_resource=pool.gpu_resource,
+            pool=pool,
+            older_nodes=older_nodes(self._observer, allocation, pool),
         )
 
     async def _is_as_observed(self, view: JobView) -> bool:

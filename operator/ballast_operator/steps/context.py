@@ -2,14 +2,15 @@
 
 import dataclasses
 
-from ballast_policies.contract import GPU_RESOURCE, Plan
+from ballast_policies.contract import Plan
 
 from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.api.training_job_status import TrainingJobStatus
+from ballast_operator.desired.pod import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import Advice, Assignment
+from ballast_operator.views.assignment import UNKNOWN_POOL, Advice, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.hold import Hold
 from ballast_operator.views.job import JobView
@@ -97,7 +98,8 @@ class ReconcileContext:
         assignment: the allocator's; None: it has not decided since this operator started.
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         price_per_hour: of one GPU of the gang, on average since its cost was summed up.
-        gpu_resource: the extended resource that a pod asks for.
+        pool: what is known of the pool of the gang.
+        older_nodes: nodes of the pool that were there before the gang: not those that it waits for.
     """
 
     view: JobView
@@ -107,7 +109,25 @@ class ReconcileContext:
     now: Time
     settings: JobSettings
     price_per_hour: float = 0.0
-    gpu_resource: str = GPU_RESOURCE
+    pool: PoolInfo = UNKNOWN_POOL
+    older_nodes: tuple[str, ...] = ()
+
+    @property
+    def bind_seconds(self) -> float:
+        """How long the pods of a launch or a growth may take until all run; more where nodes have to come."""
+        allocation = self.view.status.allocation
+        new = allocation is not None and allocation.gpus_to_come > 0
+        return self.settings.bind_seconds + (self.pool.start_seconds if new else 0.0)
+
+    @property
+    def new_node(self) -> NewNode:
+        """Where pods go whose nodes do not exist yet."""
+        return NewNode(node_selector=self.pool.node_selector, not_on=self.older_nodes)
+
+    @property
+    def gpu_resource(self) -> str:
+        """The extended resource that a pod asks for."""
+        return self.pool.gpu_resource
 
     @property
     def hold(self) -> Hold | None:

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 
-from ballast_policies.contract import GPU_RESOURCE
-
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -23,7 +21,7 @@ from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.views.assignment import Assignment, AssignmentAction
+from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, AssignmentAction, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
@@ -39,7 +37,8 @@ def decide(
     now: Time,
     settings: JobSettings,
     price_per_hour: float = 0.0,
-    gpu_resource: str = GPU_RESOURCE,
+    pool: PoolInfo = UNKNOWN_POOL,
+    older_nodes: tuple[str, ...] = (),
 ) -> StepResult:
     """What to do about a job now.
 
@@ -50,7 +49,8 @@ def decide(
         now: the present.
         settings: deadlines.
         price_per_hour: of one GPU that the job holds, on average since its cost was summed up.
-        gpu_resource: extended resource that a pod of the gang asks for.
+        pool: what is known of the pool of the gang.
+        older_nodes: nodes of the pool that were there before the gang.
     """
     if view.deleting:
         return StepResult(status=view.status)  # the garbage collector deletes what the job owns
@@ -72,7 +72,8 @@ def decide(
         now=now,
         settings=settings,
         price_per_hour=price_per_hour,
-        gpu_resource=gpu_resource,
+        pool=pool,
+        older_nodes=older_nodes,
     )
     if not view.status.finished:
         context = with_status(context, with_cost_for_budget(context))

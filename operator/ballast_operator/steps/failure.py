@@ -51,7 +51,7 @@ def why_it_ends(context: ReconcileContext, end: End) -> str:
         case Why.NOT_RUNNING_IN_TIME:
             ready, gang = sum(pod.ready_for_plan for pod in view.gang), context.allocation.pods
             return (
-                f"only {ready} of {len(gang)} pods ran within {settings.bind_seconds:g} s, "
+                f"only {ready} of {len(gang)} pods ran within {context.bind_seconds:g} s, "
                 f"so all are deleted{waits(context)}"
             )
         case Why.POD_FAILED:

@@ -22,6 +22,7 @@ from ballast_operator.steps.context import (
     WritePlan,
     with_condition,
 )
+from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.pod import PodView
 
@@ -48,6 +49,8 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
     """All pods have an address: the plan names them."""
     view, allocation = context.view, context.allocation
     gang = {pod.name: pod for pod in view.gang}
+    known = accrue_cost(context, view.status)
+    known = known.replace(allocation=allocation.settled({pod.name: pod.node for pod in view.gang}))
     plan = Plan(
         job=view.name,
         epoch=epoch,
@@ -59,7 +62,7 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
     )
     status = with_condition(
         context,
-        view.status,
+        known,
         JobCondition.RUNNING,
         False,
         JobReason.RANKS_MEETING,
@@ -104,6 +107,7 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
                     pod=pod,
                     gpu_resource=context.gpu_resource,
                     renew_seconds=context.settings.renew_seconds,
+                    new_node=context.new_node,
                     more_environment=_environment(context, number),
                 )
             )

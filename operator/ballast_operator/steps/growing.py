@@ -56,6 +56,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 pod=name,
                 gpu_resource=context.gpu_resource,
                 renew_seconds=context.settings.renew_seconds,
+                new_node=context.new_node,
             )
         )
         for name in pods
@@ -84,8 +85,10 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     """Rank 0 has acknowledged the plan with the new pods."""
     allocation = context.allocation
     node_of = allocation.node_of
+    status = accrue_cost(context, context.view.status)
     grown = allocation.with_pods({pod: node_of[pod] for pod in gang.pods}, joining=())
-    status = context.view.status.replace(allocation=grown)
+    grown = grown.settled({pod.name: pod.node for pod in context.view.gang})
+    status = status.replace(allocation=grown)
     message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
     return StepResult(
@@ -122,4 +125,4 @@ def _abandoned_because(context: ReconcileContext, move: AbandonGrowth) -> str:
         return describe(pods[move.pod])
     joining = context.allocation.joining
     ready = sum(name in pods and pods[name].ready_for_plan for name in joining)
-    return f"only {ready} of {len(joining)} pods ran within {context.settings.bind_seconds:g} s"
+    return f"only {ready} of {len(joining)} pods ran within {context.bind_seconds:g} s"

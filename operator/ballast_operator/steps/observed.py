@@ -144,7 +144,7 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
         case Deadline.PAUSE:
             return 0.0
         case Deadline.BIND:
-            return settings.bind_seconds
+            return context.bind_seconds
         case Deadline.ACKNOWLEDGEMENT:
             shrinks = plan is not None and plan.directive is Directive.SHRINK
             return settings.shrink_seconds if shrinks else settings.start_seconds

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.rounds import Placement
@@ -88,18 +89,26 @@ class PoolInfo:
         price_per_hour: of a GPU, now.
         gpu_resource: what pods ask for.
         earlier: (until when, price), oldest first: prices that have changed since it was seen first.
+        node_selector: labels of its nodes.
+        start_seconds: how long a new node takes to come.
+        max_nodes: nodes that it may have; 0: only those that exist.
     """
 
     price_per_hour: float = 0.0
     gpu_resource: str = GPU_RESOURCE
     earlier: tuple[tuple[Time, float], ...] = ()
+    node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start_seconds: float = 0.0
+    max_nodes: int = 0
 
     def changed(self, price_per_hour: float, gpu_resource: str, *, at: Time) -> "PoolInfo":
         """The pool from ``at`` on."""
         earlier = self.earlier
         if price_per_hour != self.price_per_hour:
             earlier = (*earlier, (at, self.price_per_hour))[-MOST_EARLIER:]
-        return PoolInfo(price_per_hour=price_per_hour, gpu_resource=gpu_resource, earlier=earlier)
+        return dataclasses.replace(
+            self, price_per_hour=price_per_hour, gpu_resource=gpu_resource, earlier=earlier
+        )
 
     def mean_price(self, since: Time | None, now: Time) -> float:
         """The mean price of a GPU hour from ``since`` to ``now``."""
@@ -114,6 +123,9 @@ class PoolInfo:
         total += self.price_per_hour * (now - at).total_seconds()
         return total / (now - since).total_seconds()
 
+
+UNKNOWN_POOL = PoolInfo()
+"""A pool of which nothing is known."""
 
 MOST_EARLIER = 64
 """Earlier prices of a pool that are kept: those since a job's cost was summed up last are needed."""

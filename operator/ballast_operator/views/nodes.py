@@ -15,9 +15,10 @@ from ballast_policies.contract import JOB_LABEL
 from ballast_policies.protocol.holding import held_pods
 from kubernetes.utils.quantity import parse_quantity
 
-from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.job_allocation import JobAllocation, is_coming
 from ballast_operator.kube.kinds import JOB, Key, Object
 from ballast_operator.kube.pinning import pinned_node
+from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.notices import Leaving, read_leaving
 from ballast_operator.views.taints import GONE_KEYS, Taint, blocking, read_taints
 
@@ -32,6 +33,7 @@ class NodeView:
         closed: why nothing is started there, whatever it tolerates; empty: pods may be.
         taints: all of them; which ones matter depends on the pod.
         leaving: it is about to go.
+        created: when it was made; None: not known.
     """
 
     name: str
@@ -41,6 +43,7 @@ class NodeView:
     closed: str = ""
     taints: tuple[Taint, ...] = ()
     leaving: Leaving | None = None
+    created: Time | None = None
 
     def gpus(self, resource: str) -> int:
         """How many GPUs of ``resource`` it offers to pods."""
@@ -72,6 +75,9 @@ def read_node(item: Object) -> NodeView:
         closed=closed,
         taints=taints,
         leaving=leaving,
+        created=parse(item["metadata"]["creationTimestamp"])
+        if "creationTimestamp" in item["metadata"]
+        else None,
     )
 
 
@@ -181,6 +187,8 @@ def shortage(
     pods = list(pods)
     taken = foreign_use(pods, resource) + own_use(pods, allocations, resource, but=key)
     for name, count in sorted(Counter(wanted).items()):
+        if is_coming(name):
+            continue  # its pods wait for it
         node = nodes.get(name)
         if node is None or node.closed:
             return f"node {name} takes no pods: it is {node.closed if node is not None else 'gone'}"

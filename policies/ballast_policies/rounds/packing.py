@@ -12,7 +12,11 @@ def pack(
 
     The node that holds the gang whole and has least to spare; else the nodes with the most room, so that the
     gang spreads over the fewest, and the tightest fit for what remains. The GPUs of a pod are on one node.
+    Nodes that do not exist yet are taken only where those that do have no room.
     """
+    there = [node for node in members if not node.coming]
+    if len(there) < len(members) and (found := pack(gpus, there, free, gpus_per_pod)) is not None:
+        return found
     left = {node.name: free[node.name] // gpus_per_pod for node in members}
     pods, rest = divmod(gpus, gpus_per_pod)
     if rest or sum(left.values()) < pods:

@@ -14,6 +14,7 @@ class Node:
             After a "#", a number tells nodes apart that some jobs may not use for another reason.
         closed: why no job is started there at all; empty: jobs may be. Count only the GPUs of running
             gangs in ``gpus`` then.
+        coming: it does not exist yet: an autoscaler makes it for the pods of a gang that is placed there.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Node:
     gpus: int
     taints: str = ""
     closed: str = ""
+    coming: bool = False
 
     @property
     def group(self) -> str:

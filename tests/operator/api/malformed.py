@@ -422,7 +422,8 @@ POLICIES: list[Case] = [
         "match",
     ),
     ("shared GPUs", "spec.nodePools.0.sharing", "pairs", "spec.nodePools[0].sharing", "whole GPU"),
-    ("nodes to be added", "spec.nodePools.0.maxNodes", 9, "spec.nodePools[0].maxNodes", "add or remove"),
+    ("nodes that stay idle", "spec.nodePools.0.minNodes", 1, "spec.nodePools[0].minNodes", "the autoscaler"),
+    ("nodes of unknown size", "spec.nodePools.0.maxNodes", 9, "spec.nodePools[0].gpusPerNode", "gpusPerNode"),
     (
         "a solver without time",
         "spec.solver.timeLimitSeconds",

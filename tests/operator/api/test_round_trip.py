@@ -205,6 +205,8 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "gpuResource": "amd.com/gpu",
             "capacityType": draw(st.sampled_from(["onDemand", "spot"])),
             "pricePerGpuHour": draw(NUMBERS),
+            "startSeconds": draw(st.floats(0, 86_400)),
+            **draw(st.sampled_from([{}, {"gpusPerNode": 8}, {"gpusPerNode": 1, "maxNodes": 0}])),
             **draw(price_feeds()),
         }
         for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))

@@ -1,5 +1,6 @@
 """What the nodes of each pool have cost, summed up in the ClusterPolicy's status."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.accounting import cost
@@ -72,5 +73,10 @@ def pool_infos(
     for pool in pools:
         price, resource = pool.price_per_gpu_hour, pool.gpu_resource
         known = before.get(pool.name) or PoolInfo(price_per_hour=billed.get(pool.name, price))
-        found[pool.name] = known.changed(price, resource, at=at)
+        found[pool.name] = dataclasses.replace(
+            known.changed(price, resource, at=at),
+            node_selector=pool.node_selector,
+            start_seconds=pool.start_seconds,
+            max_nodes=pool.max_nodes or 0,
+        )
     return found

@@ -8,7 +8,9 @@ from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Node
 
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind
+from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.tolerance import Tolerance
+from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
@@ -53,8 +55,8 @@ class Capacity:
 
     @property
     def gpus_by_pool(self) -> Counter[str]:
-        """Pool -> GPUs."""
-        return _total((node.pool, node.gpus) for node in self.nodes)
+        """Pool -> GPUs of the nodes that exist."""
+        return _total((node.pool, node.gpus) for node in self.nodes if not node.coming)
 
 
 def read_capacity(
@@ -71,15 +73,18 @@ def read_capacity(
     for the gangs that run on them.
     """
     members, overlaps = assign_nodes(pools, nodes)
-    tolerance = Tolerance.of(pools, members, wanting)
+    coming, promised = nodes_to_come(pools, members, jobs)
+    listed = {name: [*found, *coming[name]] for name, found in members.items()}
+    tolerance = Tolerance.of(pools, listed, wanting)
     held = _held_by_running_gangs(jobs)
     values: list[Node] = []
     for pool in pools:
         foreign = foreign_use(pods, pool.gpu_resource)
-        for node in members[pool.name]:
+        for node in listed[pool.name]:
             taints = tolerance.taints[node.name]
             gpus = node.gpus(pool.gpu_resource) - foreign[node.name]
-            if node.closed or taints in tolerance.by_no_job:
+            closed = node.closed or promised.get(node.name, "")
+            if closed or taints in tolerance.by_no_job:
                 gpus = min(gpus, held[pool.name][node.name])
             values.append(
                 Node(
@@ -88,7 +93,8 @@ def read_capacity(
                     gpu_type=pool.gpu_type,
                     gpus=max(0, gpus),
                     taints=taints,
-                    closed=node.closed,
+                    closed=closed,
+                    coming=is_coming(node.name),
                 )
             )
     by_pool = _total((node.pool, node.gpus) for node in values)
@@ -167,6 +173,6 @@ def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[st
 
 
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
-    """Pool -> GPUs that jobs hold, those of ending gangs included."""
+    """Pool -> GPUs of nodes that exist which jobs hold, those of ending gangs included."""
     allocations = (view.status.allocation for view in jobs)
-    return _total((held.pool, held.gpus) for held in allocations if held is not None)
+    return _total((held.pool, held.gpus - held.gpus_to_come) for held in allocations if held is not None)

@@ -21,8 +21,8 @@ class FreeGpus:
             if self._left[node.name] > 0:
                 self._pools.setdefault(node.pool, []).append(node)
         for members in self._pools.values():
-            # The fullest first: whole nodes stay free for gangs that start.
-            members.sort(key=lambda node: (self._left[node.name], node.name), reverse=True)
+            # The fullest first: whole nodes stay free for gangs that start. Nodes that do not exist yet last.
+            members.sort(key=lambda node: (node.coming, self._left[node.name], node.name), reverse=True)
 
     def holds(self, names: Iterable[str]) -> bool:
         """Whether there is a GPU for each of the nodes."""

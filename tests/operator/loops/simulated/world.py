@@ -131,6 +131,7 @@ class World:
             if JOB_LABEL in labels:
                 key = (pod["metadata"]["namespace"], labels[JOB_LABEL])
                 launches.setdefault(key, set()).add(labels[LAUNCH_LABEL])
+        taken.pop("", None)  # they wait for a node that does not exist yet
         for node, count in taken.items():
             item = self.get(NODE, "", node)
             has = read_node(item).gpus(GPU) if item is not None else 0

@@ -1,0 +1,37 @@
+"""Pods that wait for nodes which do not exist yet: where they must not go, and which nodes have not come."""
+
+from collections.abc import Mapping
+
+from ballast_operator.api.job_allocation import JobAllocation, coming_node, is_coming
+from ballast_operator.observation.observer import MOST_AVOIDED, Observer
+from ballast_operator.views.assignment import PoolInfo
+from ballast_operator.views.job import JobView
+
+MOST_NODES = 256
+"""Nodes that a pod is kept away from by name."""
+
+
+def older_nodes(observer: Observer, allocation: JobAllocation | None, pool: PoolInfo) -> tuple[str, ...]:
+    """Nodes of the pool that were there before the gang asked for new ones: they belong to others."""
+    if allocation is None or not allocation.gpus_to_come:
+        return ()
+    since = (allocation.joining_since if allocation.joining else None) or allocation.since
+    found = (
+        name
+        for name, node in observer.nodes().items()
+        if node.created is not None
+        and node.created < since.replace(microsecond=0)
+        and pool.node_selector.items() <= node.labels.items()
+    )
+    return tuple(sorted(found))[:MOST_NODES]
+
+
+def not_reached(view: JobView, allocation: JobAllocation, pools: Mapping[str, PoolInfo]) -> set[str]:
+    """Nodes on which pods of the gang did not run in time; all that could come, where one has not come."""
+    ready = {pod.name for pod in view.gang if pod.ready_for_plan}
+    nodes = {node for pod, node in allocation.node_of.items() if pod not in ready}
+    if any(is_coming(node) for node in nodes):
+        pool = pools.get(allocation.pool, PoolInfo())
+        count = min(MOST_AVOIDED, max(pool.max_nodes, len(nodes)))
+        nodes |= {coming_node(allocation.pool, number) for number in range(count)}
+    return nodes
