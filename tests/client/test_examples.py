@@ -10,6 +10,7 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Report
 
 from tests.client.test_messages import a_plan
+from tests.support.waiting import eventually
 
 FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
 
@@ -78,8 +79,13 @@ def test_a_script_is_stopped_resumes_and_ends(tmp_path, script, ranks):
     (tmp_path / "plan.json").write_text(a_plan().to_json())
     launch = Launch(script, tmp_path, ranks=ranks, steps=1_000_000)
     report = tmp_path / "report.json"
-    while not (report.exists() and Report.from_json(report.read_text()).step > 0):
-        assert all(process.poll() is None for process in launch.processes), launch.end()
+
+    def trains():
+        if any(process.poll() is not None for process in launch.processes):
+            pytest.fail(str(launch.end()))
+        return report.exists() and Report.from_json(report.read_text()).step > 0
+
+    eventually(trains, "the script trains")
     (tmp_path / "plan.json").write_text(a_plan(Directive.CHECKPOINT_AND_STOP, epoch=4).to_json())
     codes, text = launch.end()
     assert codes == [75] * ranks, text

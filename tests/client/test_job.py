@@ -8,6 +8,7 @@ from ballast_client.channels import Directory
 from ballast_policies.contract import Ack, Directive, ExitReason, Report, TerminationMessage
 
 from tests.client.test_messages import a_plan
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +40,13 @@ def a_job(folder, **environment):
 
 
 def wait_for(path, reader, reached):
-    """What ``path`` says, once it is so; the tests' own limit of time is the only one."""
-    while True:
-        if path.exists() and reached(value := reader(path.read_text())):
-            return value
+    """What ``path`` says, once it is so."""
+
+    def look():
+        value = reader(path.read_text()) if path.exists() else None
+        return value if value is not None and reached(value) else None
+
+    return eventually(look, path.name)
 
 
 def saving(path):
@@ -70,8 +74,7 @@ def test_a_job_that_is_asked_to_stop_saves_leaves_and_resumes(operator):
                 wait_for(operator / "ack.json", Ack.from_json, lambda ack: ack.epoch == 3)
                 stop = a_plan(Directive.CHECKPOINT_AND_STOP, epoch=4)
                 (operator / "plan.json").write_text(stop.to_json())
-                while job.seconds_left is None:
-                    pass
+                eventually(lambda: job.seconds_left is not None, "it is asked to stop")
     assert left.value.code == 75
     last = done[-1] + 1
     assert last < 20 and job.checkpoints.newest()[0] == last

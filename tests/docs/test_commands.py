@@ -165,7 +165,8 @@ def test_commands_on_a_cluster_succeed(control_plane, checkout):
     done = run(f"kubectl apply --server-side {existing}", folder, **environment)
     assert done.returncode == 0, done.stderr
     try:
-        for where, command in COMMANDS:
+        shown = {command: where for where, command in reversed(COMMANDS)}
+        for command, where in sorted(shown.items(), key=lambda item: (item[1], item[0])):
             # Logs and roll-outs need pods: tests/e2e/test_quickstart.py has a cluster with nodes.
             if not ON_A_CLUSTER.match(command) or " logs " in command or " rollout " in command:
                 continue
