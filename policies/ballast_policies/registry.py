@@ -1,8 +1,8 @@
 """A registry: name -> row, ours first, then those of installed distributions (entry points).
 
 Ballast's own names have no dot. A distribution registers a row under a name with a prefix of its own,
-in one of the groups ``ballast.policies``, ``ballast.schedules``, ``ballast.balancers``,
-``ballast.planners`` and ``ballast.dynamics``::
+in one of the groups ``ballast.policies``, ``ballast.elastic_policies``, ``ballast.schedules``,
+``ballast.balancers``, ``ballast.planners`` and ``ballast.dynamics``::
 
     [project.entry-points."ballast.policies"]
     "acme.longest-first" = "acme_policies.longest_first:POLICY"

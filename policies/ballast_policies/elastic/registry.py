@@ -1,12 +1,14 @@
 """Policies for elastic jobs."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.completion_time import CompletionTime
 from ballast_policies.elastic.job import ElasticCluster, JobState
 from ballast_policies.elastic.sia import Sia
+from ballast_policies.registry import Registry
 
 
 class ElasticPolicy(Protocol):
@@ -22,16 +24,31 @@ class ElasticPolicy(Protocol):
         ...
 
 
-ELASTIC_POLICIES: Mapping[str, type[CompletionTime] | type[Sia]] = {
-    "completion-time": CompletionTime,
-    "sia": Sia,
-}
+@dataclasses.dataclass(frozen=True)
+class ElasticPolicyKind:
+    """A row.
 
-
-def find_elastic_policy(name: str, cluster: ElasticCluster, round_seconds: float) -> ElasticPolicy:
-    """The policy of that name.
-
-    Raises:
-        KeyError: there is none.
+    Attributes:
+        summary: what it is for.
+        build: the policy for a cluster and the seconds of a round.
     """
-    return ELASTIC_POLICIES[name](cluster=cluster, round_seconds=round_seconds)
+
+    summary: str
+    build: Callable[[ElasticCluster, float], ElasticPolicy]
+
+
+ELASTIC_POLICIES: Registry[ElasticPolicyKind] = Registry(
+    "elastic policy",
+    group="ballast.elastic_policies",
+    row_type=ElasticPolicyKind,
+    rows={
+        "completion-time": ElasticPolicyKind(
+            summary="the shortest average completion time of jobs whose lengths are known",
+            build=lambda cluster, seconds: CompletionTime(cluster=cluster, round_seconds=seconds),
+        ),
+        "sia": ElasticPolicyKind(
+            summary="Sia's integer program: the largest sum of normalised goodput, once a round",
+            build=lambda cluster, seconds: Sia(cluster=cluster, round_seconds=seconds),
+        ),
+    },
+)

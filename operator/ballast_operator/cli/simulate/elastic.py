@@ -92,6 +92,7 @@ def simulate_elastic(
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.contract.errors import ContractError
     from ballast_policies.elastic.registry import ELASTIC_POLICIES
+    from ballast_policies.registry import RegistryError
     from ballast_policies.simulator.elastic.engine import SimulationError, simulate
     from ballast_policies.simulator.elastic.operator_rounds import simulate_rules
     from ballast_policies.simulator.elastic.workload_file import read_workload
@@ -125,7 +126,7 @@ def simulate_elastic(
                 result = simulate_rules(chosen, rules, progress=progress)
             else:
                 result = simulate(chosen, policy=policy, round_seconds=length, progress=progress)
-    except (SimulationError, ProblemError) as error:
+    except (SimulationError, ProblemError, RegistryError) as error:
         raise click.ClickException(str(error)) from error
     if output == "json":
         click.echo(json.dumps(result.to_json(per_job=per_job), indent=2))

@@ -9,7 +9,7 @@ from ballast_policies.configuration import Configuration
 from ballast_policies.elastic.assignment import sizes_of
 from ballast_policies.elastic.completion_time import advanced, changed, seconds_left
 from ballast_policies.elastic.job import ElasticCluster, JobState
-from ballast_policies.elastic.registry import find_elastic_policy
+from ballast_policies.elastic.registry import ELASTIC_POLICIES
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
 from ballast_policies.simulator.result import HOUR, PERCENTILES
@@ -125,10 +125,10 @@ def simulate(
         progress: called after each stretch of rounds without a change.
 
     Raises:
-        KeyError: there is no such policy.
+        RegistryError: there is no such policy, or it cannot be loaded.
         SimulationError: the policy breaks its promise.
     """
-    decide = find_elastic_policy(policy, workload.cluster, round_seconds)
+    decide = ELASTIC_POLICIES.find(policy).build(workload.cluster, round_seconds)
     waiting, states, done = list(reversed(workload.jobs)), list[JobState](), dict[str, ElasticJobResult]()
     gpu_seconds = {job.name: 0.0 for job in workload.jobs}
     now, decisions, changes = 0.0, 0, False

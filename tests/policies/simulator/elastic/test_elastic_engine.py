@@ -10,6 +10,7 @@ from ballast_policies.simulator.elastic.engine import simulate
 from ballast_policies.simulator.elastic.workload_file import read_workload
 from click.testing import CliRunner
 
+from tests.support.distributions import install
 from tests.support.elastic_workloads import file
 
 
@@ -120,3 +121,21 @@ def test_requested_sizes_need_a_requested_number():
     read_workload(json.dumps(value))
     with pytest.raises(ContractError, match=r"random\[0\]: has no requested_gpus"):
         read_workload(json.dumps(value), sizes="requested")
+
+
+def test_a_policy_of_another_distribution_is_simulated(tmp_path, monkeypatch):
+    """Registered by an entry point, known to the command without a second edit."""
+    row = "from ballast_policies.elastic.registry import ELASTIC_POLICIES\nROW = ELASTIC_POLICIES['sia']\n"
+    install(
+        tmp_path, "acme-sizes", ELASTIC_POLICIES.group, {"acme.sizes": "acme_sizes:ROW"}, {"acme_sizes": row}
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    ELASTIC_POLICIES.rescan()
+    try:
+        path = tmp_path / "jobs.json"
+        path.write_text(file(5, seed=1))
+        done = CliRunner().invoke(command, ["--elastic", str(path), "--policy", "acme.sizes"])
+        assert done.exit_code == 0, done.output
+    finally:
+        monkeypatch.undo()
+        ELASTIC_POLICIES.rescan()
