@@ -2,9 +2,9 @@
 
     python benchmarks/prices/gavel_cost.py [--jobs 500] > benchmarks/prices/gavel_cost.json
 
-Durations of 0.5 to 8 days alone on a V100, deadlines of 1.2, 2 or 10 times that.  The dissertation states neither
-cluster, arrivals nor batch size.  Here 500 GPUs of each type, so that no job waits and every deadline can be kept,
-all jobs at the start, Google Cloud's on-demand prices, and each batch size of ResNet-50 in turn.
+Durations of 0.5 to 8 days alone on a V100, deadlines of 1.2, 2 or 10 times that.  The dissertation states
+neither cluster, arrivals nor batch size.  Here 500 GPUs of each type, so that no job waits and every deadline
+can be kept, all jobs at the start, Google Cloud's on-demand prices, and each batch size of ResNet-50 in turn.
 """
 
 import argparse

@@ -134,16 +134,16 @@ def dynamic(market: Market) -> str:
 
 def gavel_cost() -> str:
     rows = [["dissertation", "1.4", "about 35 %", "1.2", "0"]]
-    for found in json.loads(GAVEL_COST.read_text()):
-        rows.append(
-            [
-                f"batch size {found['batch_size']}",
-                f"{found['cheaper_without_slos']:.2f}",
-                f"{found['min-cost']['missed']:.0%}",
-                f"{found['cheaper_with_slos']:.2f}",
-                f"{found['min-cost-slo']['missed']:.0%}",
-            ]
-        )
+    rows += [
+        [
+            f"batch size {found['batch_size']}",
+            f"{found['cheaper_without_slos']:.2f}",
+            f"{found['min-cost']['missed']:.0%}",
+            f"{found['cheaper_with_slos']:.2f}",
+            f"{found['min-cost-slo']['missed']:.0%}",
+        ]
+        for found in json.loads(GAVEL_COST.read_text())
+    ]
     headings = ("ResNet-50", "`min-cost`", "deadlines missed", "`min-cost-slo`", "deadlines missed")
     return table(headings, rows)
 
