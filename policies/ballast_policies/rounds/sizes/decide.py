@@ -72,7 +72,7 @@ def decide_elastic_round(
     }
     # A gang that cannot change its size now counts as it is.
     asked = [
-        dataclasses.replace(job, gpus=len(state.running[job.name].nodes))
+        _as_it_is(job, elastic[job.name], state.running[job.name])
         if job.name in elastic and job.name in state.running and job.name not in reduced
         else job
         for job in jobs
@@ -132,6 +132,14 @@ def decide_elastic_round(
         if _wins(seats, kept, best, sizes, settings):
             chosen = best
     return _resized(decided, seats, chosen, state)
+
+
+def _as_it_is(job: Job, gang: ElasticGang, held: Placement) -> Job:
+    """The job with the size that it has, on the types where that is one of its sizes."""
+    size = len(held.nodes)
+    there = {kind for kind, by_size in gang.speeds.items() if size in by_size} | {held.gpu_type}
+    rates = {kind: rate if kind in there else 0.0 for kind, rate in job.throughput.items()}
+    return dataclasses.replace(job, gpus=size, throughput=rates)
 
 
 def _least(placement: Placement, gang: ElasticGang) -> Placement:

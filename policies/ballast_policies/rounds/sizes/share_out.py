@@ -135,8 +135,7 @@ class Division:
             found = self._free.find(
                 missing, seat.base.pool, (*self.nodes[at], *nodes), seat.barred, seat.one.gang.per_pod
             )
-            for name in nodes:
-                self._free.give_back(name)
+            self._free.give_back(nodes)
             if found is None:
                 return False
             nodes = (*nodes, *found)

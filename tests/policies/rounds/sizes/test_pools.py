@@ -196,9 +196,13 @@ def clusters(draw, most_gpus=6):
         speeds = {}
         for kind in usable:
             rate = draw(st.floats(0.1, 1.0))
-            speeds[kind] = {size: rate * table[size] for size in range(least, most + 1)}
+            larger = draw(st.sets(st.integers(least + 1, most)))
+            speeds[kind] = {size: rate * table[size] for size in sorted({least, *larger})}
         elastic[name] = ElasticGang(
-            speeds=speeds, may_move=draw(st.booleans()), restart_seconds=draw(st.sampled_from((1.0, 40.0)))
+            speeds=speeds,
+            may_shrink=draw(st.booleans()),
+            may_move=draw(st.booleans()),
+            restart_seconds=draw(st.sampled_from((1.0, 40.0))),
         )
         rates = {kind: by_size[least] for kind, by_size in speeds.items()}
         steps_left = draw(st.floats(1e2, 1e6))
@@ -206,7 +210,7 @@ def clusters(draw, most_gpus=6):
         pool = draw(st.sampled_from(sorted({node.pool for node in nodes})))
         kind = next(node.gpu_type for node in nodes if node.pool == pool)
         places = [node.name for node in nodes if node.pool == pool for _ in range(free[node.name])]
-        size = draw(st.integers(least, most))
+        size = draw(st.sampled_from(sorted(speeds.get(kind, {least: 0.0}))))
         if kind in usable and len(places) >= size and draw(st.booleans()):
             running[name] = Placement(gpu_type=kind, pool=pool, nodes=tuple(places[:size]))
             for place in places[:size]:
@@ -259,3 +263,20 @@ def test_where_no_pool_is_short_of_gpus_what_was_decided_comes_to_rest(question,
         moves.append(len(decided.moved))
         running = decided.placements
     assert moves[-2:] == [0, 0]
+
+
+def test_a_gang_that_cannot_shrink_now_is_not_moved_to_a_type_that_its_size_is_none_of():
+    """Its share is there; it follows once it can take a size of that type."""
+    speeds = {"v100": {2: 1.0, 3: 1.4}, "k80": {2: 2.0, 4: 3.0}}
+    for may_shrink, found in ((False, ("fast", 3)), (True, ("slow", 4))):
+        elastic = {"x": ElasticGang(speeds=speeds, may_shrink=may_shrink, restart_seconds=1.0)}
+        shares = {"x": {"k80": 1.0}}
+        decided = decide(elastic, pools(3, 4), shares=shares, running={"x": on("fast", 3)})
+        assert sizes_of(decided) == {"x": found}
+
+
+def test_a_size_that_skips_one_that_is_no_faster_is_given_up_where_it_finds_no_room():
+    """Four GPUs are as fast as two, and for six there is one too few: it has what it can use."""
+    elastic = {"x": gang(sizes=(2, 4, 6), speeds={2: 1.0, 4: 1.0, 6: 2.0})}
+    decided = decide(elastic, pools(5, 0), running={"x": on("fast", 4)})
+    assert sizes_of(decided)["x"][0] == "fast"
