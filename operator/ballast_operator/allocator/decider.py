@@ -7,8 +7,12 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
+from ballast_policies.allocation.fairness.teams import parts
+from ballast_policies.allocation.instance import instance
+from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Problem
+from ballast_policies.allocation.registry import find_policy
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
@@ -130,7 +134,12 @@ class Decider:
         """From shares to an assignment for each job."""
         snapshot, inputs, classes = question.snapshot, question.inputs, question.classes
         round_ = self.rounds.decide(
-            policy, snapshot, solve.allocation, classes=classes, moment=started.timestamp()
+            policy,
+            snapshot,
+            solve.allocation,
+            classes=classes,
+            parts=_parts(policy.spec.objective.policy, inputs.problem),
+            moment=started.timestamp(),
         )
         # From here on by GPU type: that is what people asked for, and read.
         solve = dataclasses.replace(solve, allocation=classes.merge(solve.allocation))
@@ -161,3 +170,10 @@ class Decider:
         except Exception:
             logger.exception("job=%s/%s report not used", *view.key)
             self._metrics.reconcile_errors.labels("Report").inc()
+
+
+def _parts(policy: str, problem: Problem) -> Mapping[str, float] | None:
+    """Job -> its team's part of the cluster, by a policy that reads teams; None: it does not."""
+    if Reads.TEAMS not in find_policy(policy).reads:
+        return None
+    return dict(zip((job.name for job in problem.jobs), parts(instance(problem)).tolist(), strict=True))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
@@ -39,11 +40,13 @@ class Rounds:
         allocation: Allocation,
         *,
         classes: PriceClasses | None = None,
+        parts: Mapping[str, float] | None = None,
         moment: float,
     ) -> Round:
         """The decision at ``moment`` (epoch seconds), at the start of a round or within one.
 
-        ``classes``: the columns of ``allocation``; None: GPU types.
+        ``classes``: the columns of ``allocation``; None: GPU types. ``parts``: job -> part of the cluster
+        that it has a claim to; None: by its weight.
         """
         classes = classes or PriceClasses()
         length = float(policy.spec.round_seconds)
@@ -85,6 +88,7 @@ class Rounds:
             not_tolerated=snapshot.not_tolerated,
             gpus_per_pod=snapshot.gpus_per_pod,
             columns=classes.of_pool,
+            parts=parts,
         )
         if not at_boundary:
             decided = self._grants.explain(decided)

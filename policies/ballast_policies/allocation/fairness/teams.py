@@ -13,6 +13,9 @@ import numpy as np
 
 from ballast_policies.allocation.instance import Instance
 
+LATER = 1e-3
+"""Of what comes first in a team with first come first served, what comes next has this part."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Team:
@@ -57,6 +60,32 @@ def tree(instance: Instance) -> Team:
         )
 
     return build(None)
+
+
+def parts(instance: Instance) -> np.ndarray:
+    """Part of the cluster that each job has a claim to (n,), by its team and its team's teams; sums to 1.
+
+    Where a team serves its members first come first served, the first has nearly all of the team's part.
+    """
+    found = np.zeros(len(instance.gpus))
+    _divide(tree(instance), 1.0, found)
+    return found / found.sum() if found.sum() > 0 else found
+
+
+def _divide(team: Team, part: float, found: np.ndarray) -> None:
+    inside = [child for child in team.teams if _size(child)]
+    weights = [weight for child, weight in zip(team.teams, team.team_weights, strict=True) if _size(child)]
+    own = np.concatenate([team.job_weights, np.array(weights, dtype=float)])
+    if team.policy == "fifo":
+        own = LATER ** np.arange(len(own), dtype=float)
+    own = own * part / max(own.sum(), 1e-300)
+    found[team.jobs] = own[: len(team.jobs)]
+    for child, share in zip(inside, own[len(team.jobs) :].tolist(), strict=True):
+        _divide(child, share, found)
+
+
+def _size(team: Team) -> int:
+    return len(team.jobs) + sum(_size(child) for child in team.teams)
 
 
 def _entities(instance: Instance) -> tuple[dict[str, float], dict[str, str], dict[str, str | None]]:

@@ -41,6 +41,7 @@ def decide_elastic_round(
     not_tolerated: Mapping[str, frozenset[str]] | None = None,
     columns: Mapping[str, str] | None = None,
     gpus_per_pod: Mapping[str, int] | None = None,
+    parts: Mapping[str, float] | None = None,
 ) -> Round:
     """Decide the round that begins at ``now``; without elastic gangs as ``decide_round`` does.
 
@@ -62,9 +63,12 @@ def decide_elastic_round(
         sizes: how sizes are decided.
         tenants: job -> its tenant, of tenants with a limit on GPUs.
         room: tenant -> GPUs that its jobs may have besides those that run with their least sizes.
+        parts: job -> part of the cluster that it has a claim to; None: by its weight.
         pending: jobs of ``state.running`` that were granted their GPUs and do not hold them yet.
     """
     sizes = sizes or SizeSettings()
+    weights = sum(job.weight for job in jobs) or 1.0
+    parts = parts or {job.name: job.weight / weights for job in jobs}
     reduced = {
         job: _least(placement, elastic[job])
         for job, placement in state.running.items()
@@ -92,6 +96,7 @@ def decide_elastic_round(
         gpus_per_pod=gpus_per_pod or {},
         tenants=tenants or {},
         room=room or {},
+        parts=parts,
     )
     claimed, accounts = claims_where_they_run(cluster, shares) if elastic else (shares, state)
     decided = decide_round(
@@ -114,7 +119,7 @@ def decide_elastic_round(
             left[tenants[job.name]] -= job.gpus
     seats = [
         dataclasses.replace(seat, tenant=tenants.get(seat.one.job.name, ""))
-        for seat in _seats(decided, jobs, nodes, state, elastic, reduced, pending, not_tolerated or {})
+        for seat in _seats(decided, jobs, nodes, state, elastic, reduced, pending, not_tolerated or {}, parts)
     ]
     if not seats:
         return decided
@@ -157,12 +162,12 @@ def _seats(
     reduced: Mapping[str, Placement],
     pending: frozenset[str],
     not_tolerated: Mapping[str, frozenset[str]],
+    parts: Mapping[str, float],
 ) -> list[Seat]:
     """The gangs that could have more than they were given."""
     capacity: Counter[str] = Counter()
     for node in nodes:
         capacity[node.gpu_type] += node.gpus
-    weights = sum(job.weight for job in jobs) or 1.0
     seats = []
     for index, job in enumerate(jobs):
         placement, gang = decided.placements.get(job.name), elastic.get(job.name)
@@ -174,7 +179,7 @@ def _seats(
         extra = state.running[job.name].nodes[len(placement.nodes) :] if stays else ()
         each = gang.together
         own = tuple(tuple(extra[at : at + each]) for at in range(0, len(extra), each))
-        unit = partition_speed(gang, capacity, job.weight / weights)
+        unit = partition_speed(gang, capacity, parts.get(job.name, 0.0))
         seats.append(
             Seat(
                 one=Contender(job=job, gang=gang, index=index, gpu_type=placement.gpu_type, unit=unit),

@@ -35,6 +35,7 @@ class Cluster:
     gpus_per_pod: Mapping[str, int]
     tenants: Mapping[str, str]
     room: Mapping[str, int]
+    parts: Mapping[str, float]
 
 
 class Market:
@@ -51,7 +52,6 @@ class Market:
         self._capacity: Counter[str] = Counter()
         for node in cluster.nodes:
             self._capacity[node.gpu_type] += node.gpus
-        self._weights = sum(job.weight for job in cluster.jobs) or 1.0
         self._units: dict[str, float] = {}
         self._open: dict[tuple[str, frozenset[str]], int] = {}
         self._free = {node.name: node.gpus for node in cluster.nodes}
@@ -206,7 +206,7 @@ class Market:
                 return None
             least = len(at.nodes)
         if name not in self._units:
-            self._units[name] = partition_speed(gang, self._capacity, job.weight / self._weights)
+            self._units[name] = partition_speed(gang, self._capacity, cluster.parts.get(name, 0.0))
         one = Contender(
             job=job, gang=gang, index=self._index[name], gpu_type=gpu_type, unit=self._units[name]
         )

@@ -189,3 +189,17 @@ async def test_gangs_with_tensor_groups_shrink_and_grow_by_whole_groups():
     simulation.world.put(NODE, node("b", "fast", 1))
     await simulation.until(lambda: sizes(simulation) == {"one": 6, "two": 1})
     assert never_restarted(simulation, "one", "two")
+
+
+async def test_a_team_has_the_gpus_of_its_weight_however_many_jobs_it_has():
+    """By ``hierarchical``: one job of a team with weight 2 beside two jobs of a team with weight 1."""
+    teams = {"vision": {"weight": 2}, "speech": {"weight": 1}}
+    simulation = Simulation(
+        nodes={"a": ("fast", 6)}, roundSeconds=30, objective={"policy": "hierarchical", "entities": teams}
+    )
+    for name, team in (("one", "speech"), ("two", "speech"), ("three", "vision")):
+        simulation.add_job(name, stages=(1, 6), entity=team, **ENDLESS)
+    await simulation.until(lambda: sizes(simulation) == {"one": 1, "two": 1, "three": 4})
+    for _ in range(40):
+        await simulation.tick()
+    assert sizes(simulation) == {"one": 1, "two": 1, "three": 4}
