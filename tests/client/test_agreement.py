@@ -39,7 +39,7 @@ class Ranks:
 
     def _train(self, rank):
         for step in range(1, 100_000):
-            with self.met:  # nobody is more than `ahead` steps before another: queues on a GPU are so deep
+            with self.met:  # no rank is more than `ahead` steps before another: queues on a GPU are so deep
                 self.met.wait_for(lambda step=step: min(self.done) >= step - 1 - self.ahead * rank)
                 self.done[rank] = step
                 self.met.notify_all()
@@ -82,7 +82,7 @@ def test_ranks_train_on_where_one_does_not_take_part(monkeypatch):
     follower.close()
 
 
-def test_a_rank_that_waits_goes_on_when_rank_0_is_lost():
+def test_a_rank_that_waits_continues_when_rank_0_is_lost():
     """Its connection ends: there is no agreement any more."""
     last = LastStep()
     last.hold()

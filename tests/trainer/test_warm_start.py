@@ -104,7 +104,7 @@ def _two_seconds():
 def test_without_a_server_the_pod_starts_as_usual(tmp_path):
     """No variable, or nothing that listens: no fork, no error."""
     assert start_warm({}) is None
-    assert start_warm({WARM_START_ENV: str(tmp_path / "nobody")}) is None
+    assert start_warm({WARM_START_ENV: str(tmp_path / "absent")}) is None
 
 
 def imports_torch(process):

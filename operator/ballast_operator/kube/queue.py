@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 K = TypeVar("K")
 
 TURNS = 16
-"""Of so many keys taken, one comes from the least urgent lane, so that it is never starved."""
+"""Of this many keys taken, one comes from the least urgent lane, so that it is never starved."""
 
 
 class Lane(enum.IntEnum):

@@ -56,7 +56,7 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     settings.queueing.exit_timeout = 0.2  # handlers only fill caches: nothing is lost
     settings.process.ultimate_exiting_timeout = 30
     settings.persistence.diffbase_storage = NoStates()
-    # Kopf removes its own finalizer from every object that has it, so it is one that nobody can know.
+    # Kopf removes its own finalizer from every object that has it, so it is one that no user can know.
     settings.persistence.finalizer = f"ballast.dev/{uuid.uuid4()}"
     for kind, selector in SELECTORS.items():
         settings.watching.label_selectors[kind.plural] = selector

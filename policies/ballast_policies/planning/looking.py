@@ -65,7 +65,7 @@ class Waiting:
     in_vain: int = 0
 
     def after_step(self, lost: float) -> "Waiting":
-        """A step is done that lost so many seconds."""
+        """A step is done that lost this many seconds."""
         return dataclasses.replace(self, lost=self.lost + lost)
 
     def after_look(self, *, moved: bool) -> "Waiting":

@@ -86,7 +86,7 @@ def _interruption(seen: Observed, state: State) -> End | None:
         return end(seen, *leaving)
     taken_back = offer is not None and offer.launch == gang.launch and offer.kind is not OfferKind.KEEP
     if seen.leaving and not seen.survivors:
-        taken_back = False  # nobody else can use these GPUs: it trains until the time is up
+        taken_back = False  # no other job can use these GPUs: it trains until the time is up
     # A change of the gang's size that the plan announces is finished first.
     if taken_back and state not in (State.SHRINKING, State.GROWING):
         return end(seen, Cause.PREEMPTED, Why.TAKEN_BACK)

@@ -37,7 +37,7 @@ MOST_PROFILES = 200
 """Rows of a matrix that is completed, at most: more make it slower and hardly better."""
 
 ROWS_TO_FIT_BY = 30
-"""With so many rows, a job that is none of them is fitted to the columns as they are, without another fit."""
+"""From this many rows on, a job that is none of them is fitted to the columns as they are: no other fit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class Episode:
         self.cluster.insist(change)
 
     def delete(self, path: str) -> None:
-        """Delete an object, whatever goes on."""
+        """Delete an object, whatever happens meanwhile."""
         self.insist(lambda: self.cluster.call("DELETE", path))
 
     def register(self, node: str) -> None:

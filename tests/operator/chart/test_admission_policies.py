@@ -138,7 +138,7 @@ def make_job(api: client.ApiClient, namespace: str, **spec: Any) -> None:
 
 
 @pytest.mark.api
-def test_nobody_but_the_operator_labels_a_pod_as_a_trainer(cluster: Cluster) -> None:
+def test_only_the_operator_labels_a_pod_as_a_trainer(cluster: Cluster) -> None:
     """Neither at its creation nor later; other labels and other pods are everybody's."""
     here = cluster.namespace
     assert "only Ballast's operator sets them" in cluster.refusal("eve", lambda api: make_pod(api, here))

@@ -186,7 +186,7 @@ class Stage:
         )
 
     def leader(self) -> str:
-        """Who leads; empty: nobody."""
+        """The leader's identity; empty where there is none."""
         lease = self.coordination.read_namespaced_lease("ballast-operator", self.namespace)
         return lease.spec.holder_identity or ""
 

@@ -43,7 +43,7 @@ def operator(stage: Stage, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextlib.contextmanager
 def stopped_api_server(cluster: LocalCluster) -> Iterator[None]:
-    """Nobody is answered, and no connection is closed."""
+    """It answers no request, and closes no connection."""
     (server,) = marked_processes(f"{PART_VARIABLE}={cluster.folder}/kube-apiserver")
     os.kill(server, signal.SIGSTOP)
     try:

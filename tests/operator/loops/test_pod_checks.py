@@ -35,7 +35,7 @@ TEMPLATES = {
         template({"name": "x", "env": [{"value": "x"}]}),
         "spec.template.spec.containers[1].env[0].name",
     ),
-    "a grace period in words": (
+    "a grace period as text": (
         template(terminationGracePeriodSeconds="abc"),
         "spec.template.spec.terminationGracePeriodSeconds",
     ),

@@ -107,7 +107,7 @@ async def test_a_changed_number_of_gpus_per_pod_holds_from_the_next_launch():
 
 
 async def test_a_gang_that_is_asked_to_shrink_gives_a_whole_pod():
-    """A job of one GPU comes: two GPUs come free, since a pod has two; nobody restarts."""
+    """A job of one GPU comes: two GPUs come free, since a pod has two; no pod restarts."""
     simulation = Simulation(nodes={"a": ("fast", 2), "b": ("fast", 2)}, roundSeconds=30)
     trainer = {"total": 100_000, "scales": True}
     simulation.add_job("one", stages=(1, 4), trainer=trainer, **ENDLESS, **PAIRS)

@@ -81,7 +81,7 @@ class Book:
 
 
 def filling_by_stages(book, weights_of):
-    """Levels (n,) of the dissertation's procedure: raise, find who cannot rise alone, freeze, go on.
+    """Levels (n,) of the dissertation's procedure: raise, find who cannot rise alone, freeze, repeat.
 
     ``weights_of``: set of rows that may still rise -> (n,) weights w^job, 0 for the others.
     """

@@ -30,7 +30,7 @@ def test_hesrpt_allocation():
 
 @pytest.mark.parametrize("exponent", [0.3, 0.5, 0.7])
 def test_the_shortest_of_like_jobs_has_the_largest_part(exponent):
-    """Nobody waits, and the shorter the more, in the choice itself."""
+    """No job waits, and the shorter a job is, the more GPUs it gets."""
     states = [job(str(i), 1000.0 * 3**i, exponent) for i in range(4)]
     chosen = CompletionTime(cluster=CLUSTER, round_seconds=60.0)(states, 0.0)
     sizes = [each.gpus["v100"] for each in chosen]

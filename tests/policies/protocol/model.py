@@ -93,8 +93,8 @@ class Job(NamedTuple):
     reserved: tuple[str, ...] = ()
     """Pods of a launch whose writing was not answered."""
     script: bool = False
-    """It runs its template's own command: nobody reads its plan or renews its lease, and ``lease.finished``
-    is not seen but notes that all ranks had exited with success by themselves."""
+    """It runs its template's own command: no trainer reads its plan or renews its lease.
+    ``lease.finished`` is not seen but notes that all ranks had exited with success by themselves."""
 
 
 class Budget(NamedTuple):

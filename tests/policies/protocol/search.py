@@ -111,7 +111,7 @@ def check_an_end_is_always_reachable(found: Explored) -> None:
 
 
 def check_every_fair_run_ends(found: Explored) -> None:
-    """Without further faults there is no way to run for ever, if what stays possible is done at some time.
+    """Without further faults there is no way to run without end, if what stays possible is done at some time.
 
     A set of states in which a run could stay is harmless where some step is possible in all of them and leads
     out of the set from each: that step is taken at some time.
@@ -138,7 +138,7 @@ def check_every_fair_run_ends(found: Explored) -> None:
         if not leaving:
             number = min(component)
             labels = sorted({label for n in component for label, after in calm[n] if after in inside})
-            raise ViolationError(f"it can go round for ever: {labels}\n{found.way_to(number)}")
+            raise ViolationError(f"it can go round without end: {labels}\n{found.way_to(number)}")
 
 
 def _components(after: list[list[int]]) -> Iterator[list[int]]:

@@ -126,14 +126,14 @@ class Steps:
                     yield label, set_job(spend(world, name), index, after)
         gang = job.cache.status.gang
         if gang is not None and not (job.work or job.unanswered or job.cache.status.ended):
-            wishes = []
+            offers = []
             if budget.preemptions:
-                wishes.append(("preemptions", Offer(OfferKind.RELEASE, gang.launch)))
+                offers.append(("preemptions", Offer(OfferKind.RELEASE, gang.launch)))
             if budget.growths:
-                wishes.append(("growths", Offer(OfferKind.KEEP, gang.launch, 1)))
+                offers.append(("growths", Offer(OfferKind.KEEP, gang.launch, 1)))
             if budget.asks:
-                wishes.append(("asks", Offer(OfferKind.KEEP, gang.launch, keep=gang.pods[:1])))
-            for name, offer in wishes:
+                offers.append(("asks", Offer(OfferKind.KEEP, gang.launch, keep=gang.pods[:1])))
+            for name, offer in offers:
                 decision = self._decide(observe(world, index, offer, ALWAYS_OVER))
                 asked = name == "asks" and isinstance(decision.move, WritePlan)
                 if isinstance(decision.move, End | BeginGrowth) or (

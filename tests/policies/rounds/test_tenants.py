@@ -50,7 +50,7 @@ def test_a_job_that_waits_for_the_limit_is_not_overtaken_by_younger_ones():
     assert found.over == {"large": TenantLimit.GPUS, "small": TenantLimit.GPUS} and not found.never
 
 
-def test_a_job_that_alone_exceeds_the_limit_keeps_nobody_waiting():
+def test_a_job_that_alone_exceeds_the_limit_keeps_no_other_waiting():
     """It is told so."""
     found = admitted(waiting("huge", 16), waiting("small", 1), gpus=8)
     assert found.never == {"huge"} and found.sizes == {"small": 1}

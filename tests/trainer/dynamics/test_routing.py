@@ -222,7 +222,7 @@ def test_balance_evens_out_what_the_routers_weights_prefer(balance):
 
 
 def test_routers_with_a_threshold_decide_what_their_blocks_compute():
-    """Up to the capacity; a sequence that nobody is picked from keeps its best position."""
+    """Up to the capacity; a sequence that no token is picked from keeps its best position."""
     block = RoutedBlock(Block(DIM, 2, 0.0), DepthsSettings(threshold=0.5))
     block.strength = 0.25
     hidden = torch.zeros(2, 8, DIM)

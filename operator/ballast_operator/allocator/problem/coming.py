@@ -16,7 +16,7 @@ def nodes_to_come(
     """(pool -> nodes that could come, node -> for whom it has come).
 
     A gang that has been placed on nodes to come keeps them until its pods run. Nodes made since then are the
-    ones that it waits for: nobody else is placed there. Nodes that are about to go make room for others.
+    ones that it waits for: no other job is placed there. Nodes that are about to go make room for others.
     """
     coming: dict[str, list[NodeView]] = {}
     promised: dict[str, str] = {}

@@ -136,7 +136,7 @@ class ExitsSettings(Settings):
     vocabulary: int | None = setting(None, ge=2, le=2**31 - 1)
     """Classes that ``softmax`` tells apart, as many as the model's head has."""
     rank: int = setting(32, ge=1, le=65_536)
-    """Of the exit heads of ``softmax``: they map the state to so many numbers, and these to the classes."""
+    """Of the exit heads of ``softmax``: they map the state to this many numbers, and these to the classes."""
     sampled: float = setting(0.0, ge=0, le=1)
     """Fraction of the positions that leave at a layer drawn at random, so that the model's own loss trains
     every exit."""

@@ -73,7 +73,7 @@ async def test_without_the_client_the_status_says_what_is_lost():
 
 
 async def test_a_script_without_the_client_is_deleted_at_once_and_resumes_by_itself():
-    """Nobody would hear a request to save: its pods get SIGTERM."""
+    """No process would hear a request to save: its pods get SIGTERM."""
     simulation = await running()
     simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
     ticks = await simulation.until(lambda: simulation.state("one") == "Suspended")

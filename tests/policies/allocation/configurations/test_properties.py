@@ -39,7 +39,7 @@ def cluster(*jobs, v100=8, k80=0):
 
 @pytest.mark.parametrize("family", ELASTIC)
 def test_sharing_incentive(family):
-    """With equal weights nobody is slower than on its own 1/n of every type, used in its best shapes."""
+    """With equal weights no job is slower than on its own 1/n of every type, used in its best shapes."""
     for seed in SEEDS:
         problem = equal_weights(problem_of(family, seed))
         book = ElasticBook(problem)
@@ -63,7 +63,7 @@ def test_sharing_incentive(family):
 
 
 def test_sharing_incentive_beside_gangs():
-    """Where gangs are as large as their part of the cluster or larger, nobody loses by sharing with them."""
+    """Where gangs are as large as their part of the cluster or larger, no job loses by sharing with them."""
     gang = Job(name="gang", throughput={"v100": 1.0, "k80": 0.4}, gpus=4)
     elastic = Job(name="elastic", configurations=configurations(n1=1.0, n2=1.7, n4=3.0))
     problem = cluster(gang, elastic, dataclasses.replace(gang, name="gang-2"), v100=8, k80=4)
@@ -140,7 +140,7 @@ def test_gpus_held_without_use_are_given_to_those_who_can_use_them():
     assert allocate("max-min-fairness", cluster(slow, fast)).throughput["fast"] == pytest.approx(5.0)
 
 
-def test_a_job_that_fits_nowhere_gets_nothing_and_harms_nobody():
+def test_a_job_that_fits_nowhere_gets_nothing_and_takes_nothing():
     """Its configurations are larger than the cluster."""
     problem = cluster(
         Job(name="huge", configurations=configurations(n9=9.0)),

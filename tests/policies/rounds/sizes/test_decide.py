@@ -228,7 +228,7 @@ def test_the_sum_of_speeds_is_the_best_that_brute_force_finds(case):
 
 
 @given(concave_gangs())
-def test_nobody_has_less_than_on_its_part_of_the_cluster(case):
+def test_no_job_has_less_than_on_its_part_of_the_cluster(case):
     """Sharing incentive in whole GPUs: as many as n equal parts have, rounded down, if its speed gains."""
     tables, gpus = case
     tables = [CONCAVE] * len(tables)
