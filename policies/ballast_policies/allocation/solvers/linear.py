@@ -15,6 +15,9 @@ input, and that is the rule for ties unless a policy states a finer one.
 """
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
@@ -32,7 +35,7 @@ from ballast_policies.allocation.solvers.simplex import (
 )
 from ballast_policies.allocation.start import Start
 
-__all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise"]
+__all__ = ["SOLVER", "InfeasibleError", "LinearSolution", "SolverError", "certified", "maximise", "watched"]
 
 LARGE, LARGE_ELASTIC = 1000, 100
 """Rows from which on prices are faster than the simplex method; an elastic job has many columns."""
@@ -163,9 +166,29 @@ def maximise(
         time=time,
         prices=solved.prices,
     )
-    if after is None:
-        return solution
-    return dataclasses.replace(solution, solver=f"prices and {SOLVER}", start=after.scaled(1.0 / unit))
+    if after is not None:
+        after = after.scaled(1.0 / unit)
+        solution = dataclasses.replace(solution, solver=f"prices and {SOLVER}", start=after)
+    programs = _watched.get()
+    if programs is not None:
+        programs.append((instance, value, solution))
+    return solution
+
+
+_watched: ContextVar[list[tuple[Instance, np.ndarray, LinearSolution]] | None] = ContextVar(
+    "programs", default=None
+)
+
+
+@contextmanager
+def watched() -> Iterator[list[tuple[Instance, np.ndarray, LinearSolution]]]:
+    """A list that receives (instance, value, solution) of every program solved meanwhile."""
+    programs: list[tuple[Instance, np.ndarray, LinearSolution]] = []
+    token = _watched.set(programs)
+    try:
+        yield programs
+    finally:
+        _watched.reset(token)
 
 
 def _solved(program: Program, start: Start | None) -> tuple[Solved, Start | None]:

@@ -1,0 +1,235 @@
+"""Configurations generated at the prices of the present optimum: a job need not list them.
+
+A job with thousands of configurations states its best answer to prices instead
+(:class:`ConfigurationSource`, a planner's question): which of them gains most, ``worth x throughput - price
+of its GPUs``? Each linear program of a policy is solved with the configurations known so far; its multipliers
+(worth of a step/s, prices of GPUs) go to every source, and answers that gain more than the job's known ones
+enter. When no program has such an answer, its multipliers are optimal for all configurations: by weak duality
+the bound holds for those too that were never seen. (Dantzig and Wolfe, "Decomposition principle for linear
+programs", Operations Research 8, 1960.)
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ballast_policies.allocation.instance import Instance, instance
+from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
+from ballast_policies.allocation.registry import allocate, find_policy
+from ballast_policies.allocation.solvers.linear import LinearSolution, SolverError, watched
+from ballast_policies.configuration import Configuration
+
+GAINS = 1e-9
+"""Part of the gain of a full-time share by which an answer must be better than the known ones."""
+FIRST = 1e5
+"""How many times the gain of a tie the cost of leaving the optimum counts."""
+MOST_ROUNDS = 200
+GENERATES = ("max-min-fairness", "makespan", "finish-time-fairness", "max-throughput")
+"""Policies whose programs count a configuration by its speed, times a number of its job, and by its GPUs."""
+
+
+class ConfigurationSource(Protocol):
+    """All configurations of a job, reached by one question."""
+
+    def best_answer(
+        self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
+    ) -> Configuration | None:
+        """The configuration with the largest ``worth * throughput - sum of gpus * prices``.
+
+        Args:
+            prices: of a GPU of each type that the cluster has, 0 or more.
+            worth: of a step per second, more than 0.
+            most: GPUs of each type that it may take.
+
+        Returns:
+            None where the job cannot run. Equal configurations have equal names in all answers.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listed:
+    """A source that has them all in a list."""
+
+    configurations: Sequence[Configuration]
+
+    def best_answer(
+        self, prices: Mapping[str, float], worth: float, most: Mapping[str, int]
+    ) -> Configuration | None:
+        """As of :class:`ConfigurationSource`."""
+        fitting = [each for each in self.configurations if each.fits(most)]
+        return max(fitting, key=lambda each: _gain(each, prices, worth), default=None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """An allocation, and what was generated for it.
+
+    Attributes:
+        allocation: as of ``allocate``; its gap is proven over all configurations of the sources.
+        configurations: job -> those that came into question, in order; the allocation's names are theirs.
+        rounds: how often the policy was solved.
+    """
+
+    allocation: Allocation
+    configurations: Mapping[str, tuple[Configuration, ...]]
+    rounds: int
+
+
+def allocate_generated(
+    policy: str, problem: Problem, sources: Mapping[str, ConfigurationSource]
+) -> Generated:
+    """Solve ``problem`` by the named policy, the jobs in ``sources`` having all configurations of theirs.
+
+    The optimum is that of the problem with all configurations listed. Jobs that share a source object share
+    its answers.
+
+    Args:
+        policy: one of :data:`GENERATES`.
+        problem: the cluster and its jobs; those in ``sources`` have neither throughput nor configurations.
+        sources: by name of the job.
+
+    Raises:
+        ProblemError: a name is unknown, or the policy cannot price configurations that it has not seen.
+        SolverError: the solver failed, or answers kept coming.
+    """
+    _check(policy, problem, sources)
+    search = _Search(problem, sources)
+    for rounds in range(1, MOST_ROUNDS + 1):
+        posed = search.posed()
+        with watched() as programs:
+            found = allocate(policy, posed)
+        columns, missing, first = len(instance(posed).columns), 0.0, None
+        before = search.size
+        for real, value, solution in programs:
+            if len(real.columns) == columns:
+                excess, first = search.ask(real, value, solution), solution
+                missing = max(missing, excess / abs(solution.bound)) if solution.bound else missing
+            else:
+                search.ask(real, value, solution, within=first)
+        if search.size == before:
+            gap = None if found.gap is None else found.gap + missing
+            used = {job.name: job.configurations for job in posed.jobs if job.name in sources}
+            return Generated(
+                allocation=dataclasses.replace(found, gap=gap), configurations=used, rounds=rounds
+            )
+    raise SolverError(f"configurations kept coming for {MOST_ROUNDS} rounds")
+
+
+class _Search:
+    """The configurations known so far, by source."""
+
+    def __init__(self, problem: Problem, sources: Mapping[str, ConfigurationSource]) -> None:
+        self.problem = problem
+        self.most = {t: int(n) for t, n in problem.capacity.items() if n > 0}
+        self.source = [sources.get(job.name) for job in problem.jobs]
+        self.known: dict[int, dict[str, Configuration]] = {}
+        for source in self.source:
+            if source is not None and id(source) not in self.known:
+                self.known[id(source)] = self._best_use(source)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return sum(map(len, self.known.values()))
+
+    def posed(self) -> Problem:
+        """The problem with the configurations known so far."""
+        jobs = (
+            job
+            if source is None
+            else dataclasses.replace(job, configurations=tuple(self.known[id(source)].values()))
+            for job, source in zip(self.problem.jobs, self.source, strict=True)
+        )
+        return dataclasses.replace(self.problem, jobs=tuple(jobs))
+
+    def ask(
+        self,
+        real: Instance,
+        value: np.ndarray,
+        solution: LinearSolution,
+        *,
+        within: LinearSolution | None = None,
+    ) -> float:
+        """Ask all sources at the multipliers of a program; the sum of what answers gain beyond known ones.
+
+        The program may be about a tie: among the columns that an optimum of ``within`` may use.
+        """
+        columns, n = real.columns, len(real.names)
+        worth = np.zeros(n)
+        worth[columns.first] = value / columns.rate_first
+        worth, of_types = worth + solution.level_duals, solution.shadow_prices
+        if within is not None and within.level_duals.any():
+            # Its reduced costs count before all gains.
+            before = FIRST * float(worth.max(initial=0.0) / within.level_duals.max())
+            worth = worth + before * within.level_duals
+            of_types = of_types + before * within.shadow_prices
+        gain = worth[columns.first] * columns.rate_first - columns.cost(of_types)
+        held = np.zeros(n)
+        np.maximum.at(held, columns.first, gain)
+        prices = dict(zip(real.gpu_types, of_types.tolist(), strict=True))
+        excess = 0.0
+        for m, source in enumerate(self.source):
+            if source is None or not worth[m] > 0:
+                continue
+            answer = source.best_answer(prices, float(worth[m]), self.most)
+            if answer is None:
+                continue
+            more = _gain(answer, prices, float(worth[m])) - float(held[m])
+            if more > GAINS * float(worth[m]) * answer.throughput:
+                excess += more
+                self.known[id(source)].setdefault(answer.name, answer)
+        return excess
+
+    def _best_use(self, source: ConfigurationSource) -> dict[str, Configuration]:
+        """The configurations that make the best of 1/n of all GPUs (``own_share``), and the fastest."""
+        from scipy.optimize import linprog
+
+        part = {t: n / len(self.problem.jobs) for t, n in self.most.items()}
+        known: dict[str, Configuration] = {}
+        prices, limit = dict.fromkeys(part, 0.0), -1.0
+        for _ in range(MOST_ROUNDS):
+            answer = source.best_answer(prices, 1.0, self.most)
+            if answer is None or answer.name in known:
+                break
+            if _gain(answer, prices, 1.0) <= limit + GAINS * answer.throughput:
+                break
+            known[answer.name] = answer
+            rows = [[float(each.gpus.get(t, 0)) for each in known.values()] for t in part]
+            found = linprog(
+                [-each.throughput for each in known.values()],
+                A_ub=[*rows, [1.0] * len(known)],
+                b_ub=[*part.values(), 1.0],
+                method="highs",
+            )
+            duals = np.maximum(-found.ineqlin.marginals, 0.0).tolist()
+            prices, limit = dict(zip(part, duals[:-1], strict=True)), duals[-1]
+        if not known:
+            # It cannot run, but is an elastic job, whose units differ from those of gangs.
+            idle = Configuration.of_one_type(self.problem.gpu_types[0], 1, 0.0)
+            known[idle.name] = idle
+        return known
+
+
+def _gain(each: Configuration, prices: Mapping[str, float], worth: float) -> float:
+    return worth * each.throughput - sum(n * prices.get(t, 0.0) for t, n in each.gpus.items() if n)
+
+
+def _check(policy: str, problem: Problem, sources: Mapping[str, ConfigurationSource]) -> None:
+    find_policy(policy)
+    if policy not in GENERATES:
+        raise ProblemError(
+            f"{policy}: it cannot price configurations that it has not seen. "
+            f"To fix: list them, or choose one of {', '.join(GENERATES)}"
+        )
+    jobs = {job.name: job for job in problem.jobs}
+    for name in sources:
+        if name not in jobs:
+            raise ProblemError(f"sources[{name}]: not one of the jobs {sorted(jobs)}")
+        if jobs[name].throughput or jobs[name].configurations:
+            raise ProblemError(
+                f"jobs[{name}]: its source states GPUs and speed. "
+                "To fix: leave out throughput and configurations"
+            )
