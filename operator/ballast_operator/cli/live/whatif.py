@@ -11,6 +11,7 @@ import click
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.simulate.input import read_amounts
+from ballast_operator.cli.simulate.spot import is_folder_of_prices
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
@@ -22,10 +23,32 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--policy", metavar="NAME", help="Another policy; default: the one in force.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="Another policy; default: the one in force.",
+)
 @click.option("--agnostic", is_flag=True, help="The other policy takes all GPU types for equally fast.")
 @click.option("--add", "more", metavar="TYPE=N,...", help="GPUs added, as v100=8; negative: taken away.")
-@click.option("--prices", metavar="TYPE=PRICE,...", help="Other prices of a GPU hour.")
+@click.option(
+    "--prices",
+    metavar="TYPE=PRICE,...|FOLDER",
+    help="Other prices of a GPU hour; or a folder of price logs, or excerpt, those that come with Ballast: "
+    "what the jobs of the last days would have cost there, by default under min-cost-slo.",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="With --prices FOLDER: jobs created in the last so many days, with all their steps.",
+)
+@click.option(
+    "--start",
+    metavar="TIME",
+    help="With --prices FOLDER: the moment of the logs at which "
+    "the first of them arrives. [default: the first price]",
+)
 @click.option("--cluster-policy", default="", help="Name of the ClusterPolicy; default: the only one.")
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -34,6 +57,8 @@ def whatif(
     agnostic: bool,
     more: str | None,
     prices: str | None,
+    days: float,
+    start: str | None,
     cluster_policy: str,
     kubeconfig: str | None,
     output: str,
@@ -45,6 +70,16 @@ def whatif(
 
     from ballast_operator.errors import OperatorError
 
+    if is_folder_of_prices(prices):
+        assert prices is not None
+        if agnostic or more is not None or cluster_policy:
+            raise click.UsageError(
+                "--agnostic, --add, --cluster-policy: not with --prices FOLDER. To fix: leave them out"
+            )
+        _replay(prices, policy, days, start, kubeconfig, output)
+        return
+    if start is not None:
+        raise click.UsageError("--start: for --prices FOLDER. To fix: leave it out, or name a folder of logs")
     added = {} if more is None else read_amounts(more, "--add", int)
     priced = {} if prices is None else read_amounts(prices, "--prices", float)
     import_from_here(policy or "")
@@ -62,6 +97,21 @@ def whatif(
         click.echo(json.dumps({**found.to_json(), "notes": list(notes)}, indent=2))
     else:
         click.echo("\n".join([as_text(found), *(f"note: {note}" for note in notes)]))
+
+
+def _replay(
+    prices: str, policy: str | None, days: float, start: str | None, kubeconfig: str | None, output: str
+) -> None:
+    from kubernetes.aio.config import ConfigException
+
+    from ballast_operator.cli.live.whatif_prices import replay_cluster
+    from ballast_operator.errors import OperatorError
+
+    chosen = policy or "min-cost-slo"
+    try:
+        replay_cluster(prices, policy=chosen, days=days, start=start, kubeconfig=kubeconfig, output=output)
+    except (OperatorError, ConfigException) as error:
+        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
 
 
 async def _read(kubeconfig: str | None, cluster_policy: str) -> tuple["Snapshot", "Objective"]:

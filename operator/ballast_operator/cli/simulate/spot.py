@@ -136,7 +136,7 @@ def simulate_spot(
     if others["output"] == "json":
         click.echo(json.dumps(result.to_json(per_job=others["per_job"]), indent=2))
     else:
-        _print(result, per_job=others["per_job"])
+        print_result(result, per_job=others["per_job"])
 
 
 def _jobs(
@@ -156,7 +156,8 @@ def _jobs(
             yield spot_job(job, f"job-{number}", table, types)
 
 
-def _print(result: "SpotResult", *, per_job: bool) -> None:
+def print_result(result: "SpotResult", *, per_job: bool) -> None:
+    """The result as tables."""
     from rich.console import Console
     from rich.table import Table
 
