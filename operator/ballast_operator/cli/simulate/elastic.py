@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -43,6 +43,15 @@ ONLY_WITH_RULES = {"min_run_seconds": 0.0, "max_moves_per_hour": None, "pause_se
 OPTION_OF = {"static_jobs": "--static"}
 
 
+def _sizes(_context: click.Context, _option: click.Parameter, value: str) -> "Sizes":
+    """The value as ``read_workload`` takes it."""
+    if value in ("stated", "all", "requested"):
+        return cast("Sizes", value)
+    if value.isdecimal() and value.isascii() and len(value) < 10 and int(value) >= 1:
+        return int(value)
+    raise click.BadParameter(f"{value!r} is not stated, all, requested or a number of GPUs from 1 on")
+
+
 def elastic_options(command: Command) -> Command:
     """The options of elastic jobs, for the command."""
     for option in (
@@ -55,11 +64,12 @@ def elastic_options(command: Command) -> Command:
         ),
         click.option(
             "--sizes",
-            type=click.Choice(["stated", "all", "requested"]),
+            metavar="stated|all|requested|N",
+            callback=_sizes,
             default="stated",
             show_default=True,
             help="With --elastic: numbers of GPUs that a job may have: those that the file's cluster states, "
-            "all with a speed, or the requested one (or the nearest to it).",
+            "all with a speed, the requested one, or N for all jobs (or the nearest to these).",
         ),
         click.option("--workload", metavar="NAME", help="With --elastic: which of the file's workloads."),
         click.option(

@@ -11,9 +11,9 @@ from ballast_policies.contract.errors import ContractError, Problem, shown
 from ballast_policies.contract.limits import FILE, Limits
 from ballast_policies.elastic.job import ElasticCluster, ElasticJob
 
-Sizes = Literal["stated", "all", "requested"]
+Sizes = Literal["stated", "all", "requested"] | int
 """Numbers of GPUs that a job may have: those that the file's cluster states for each type, all that have a
-measured speed, or (nearest to) what the job requested."""
+measured speed, (nearest to) what the job requested, or (nearest to) one number for all jobs."""
 
 READ_LIMITS: Limits = dataclasses.replace(FILE, most_bytes=256 * 1024 * 1024)
 
@@ -144,6 +144,8 @@ def _job(
     chosen = configurations[model]
     if sizes == "requested":
         chosen = _nearest(chosen, _number(row["requested_gpus"], "requested_gpus", path))
+    elif isinstance(sizes, int):
+        chosen = _nearest(chosen, sizes)
     try:
         return ElasticJob(
             name=str(row["name"]),

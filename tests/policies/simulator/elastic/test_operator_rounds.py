@@ -40,6 +40,13 @@ def test_jobs_that_may_change_their_size_end_sooner_on_average(policy, every):
     assert elastic.average_completion_time < 0.9 * fixed.average_completion_time
 
 
+def test_no_single_size_for_all_jobs_is_better():
+    """Nor the best of them, known only afterwards."""
+    elastic = run(25, 0)
+    fixed = [run(25, 0, sizes=size).average_completion_time for size in (1, 2, 4, 8)]
+    assert elastic.average_completion_time < 0.95 * min(fixed)
+
+
 def test_most_changes_of_size_are_live():
     """Jobs come and go all the time; few gangs are restarted for that."""
     result = run(60, 0)
@@ -93,6 +100,8 @@ def test_the_command_runs_any_policy_of_a_cluster_policy(path):
         (["--policy", "sia", "--launch-seconds", "60"], "--launch-seconds"),
         (["--rules", "ballast", "--policy", "makespan", "--pause-seconds", "nan"], "--pause-seconds: nan"),
         (["--rules", "ballast", "--policy", "makespan", "--round", "-1"], "--round: -1"),
+        (["--policy", "sia", "--sizes", "0"], "'0' is not stated, all, requested or a number of GPUs"),
+        (["--policy", "sia", "--sizes", "four"], "'four' is not stated"),
         (["--rules", "ballast", "--policy", "makespan", "--max-moves-per-hour", "-1"], "is below 0"),
     ],
 )
