@@ -1,5 +1,6 @@
 """A few calls to the API server with the standard library alone, for starting a cluster."""
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -56,8 +57,8 @@ class Rest:
             with error:
                 text = error.read().decode(errors="replace")
             raise CallError(f"{method} {path}: {error.code} {text[:2000]}", error.code) from error
-        except OSError as error:
-            raise CallError(f"{method} {path}: {error}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:  # also an answer that was cut off
+            raise CallError(f"{method} {path}: {error!r}") from error
 
     def apply(self, path: str, manifest: dict[str, Any]) -> Any:
         """Server-side apply of one object at its path."""

@@ -1,6 +1,7 @@
 """A real cluster of processes: control plane, node agents, operators behind proxies, trainers."""
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from ballast_operator.local_operator import (
     write_operator_kubeconfig,
 )
 
-from tests.chaos.processes.proxy import HOST, FaultyProxy
+from tests.chaos.processes.proxy import HOST, Weather
 from tests.support.control_plane import CRDS
 
 HERE = Path(__file__).parent
@@ -74,7 +75,7 @@ class ProcessCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.proxies: dict[str, FaultyProxy] = {}
+        self._weathers = {name: Weather() for name in REPLICAS}
         self.ports: dict[str, int] = {}
         self._stack = contextlib.ExitStack()
         self._restarted: set[str] = set()
@@ -90,7 +91,7 @@ class ProcessCluster:
                 self.local.add_node(ProcessNode(name=name, gpus=gpus, pool=pool))
             self._install()
             for name in REPLICAS:
-                self._start_operator(name, stack)
+                self._start_operator(name)
             self._stack = stack.pop_all()
         return self
 
@@ -153,6 +154,23 @@ class ProcessCluster:
         """Processes that a part has started."""
         parent = self.pid(part)
         return sorted(pid for pid in self.own_processes() if _parent(pid) == parent)
+
+    # Between an operator and the API server
+
+    def trouble(self, operator: str, **values: float) -> None:
+        """Fields of its proxy's :class:`Weather`, from now on."""
+        weather = self._weathers[operator]
+        for field, value in values.items():
+            setattr(weather, field, value)
+        weather.write(self._weather_file(operator))
+
+    def calm(self, operator: str) -> None:
+        """Nothing is wrong there any more; watches begin afresh."""
+        self._weathers[operator] = Weather()
+        self.trouble(operator, broken=time.monotonic())
+
+    def _weather_file(self, operator: str) -> Path:
+        return self.folder / f"{operator}.weather.json"
 
     # The API server, as its administrator
 
@@ -217,7 +235,7 @@ class ProcessCluster:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return 0, str(error)
 
     def _install(self) -> None:
@@ -232,12 +250,14 @@ class ProcessCluster:
                 api, self.local.kubeconfig, self.folder / "operator.kubeconfig", token_seconds=_TOKEN_SECONDS
             )
 
-    def _start_operator(self, name: str, stack: contextlib.ExitStack) -> None:
-        proxy = FaultyProxy(self.local.server, self.local.folder / "certificates")
-        self.proxies[name] = stack.enter_context(proxy)
+    def _start_operator(self, name: str) -> None:
+        port = _free_port()
+        arguments = [self.local.server, self.local.folder / "certificates", port, self._weather_file(name)]
+        proxy = [sys.executable, str(HERE / "proxy.py"), *map(str, arguments)]
+        self.local.run(f"proxy-of-{name}", proxy, grace_seconds=0.0)
         content = yaml.safe_load(self._account.read_text())
         for cluster in content["clusters"]:
-            cluster["cluster"]["server"] = proxy.url
+            cluster["cluster"]["server"] = f"https://{HOST}:{port}"
         path = self.folder / f"{name}.kubeconfig"
         path.touch(mode=0o600)
         path.write_text(yaml.safe_dump(content))

@@ -61,11 +61,22 @@ class Episode:
 
     def states(self) -> dict[str, str]:
         """Name -> ``status.state``; of a job that is gone: missing."""
-        found = {item["metadata"]["name"]: item for item in self.cluster.items(PATH)}
         return {
-            name: (found[name].get("status") or {}).get("state", "") if name in found else "missing"
-            for name in self.jobs
+            name: "missing" if status is None else status.get("state", "")
+            for name, status in self.statuses().items()
         }
+
+    def statuses(self) -> dict[str, dict[str, Any] | None]:
+        """Name -> status; of a job that is gone: None. One by one: hostile jobs may be among them."""
+        return {name: self._status(name) for name in list(self.jobs)}
+
+    def _status(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self.cluster.call("GET", f"{PATH}/{name}").get("status") or {}
+        except CallError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def unfinished(self) -> list[str]:
         """Names of jobs without an end."""
@@ -98,12 +109,9 @@ class Episode:
             timer.daemon = True
             timer.start()
 
-    def trouble(self, replica: str, field: str, seconds: float, **more: Any) -> None:
+    def trouble(self, replica: str, field: str, seconds: float, **more: float) -> None:
         """Between one operator and the API server."""
-        weather = self.cluster.proxies[replica].weather
-        for name, value in more.items():
-            setattr(weather, name, value)
-        setattr(weather, field, time.monotonic() + seconds)
+        self.cluster.trouble(replica, **more, **{field: time.monotonic() + seconds})
 
     def insist(self, change: Callable[[], object]) -> None:
         """Until the API server has taken it."""
@@ -120,7 +128,7 @@ class Episode:
     def make_peace(self) -> None:
         """Nothing is wrong from now on."""
         for replica in REPLICAS:
-            self.cluster.proxies[replica].weather.clear()
+            self.cluster.calm(replica)
         for pid in self.cluster.own_processes():
             self.cluster.signal_process(pid, signal.SIGCONT)
         self.undo_due(everything=True)

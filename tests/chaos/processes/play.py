@@ -87,7 +87,7 @@ def play(
             laws.problems.append(f"stuck: {episode.states()}")
         if not _wait(lambda: cluster.health(episode.leader() or REPLICAS[0])[0] == 200):
             laws.problems.append(f"not healthy: {[cluster.health(name) for name in REPLICAS]}")
-        launches = sum(_launches(episode))
+        launches = sum((status or {}).get("launches", 0) for status in episode.statuses().values())
         laws.end()
         for name in REPLICAS:
             (folder / f"{name}.log").write_text(cluster.log(name).read_text(errors="replace"))
@@ -111,12 +111,6 @@ def _states(episode: Episode) -> dict[str, str]:
         return {}
 
 
-def _launches(episode: Episode) -> list[int]:
-    from tests.chaos.processes.jobs import PATH
-
-    return [(item.get("status") or {}).get("launches", 0) for item in episode.cluster.items(PATH)]
-
-
 def _pass(episode: Episode, seconds: float) -> None:
     """Time passes; what is due is undone."""
     end = time.monotonic() + seconds
@@ -138,10 +132,9 @@ def _wait(look: Callable[[], bool]) -> bool:
 def _keep(episode: Episode, folder: Path) -> None:
     """What helps to find the cause."""
     from tests.chaos.processes.cluster import NAMESPACE
-    from tests.chaos.processes.jobs import PATH
 
+    (folder / "jobs.json").write_text(json.dumps(episode.statuses(), indent=1))
     for name, path in {
-        "jobs": PATH,
         "pods": f"/api/v1/namespaces/{NAMESPACE}/pods",
         "events": f"/api/v1/namespaces/{NAMESPACE}/events",
         "leases": f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases",

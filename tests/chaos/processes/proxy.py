@@ -1,11 +1,15 @@
-"""A proxy in front of the API server that answers errors, loses answers, is slow, and stalls watches."""
+"""A proxy in front of the API server that answers errors, loses answers, is slow, and stalls watches.
+
+A program of its own: ``proxy.py SERVER CERTIFICATES PORT WEATHER``. What is wrong is read from a file,
+whenever that has changed.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
 import json
 import ssl
-import threading
+import sys
 import time
 from pathlib import Path
 
@@ -31,7 +35,7 @@ _GONE = json.dumps(
 
 @dataclasses.dataclass
 class Weather:
-    """What is wrong with the connection, each until a moment of ``time.monotonic``; written by any thread.
+    """What is wrong with the connection, each until a moment of the machine's ``time.monotonic``.
 
     Attributes:
         status: HTTP status of the answers to every second request, until ``refused``.
@@ -52,50 +56,29 @@ class Weather:
     broken: float = 0.0
     gone: float = 0.0
 
-    def clear(self) -> None:
-        """Nothing is wrong any more; watches begin afresh."""
-        self.refused = self.lost = self.slow = self.silent = self.away = self.stalled = 0.0
-        self.broken = time.monotonic()
+    def write(self, path: Path) -> None:
+        """For the proxy to read."""
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(dataclasses.asdict(self)))
+        fresh.replace(path)
 
 
 class FaultyProxy:
-    """HTTPS on a free port of the loopback address, with the API server's own certificate.
+    """HTTPS on the loopback address, with the API server's own certificate.
 
     Args:
         server: URL of the API server.
         certificates: folder with ``ca.crt``, ``api-server.crt`` and ``api-server.key``.
+        weather: file of a :class:`Weather`.
     """
 
-    def __init__(self, server: str, certificates: Path) -> None:
+    def __init__(self, server: str, certificates: Path, weather: Path) -> None:
         self.weather = Weather()
-        self.port = 0
-        self._server, self._certificates = server, certificates
+        self._server, self._certificates, self._file = server, certificates, weather
         self._requests = 0
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    @property
-    def url(self) -> str:
-        """What the operator's kubeconfig names."""
-        return f"https://{HOST}:{self.port}"
-
-    def __enter__(self) -> "FaultyProxy":
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
+    async def serve(self, port: int) -> None:
+        """Until the process ends."""
         folder = self._certificates
         inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         inward.load_cert_chain(folder / "api-server.crt", folder / "api-server.key")
@@ -108,19 +91,21 @@ class FaultyProxy:
                 return await self._answer(request, session)
 
             application.router.add_route("*", "/{path:.*}", answer)
-            runner = web.AppRunner(
-                application,
-                access_log=None,
-                handle_signals=False,
-                shutdown_timeout=0.2,
-                handler_cancellation=True,
-            )
+            runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
             await runner.setup()
-            await web.TCPSite(runner, HOST, 0, ssl_context=inward).start()
-            self.port = int(runner.addresses[0][1])
-            self._ready.set()
-            await self._ended.wait()
-            await runner.cleanup()
+            await web.TCPSite(runner, HOST, port, ssl_context=inward).start()
+            await self._follow_weather()
+
+    async def _follow_weather(self) -> None:
+        seen = 0
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                changed = self._file.stat().st_mtime_ns
+                if changed != seen:
+                    seen, values = changed, json.loads(self._file.read_text())
+                    for name, value in values.items():
+                        setattr(self.weather, name, value)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _answer(self, request: web.Request, session: ClientSession) -> web.StreamResponse:
         weather, body = self.weather, await request.read()
@@ -208,3 +193,8 @@ def _status(code: int) -> web.Response:
         "code": code,
     }
     return web.json_response(body, status=code, headers=headers)
+
+
+if __name__ == "__main__":
+    proxied, pki, own_port, state = sys.argv[1:]
+    asyncio.run(FaultyProxy(proxied, Path(pki), Path(state)).serve(int(own_port)))
