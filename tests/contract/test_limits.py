@@ -7,7 +7,7 @@ import pytest
 from ballast_policies.contract import Ack, ContractError, Plan, Proposal, Report, TerminationMessage
 from ballast_policies.contract.decode import parse_json
 from ballast_policies.contract.job import JobConfig
-from ballast_policies.contract.limits import MESSAGE, Limits
+from ballast_policies.contract.limits import MESSAGE, Limits, nested_deeper
 from ballast_policies.contract.messages import read_finished_step
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +117,28 @@ def test_any_change_of_a_field_is_read_or_refused(data, name):
     except ContractError:
         return
     assert MESSAGES[name].from_json(read.to_json()) == read
+
+
+@given(
+    st.recursive(
+        st.text(alphabet='[]{}"\\ab\u00e9'),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet='[]{}"\\a'), inner, max_size=3)
+        ),
+    )
+)
+def test_depth_is_that_of_the_value(value):
+    """With brackets, quotes and backslashes in its texts."""
+
+    def depth(part):
+        if isinstance(part, str):
+            return 0
+        return 1 + max(map(depth, part.values() if isinstance(part, dict) else part), default=0)
+
+    levels = depth(value)
+    assert not nested_deeper(json.dumps(value), levels)
+    assert not nested_deeper(json.dumps(value, ensure_ascii=False), levels)
+    assert levels == 0 or nested_deeper(json.dumps(value), levels - 1)
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(32, False), (33, True), (500, True)])

@@ -69,8 +69,10 @@ FILE = Limits(most_bytes=64 * 1024 * 1024)
 """A file that a user names."""
 
 # Ends at the end of the text where the closing quote is missing, so that no text takes quadratic time.
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_NO_BRACKET = re.compile(r"[^\[\]{}]+")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_STRUCTURE = b'[]{}"'
+_NO_STRUCTURE = bytes(set(range(256)) - set(_STRUCTURE))
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def nested_deeper(text: str, depth: int) -> bool:
@@ -79,19 +81,27 @@ def nested_deeper(text: str, depth: int) -> bool:
     Each round takes the innermost pairs away: a text that is not too deep ends soon, without a loop in Python
     over its brackets. What is left after ``depth`` rounds is deeper, or no JSON.
     """
-    brackets = left = _NO_BRACKET.sub("", _STRING.sub("", text))
+    brackets = left = _brackets(text)
     for _ in range(depth):
         if not left:
             return False
-        left = left.replace("[]", " ").replace("{}", " ").replace(" ", "")
+        left = left.replace(b"[]", b" ").replace(b"{}", b" ").replace(b" ", b"")
     return bool(left) and _deepest(brackets) > depth
 
 
-def _deepest(brackets: str) -> int:
+def _brackets(text: str) -> bytes:
+    """The brackets outside of strings."""
+    data = text.encode("utf-8", "surrogatepass")
+    if b"\\" not in data:  # then each quote begins or ends a string, and most strings have no brackets
+        data = data.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    return _STRING.sub(b"", data).translate(None, _NO_BRACKET)
+
+
+def _deepest(brackets: bytes) -> int:
     """The deepest nesting of brackets that may not match."""
     level = deepest = 0
     for bracket in brackets:
-        level += 1 if bracket in "[{" else -1
+        level += 1 if bracket in b"[{" else -1
         deepest = max(deepest, level)
     return deepest
 
