@@ -200,12 +200,21 @@ class Cluster:
             failed = _translate(verb, path, error)
             self.on_answer(verb, kind, failed)
             raise failed from error
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        # ValueError: the answer is no JSON, e.g. a page of a load balancer, or torn.
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             failed = Unavailable(f"{verb} {path}: {type(error).__name__} {error}")
             self.on_answer(verb, kind, failed)
             raise failed from error
         self.on_answer(verb, kind, None)
         return response
+
+
+def _summary(error: DynamicApiError) -> str:
+    """What the answer says; the body need not be the API server's own."""
+    try:
+        return str(error.summary() if error.body else error.reason)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return str(error.reason)
 
 
 _BY_RBAC = re.compile(r"cannot \w+ resource")
@@ -216,11 +225,11 @@ _BY_WEBHOOK = re.compile(r"admission webhook .* denied the request|ValidatingAdm
 
 
 def _translate(verb: str, path: str, error: DynamicApiError) -> OperatorError:
-    text = f"{verb} {path}: HTTP {error.status} {error.summary() if error.body else error.reason}"
+    text = f"{verb} {path}: HTTP {error.status} {_summary(error)}"
     if error.status == 404:
         return NotFound(text)
-    if error.status in (409, 412):
-        return Conflict(text)
+    if error.status in (409, 412):  # nothing is in the way of a read: it is tried again
+        return Unavailable(text) if verb in ("get", "list") else Conflict(text)
     if error.status in (401, 429) or error.status is None or error.status >= 500:
         return Unavailable(text)
     if error.status == 403 and _BY_RBAC.search(text):

@@ -1,0 +1,62 @@
+"""Whatever is answered in the API server's place is one of the operator's own errors."""
+
+import pytest
+from aiohttp import web
+from ballast_operator.errors import Conflict, NotAllowed, NotFound, Rejected, Unavailable
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import LEASE
+from kubernetes.aio import client
+
+JSON, HTML = "application/json", "text/html"
+
+
+@pytest.fixture
+async def answering():
+    """A cluster whose API server answers what the test says."""
+    said = {}
+
+    async def answer(request):
+        return web.Response(status=said["status"], text=said["text"], content_type=said["type"])
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = client.Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with Cluster(client.ApiClient(configuration), request_seconds=20.0) as cluster:
+
+        def make(status, text, kind=JSON):
+            said.update(status=status, text=text, type=kind)
+            return cluster
+
+        yield make
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "reading", "writing"),
+    [
+        (404, '{"message": "no such"}', JSON, NotFound, NotFound),
+        (409, '{"message": "changed"}', JSON, Unavailable, Conflict),
+        (410, '{"message": "too old"}', JSON, Rejected, Rejected),
+        (403, '{"message": "exceeded quota"}', JSON, NotAllowed, NotAllowed),
+        (429, "", JSON, Unavailable, Unavailable),
+        (500, "[]", JSON, Unavailable, Unavailable),
+        (502, "<html>Bad Gateway</html>", HTML, Unavailable, Unavailable),
+        (503, "{torn", JSON, Unavailable, Unavailable),
+        (504, "[" * 3000, JSON, Unavailable, Unavailable),
+        (200, "<html>Sign in</html>", HTML, Unavailable, Unavailable),
+        (200, '{"metadata": {', JSON, Unavailable, Unavailable),
+    ],
+)
+async def test_an_answer_that_is_an_error_or_none(answering, status, text, kind, reading, writing):
+    """Also one of a load balancer in between, and one that was cut off."""
+    cluster = answering(status, text, kind)
+    with pytest.raises(reading):
+        await cluster.get(LEASE, "ns", "a")
+    with pytest.raises(reading):
+        await cluster.list(LEASE, namespace="ns")
+    with pytest.raises(writing):
+        await cluster.create(LEASE, {"metadata": {"namespace": "ns", "name": "a"}})
