@@ -39,7 +39,7 @@ from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 
 LARGE = {"jobs": 5000, "nodes": 1000, "running": 200, "fitting": 30, "steady": 60.0}
-QUICK = {"jobs": 200, "nodes": 50, "running": 20, "fitting": 5, "steady": 10.0}
+QUICK = {"jobs": 200, "nodes": 50, "running": 20, "fitting": 5, "steady": 30.0}
 TOKEN_SECONDS = 7200
 SETTINGS = Settings(node_monitor_grace_seconds=100_000)
 """Nodes stay Ready without heartbeats."""
