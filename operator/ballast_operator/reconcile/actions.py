@@ -20,17 +20,13 @@ from ballast_operator.views.job import JobView
 logger = logging.getLogger(__name__)
 
 
-MOST_AT_ONCE = 16
-"""Requests under way at a time for one job: a gang of 64 pods is made in four turns."""
-
-
 def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
-    """The actions in their order; neighbours that only make an object each, together."""
-    for kind, group in itertools.groupby(actions, key=type):
-        together = MOST_AT_ONCE if kind in (Apply, CreatePod) else 1
-        members = tuple(group)
-        for start in range(0, len(members), together):
-            yield members[start : start + together]
+    """The actions in their order; neighbours that only make sure that an object is there, in one batch."""
+    for applies, group in itertools.groupby(actions, key=lambda action: isinstance(action, Apply)):
+        if applies:
+            yield tuple(group)
+        else:
+            yield from ((action,) for action in group)
 
 
 async def carry_out_all(
