@@ -15,9 +15,9 @@ have measured. etcd, kube-apiserver, kube-controller-manager and kube-scheduler 
 are emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports
 of rank 0 without training. All of it shares one machine: seconds of the clock tell of its load as well.
 `apiServerCreatesPerSecond` is how many TrainingJobs the API server took then with no operator running,
-`apiServerAdmissionsPerSecond` how many with one status written for each: what the operator cannot exceed there.
+`apiServerAdmissionsPerSecond` how many with one status written for each: the operator cannot exceed it.
 In bold: outside its range. `make bench` runs 200 jobs (`--quick`), with ranges for counts and ratios that
-depend little on the machine, and compares their cost with the last release's. What 20,000 pods take in memory:
+depend little on the machine, and compares their cost with the last release's. What 20,000 pods take:
 `python benchmarks/operator/memory.py`.
 
 """
