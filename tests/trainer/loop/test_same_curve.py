@@ -55,7 +55,7 @@ def test_three_stages_a_rank_learn_as_one_process_does(
     channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 6)
     running = gang(gates.hold(config), ranks=2, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, gates, tmp_path, seed=5, epochs=2, placement=placement)
+    replan_at_random(running, channel, tmp_path, gates=gates, seed=5, epochs=2, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert {len(line["stages"]) for line in running.lines("rank-0") if "event" not in line} == {6}
     assert_same_curve(running.losses(), single_process_losses(config), 12)
@@ -158,7 +158,7 @@ def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_proce
     channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 12)
     running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, gates, tmp_path, seed=seed, epochs=6)
+    replan_at_random(running, channel, tmp_path, gates=gates, seed=seed, epochs=6)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert len(running.events("migrate")) >= 2
     assert_same_curve(running.losses(), single_process_losses(config), 40)
@@ -175,7 +175,7 @@ def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 9)
     running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, gates, tmp_path, seed=len(kind), epochs=4)
+    replan_at_random(running, channel, tmp_path, gates=gates, seed=len(kind), epochs=4)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(config), 24)
@@ -195,8 +195,9 @@ def test_heads_plasticity_and_exits_by_softmax_keep_the_curve(
     ]
     config = small_config(totalSteps=24, dynamics=changes)
     channel = DirectoryChannel(tmp_path / "channel")
-    running = gang(config, ranks=3, options=["--channel", str(tmp_path / "channel")])
-    replan_at_random(running, channel, tmp_path, seed=4, epochs=4)
+    gates = Gates(tmp_path / "gates", 3, 9)
+    running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, tmp_path, seed=4, epochs=4, gates=gates)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(config), 24)
@@ -225,13 +226,13 @@ def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replan
     gates = Gates(tmp_path / "gates", 3, 8)
     running = gang(gates.hold(config), ranks=2, options=["--channel", str(tmp_path / "channel")])
     placement = ScheduleRequest(name=schedule, ranks=2, microbatches=4).placement()
-    replan_at_random(running, channel, gates, tmp_path, seed=3, epochs=4, placement=placement)
+    replan_at_random(running, channel, tmp_path, gates=gates, seed=3, epochs=4, placement=placement)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(config), 16)
 
 
-def replan_at_random(running, channel, gates, folder, *, seed, epochs, placement=(0, 1, 2)):
+def replan_at_random(running, channel, folder, *, seed, epochs, gates, placement=(0, 1, 2)):
     """Publish partitions one after the other, each when the last is in force; open a gate for each."""
     generator = random.Random(seed)
     eventually((folder / "channel/ack.json").exists, "the ranks train", running.errors)
