@@ -5,7 +5,8 @@ MLP can have experts.  The experts of a layer run over as many slots each as the
 (Tutel's adaptive capacity), which is what grouped kernels and expert-parallel ranks wait for: uneven routing
 costs compute, and the load of a layer follows from its router.  With ``dropTokens`` an expert has at most
 ``capacityFactor`` times the mean; what is above passes the layer by (Switch Transformer), first choices
-first.
+first.  With ``parallel`` the replicas of a stage share its experts (:mod:`expert_parallelism`): each rank
+computes the tokens of those placed on it, and no slots are filled up.
 
 Balance: the auxiliary loss of Switch Transformer (equation 4); a bias on the choice alone, which falls for
 experts above the mean and rises for those below (DeepSeek-V3's loss-free balancing); or nothing.
@@ -19,9 +20,12 @@ import torch
 from ballast_policies.contract.job import DynamicConfig, ExpertsSettings, LoadBalance
 from torch import nn
 
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
+from ballast_trainer.dynamics.expert_parallelism import SharedExperts
 from ballast_trainer.dynamics.side_loss import with_side_loss
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.models.blocks import set_submodule
 
 _ROUTER_DEVIATION = 0.02
@@ -34,6 +38,7 @@ class Experts(ChangingModule):
         loads: positions that chose each expert, in the newest forward.
         dropped: fraction of these choices that were above the capacity.
         bias: added to the router's scores in the choice, by expert.
+        shared: the ranks that share the experts; None: this one computes all of them.
         counts: choices by expert since the last optimizer step, where the bias follows them.
     """
 
@@ -49,6 +54,7 @@ class Experts(ChangingModule):
         self.experts = nn.ModuleList(copy.deepcopy(mlp) for _ in range(settings.count))
         self.register_buffer("bias", torch.zeros(settings.count))
         self.register_buffer("counts", torch.zeros(settings.count, dtype=torch.int64))
+        self.shared: SharedExperts | None = None
         self.loads: list[int] = []
         self.dropped = 0.0
 
@@ -77,9 +83,13 @@ class Experts(ChangingModule):
         kept = place < slots
         self.dropped = 1 - sum(min(load, slots) for load in self.loads) / len(expert)
         row, position, gate = expert[kept] * slots + place[kept], position[kept], gate[kept]
-        queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])
-        out = torch.cat([one(part) for one, part in zip(self.experts, queue.split(slots), strict=True)])
-        weighted = out[row] * gate.unsqueeze(-1).to(out.dtype)
+        if self.shared is not None and RUNNING.microbatch is not None:
+            out = self.shared.run(flat[position], expert[kept], self.experts)
+        else:
+            queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])
+            parts = queue.split(slots)
+            out = torch.cat([one(part) for one, part in zip(self.experts, parts, strict=True)])[row]
+        weighted = out * gate.unsqueeze(-1).to(out.dtype)
         mixed = out.new_zeros(flat.shape).index_add(0, position, weighted)
         if torch.is_grad_enabled():
             if settings.balance == LoadBalance.BIAS:
@@ -117,16 +127,36 @@ class MixtureOfExperts(BlockChange):
         set_submodule(block, path, Experts(block.get_submodule(path), typed.width, self._settings))
         return block
 
+    def apply(self, step: int, layers: LayerSet, world: World) -> bool:
+        """Let the replicas share the experts of the layers held, where the configuration asks for it."""
+        if self._settings.parallel and world.data.size > 1:
+            for experts in _experts(layers).values():
+                if experts.shared is None or experts.shared.axis is not world.data:
+                    experts.shared = SharedExperts.over(world.data, self._settings.count)
+        return super().apply(step, layers, world)
+
     def after_optimizer(self, layers: LayerSet) -> None:
-        """The bias follows the step's counts."""
+        """The bias follows the step's counts, and the experts' ranks its tokens."""
+        for experts in _experts(layers).values():
+            if experts.shared is not None:
+                experts.shared.follow_tokens()
         if self._settings.balance == LoadBalance.BIAS:
             for experts in _experts(layers).values():
                 experts.follow_counts()
 
     def measured(self, layers: LayerSet) -> dict[str, dict[int, Any]]:
-        """In each layer's newest microbatch: fullest expert over the mean, all loads, fraction dropped."""
+        """In each layer's newest microbatch: fullest expert over the mean, all loads, fraction dropped.
+
+        Of experts that ranks share, also the tokens that each rank computed, and each expert's rank.
+        """
         found = {index: experts for index, experts in _experts(layers).items() if experts.loads}
-        return {
+        shared = {i: e.shared for i, e in found.items() if e.shared is not None}
+        by_rank: dict[str, dict[int, Any]] = {
+            "rankLoads": {i: of.computed for i, of in shared.items()},
+            "placement": {i: of.placement for i, of in shared.items()},
+            "placed": {i: of.moved for i, of in shared.items()},
+        }
+        return (by_rank if shared else {}) | {
             "layers": {i: max(e.loads) * len(e.loads) / sum(e.loads) for i, e in found.items()},
             "loads": {i: e.loads for i, e in found.items()},
             "dropped": {i: e.dropped for i, e in found.items()},

@@ -7,6 +7,7 @@ from ballast_policies.contract.job.model import FAMILIES
 from ballast_policies.contract.row_conditions import each_row
 from ballast_policies.contract.rules import Rule
 from ballast_policies.planning.dynamics import DYNAMICS, excluded_pair
+from ballast_policies.planning.schedules.registry import SCHEDULES
 
 
 def exclusions() -> tuple[Rule, ...]:
@@ -40,6 +41,34 @@ def exclusions() -> tuple[Rule, ...]:
         explain=lambda config: "{} and {} exclude each other: {}".format(*(_excluded(config) or ())),
     )
     return (*ours, every)
+
+
+def sharing_experts() -> tuple[Rule, ...]:
+    """Experts that replicas share need replicas, which run the same microbatch at the same time."""
+    return (
+        Rule(
+            condition=lambda config: config.parallelism.data > 1 or not _shares_experts(config),
+            field="dynamics",
+            reason="experts.parallel shares experts between the replicas of a stage, and there is one",
+            fix="parallelism: {data: 2} or more, or leave parallel out",
+        ),
+        Rule(
+            condition=lambda config: not _shares_experts(config) or _in_step(config.pipeline.schedule),
+            field="dynamics",
+            reason="experts.parallel exchanges tokens in each forward and backward, and replicas under this "
+            "schedule do not compute the same at the same time",
+            fix="pipeline.schedule: 1F1B",
+        ),
+    )
+
+
+def _shares_experts(config: Any) -> bool:
+    return any(change.experts is not None and change.experts.parallel for change in config.dynamics)
+
+
+def _in_step(schedule: str) -> bool:
+    kind = SCHEDULES.builtin.get(schedule)
+    return kind is None or not (kind.splits_backward or kind.asynchronous)
 
 
 def suiting_families() -> tuple[Rule, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from ballast_policies.contract.conditions import AllOf, absent, at, each_is, given
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
-from ballast_policies.contract.job.exclusions import exclusions, suiting_families
+from ballast_policies.contract.job.exclusions import exclusions, sharing_experts, suiting_families
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.output import CheckpointConfig, MetricsConfig
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
@@ -171,6 +171,7 @@ _RULES = (
         fix="tensor: 1, with parallelism.data or more stages in its place",
     ),
     *exclusions(),
+    *sharing_experts(),
     *suiting_families(),
     *POD_RULES,
     Rule(

@@ -1,0 +1,90 @@
+"""Experts shared by the replicas of a stage: tokens travel, and the loss curve is that of one process."""
+
+import pytest
+from ballast_trainer.config import read_job_config
+from ballast_trainer.dynamics.expert_parallelism import better_placement, first_placement, rank_loads
+from ballast_trainer.errors import ConfigurationError
+from hypothesis import given
+from hypothesis import strategies as st
+
+EXPERTS = {"count": 5, "topK": 2, "everyBlocks": 1, "parallel": True}
+
+
+def experts(**fields):
+    return [{"kind": "mixtureOfExperts", "experts": {**EXPERTS, **fields}}]
+
+
+@given(tokens=st.lists(st.integers(0, 1000), min_size=2, max_size=32), ranks=st.integers(1, 8))
+def test_a_better_placement_is_better(tokens, ranks):
+    """Never fuller than the one in force, every expert on a rank; and it stays once it is found."""
+    before = first_placement(len(tokens), ranks)
+    after = better_placement(before, tokens, ranks)
+    fullest = [max(rank_loads(each, tokens, ranks)) for each in (before, after)]
+    assert after == before or fullest[1] < fullest[0] * 0.95
+    # Graham's bound of the largest first.
+    best = max(sum(tokens) / ranks, *tokens)
+    assert fullest[1] <= best * (4 / 3) / 0.95 + 1e-9
+    assert better_placement(after, tokens, ranks) == after or fullest[1] > best
+
+
+def test_one_full_expert_gets_a_rank_for_itself():
+    """The others share the rest, and ranks keep what they have where it is as good."""
+    assert better_placement((0, 1, 0, 1), [90, 10, 40, 40], 2) == (0, 1, 1, 1)
+    assert better_placement((0, 1, 0, 1), [25, 25, 25, 25], 2) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "between the replicas of a stage, and there is one"),
+        (
+            {"parallelism": {"data": 2}, "pipeline": {"schedule": "ZeroBubbleH1"}},
+            "do not compute the same at the same time",
+        ),
+    ],
+    ids=["one replica", "split backward"],
+)
+def test_experts_that_cannot_be_shared_are_refused(small_config, fields, reason):
+    """With the reason, before anything runs."""
+    config = small_config(dynamics=experts())
+    for name, value in fields.items():
+        config[name] = {**config.get(name, {}), **value}
+    with pytest.raises(ConfigurationError, match=reason):
+        read_job_config(config)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ranks", "data", "fields", "training"),
+    [
+        (2, 2, {"balance": "loss"}, {"recompute": True}),
+        (3, 3, {"balance": "none", "dropTokens": True, "capacityFactor": 1.0}, {}),
+        # A step of Adam is as large for a gradient of rounding errors, and would change who goes where.
+        (4, 2, {"balance": "bias", "balanceWeight": 0.05}, {"optimizer": "sgd", "learningRate": 0.05}),
+    ],
+    ids=["two replicas", "three replicas that drop tokens", "two stages of two replicas"],
+)
+def test_shared_experts_learn_as_one_process_does(
+    gang, small_config, single_process_losses, ranks, data, fields, training
+):
+    """Tokens, results and gradients travel between the ranks; layers move, experts are placed anew, and the
+    loads are told by expert and by rank.
+    """
+    config = small_config(totalSteps=12, training=training)
+    config["pipeline"] |= {"microbatches": 6, "globalBatchSize": 12}
+    config["rebalance"] = {"everySteps": 4, "minGain": 0.0}
+    alone = experts(**fields)
+    alone[0]["experts"]["parallel"] = False
+    expected = single_process_losses({**config, "dynamics": alone})
+    running = gang({**config, "dynamics": experts(**fields), "parallelism": {"data": data}}, ranks=ranks)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    losses = running.losses()
+    assert sorted(losses) == list(range(1, 13))
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+    if ranks == data:
+        return
+    newest = running.events("tokenImbalance")[-1]
+    for layer, loads in newest["rankLoads"].items():
+        assert len(loads) == data and sum(loads) == 2 * sum(newest["loads"][layer])
+        assert max(newest["placement"][layer]) < data
+    assert sum(newest["placed"].values()) > 0
