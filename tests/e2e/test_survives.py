@@ -1,6 +1,7 @@
 """What goes wrong with real trainer processes, and what has to be true afterwards."""
 
 import pytest
+from ballast_localcluster.nodes.node import ProcessNode
 from ballast_operator.install import install_objects
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, delete_objects
 from kubernetes import client
@@ -142,6 +143,35 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         assert {pod.spec.node_name for pod in ballast.pods("spot")} == {other}
         ballast.taint(first)
         ballast.delete_job("spot")
+
+
+def test_a_pool_without_a_node_gets_one_for_a_job_and_is_empty_again_afterwards(ballast):
+    """The pods wait for a machine that did not exist; here the test is the autoscaler that makes it."""
+    policies = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}
+    before = ballast.custom.get_cluster_custom_object(**policies, name="demo")["spec"]["nodePools"]
+    fresh = {"name": "fresh", "nodeSelector": {"ballast.dev/pool": "fresh"}, "gpuType": "fresh"}
+    fresh |= {"maxNodes": 1, "gpusPerNode": 2, "pricePerGpuHour": 1.0}
+    patch = {"spec": {"nodePools": [*before, fresh]}}
+    ballast.custom.patch_cluster_custom_object(**policies, name="demo", body=patch)
+    job = ballast.demo_job(
+        "recurrent", "fresh", totalSteps=20, model=SMALL, gpuTypes=["fresh"], throughput=[]
+    )
+    with ballast.operator():
+        ballast.apply(job)
+        eventually(lambda: len(ballast.pods("fresh")) == 2, "pods that wait for a node")
+        assert [pod.spec.node_name for pod in ballast.pods("fresh")] == [None, None]
+        ballast.cluster.add_node(ProcessNode(name="fresh-0", gpus=2, pool="fresh"))
+        ballast.wait_for_report("fresh", step=1)
+        assert ballast.status("fresh")["allocation"]["nodes"] == ["fresh-0", "fresh-0"]
+        ballast.wait_for_state("fresh", "Succeeded")
+        assert ballast.status("fresh")["launches"] == 1
+        assert {pod.status.phase for pod in ballast.pods("fresh")} == {"Succeeded"}
+        ballast.cluster.lose_node("fresh-0")
+        ballast.core.delete_node("fresh-0")
+        ballast.delete_job("fresh")
+        eventually(lambda: not ballast.pods("fresh"), "its pods to go")
+        patch = {"spec": {"nodePools": before}}
+        ballast.custom.patch_cluster_custom_object(**policies, name="demo", body=patch)
 
 
 def test_uninstalling_with_a_job_running_and_the_operator_dead_leaves_nothing(ballast):
