@@ -18,6 +18,7 @@ from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
 from ballast_operator.allocator.costs.teams import next_change, spent_budgets, team_costs
 from ballast_operator.allocator.policy_status import PolicyReport
+from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
 from ballast_operator.allocator.problem.inputs import (
     CompletedProblem,
     complete,
@@ -82,6 +83,7 @@ class Decider:
         self.measurements = Measurements()
         self.rounds = Rounds()
         self.budgets_at: float | None = None
+        self.seen_nodes = SeenNodes()
 
     def ask(
         self,
@@ -115,7 +117,10 @@ class Decider:
         if snapshot.capacity.overlaps:
             return PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy)
         inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)
-        classes = price_classes(policy.spec.objective.policy, snapshot.capacity, inputs.problem.prices)
+        self.seen_nodes = self.seen_nodes.next(snapshot.capacity, nodes, jobs)
+        priced = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
+        capacity = dataclasses.replace(snapshot.capacity, pools=priced)
+        classes = price_classes(policy.spec.objective.policy, capacity, inputs.problem.prices)
         asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem))
         name, moment = policy.spec.objective.policy, started.timestamp()
         return Question(
@@ -153,6 +158,7 @@ class Decider:
         )
         report = PolicyReport(
             snapshot=snapshot,
+            seen_nodes=self.seen_nodes,
             inputs=inputs,
             jobs=jobs,
             policy=policy,

@@ -18,9 +18,11 @@ from ballast_operator.allocator.costs.price_feeds import (
 from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.problem.capacity_types import types_differ
+from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.allocator.solving.solver import Solve
+from ballast_operator.allocator.worth_writing import worth_writing
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition
@@ -47,6 +49,7 @@ class PolicyReport:
     plan_id: str = ""
     time: Time | None = None
     prices: Sequence[PoolReading] = ()
+    seen_nodes: SeenNodes | None = None
 
 
 NAMED_JOBS = 5
@@ -73,10 +76,11 @@ def policy_status(
     status = _status(report, conditions, generation)
     status = status.replace(bill=_bill(old, report, status, now), bill_at=now, prices=_prices(old, report))
     status = status.replace(teams=next_team_costs(old, report.jobs, report.policy, now))
+    status = status.replace(hazard=next_hazards(old, report.seen_nodes, report.snapshot, now))
     content = {
         name: value for name, value in status.to_dict().items() if value not in ({}, [])
     } | unknown_fields(api.ClusterPolicyStatus, old)
-    if not _worth_writing(old, content):
+    if not worth_writing(old, content):
         return None, ()
     body = {
         "apiVersion": POLICY.api_version,
@@ -278,22 +282,3 @@ def _proposed(snapshot: Snapshot, round_: Round) -> tuple[api.Proposed, ...]:
             )
         )
     return tuple(found)
-
-
-SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "monthCost"})
-"""Fields that grow as time passes, at rates that are written."""
-
-
-def _worth_writing(old: Object, new: dict[str, Any]) -> bool:
-    """Whether more than the name, time and duration of the last round, and sums of the bill, has changed."""
-
-    def stable(status: Object) -> dict[str, Any]:
-        last = status.get("lastRound") or {}
-        kept = {k: v for k, v in last.items() if k not in ("planId", "time", "solveSeconds")}
-        found = {**status, "lastRound": kept, "billAt": None}
-        for part in ("bill", "teams"):
-            entries = status.get(part) or []
-            found[part] = [{k: v for k, v in entry.items() if k not in SUMS} for entry in entries]
-        return found
-
-    return stable(old) != stable(new)

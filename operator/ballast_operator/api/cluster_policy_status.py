@@ -51,6 +51,25 @@ class PoolBill(StatusModel):
     """The part of ``cost`` in which jobs held them, jobs that are deleted by now among them."""
 
 
+class PoolHazard(StatusModel):
+    """How often machines of a spot pool are taken away, as far as it was seen."""
+
+    pool: _Name
+    """The pool's name."""
+    nodes: Annotated[int, Field(ge=0)] = 0
+    """Its nodes that hold gangs, since ``billAt``."""
+    node_hours: Annotated[float, Field(ge=0)] = 0.0
+    """Nodes that held gangs x hours, up to ``billAt``."""
+    preemptions: Annotated[int, Field(ge=0)] = 0
+    """Nodes that were taken from under a gang, with a notice or without."""
+    per_hour: Annotated[float, Field(ge=0)] = 0.0
+    """Preemptions a node and hour, as of the last one; where little was seen, nearer to one a day."""
+    per_hour_low: Annotated[float, Field(ge=0)] = 0.0
+    """The rate is above it with a probability of 95 %."""
+    per_hour_high: Annotated[float, Field(ge=0)] = 0.0
+    """The rate is below it with a probability of 95 %."""
+
+
 class PoolPrice(StatusModel):
     """The last good price that a price feed has given."""
 
@@ -120,6 +139,11 @@ class ClusterPolicyStatus(StatusModel):
         Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["team"])),
     ] = ()
     """What the jobs of each team have cost."""
+    hazard: Annotated[
+        tuple[PoolHazard, ...],
+        Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
+    ] = ()
+    """How often machines of the spot pools are taken away."""
     prices: Annotated[
         tuple[PoolPrice, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),

@@ -1,0 +1,119 @@
+"""How often machines of spot pools are taken away: counted while decisions are made, kept in the status.
+
+A preemption is a node that announces that it goes, or is lost, while a gang is on it: autoscalers remove idle
+nodes for other reasons.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_interval
+
+from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolHazard
+from ballast_operator.api.node_pool import CapacityType, NodePool
+from ballast_operator.kube.kinds import Object
+from ballast_operator.views.clock import Time
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import NodeView
+
+SURE = 0.95
+"""Probability of the bounds of a rate."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SeenNodes:
+    """The nodes of spot pools at one decision.
+
+    Attributes:
+        standing: node -> pool, of nodes with gangs that have not announced anything.
+        preempted: pool -> nodes that were standing at the decision before, and are gone or about to go.
+    """
+
+    standing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    preempted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def next(self, capacity: Capacity, nodes: Mapping[str, NodeView], jobs: Sequence[JobView]) -> "SeenNodes":
+        """The same at the next decision."""
+        held = {
+            node
+            for view in jobs
+            if view.status.allocation is not None and view.running_allocation is not None
+            for node in view.status.allocation.nodes
+        }
+        standing, preempted = {}, dict[str, int]()
+        for pool, members in capacity.members.items():
+            if capacity.kinds[pool].capacity_type is not CapacityType.SPOT:
+                continue
+            for name in members:
+                if name in held and nodes[name].ready and nodes[name].leaving is None:
+                    standing[name] = pool
+        for name, pool in self.standing.items():
+            node = nodes.get(name)
+            if node is None or not node.ready or node.leaving is not None:
+                preempted[pool] = preempted.get(pool, 0) + 1
+        return SeenNodes(standing=standing, preempted=preempted)
+
+
+def next_hazards(
+    status: Object, seen: SeenNodes | None, snapshot: Snapshot | None, now: Time
+) -> tuple[PoolHazard, ...]:
+    """The hazards of the old ``status`` brought up to now; as they were where nothing was looked at."""
+    before, at = _known(status)
+    if seen is None or snapshot is None:
+        return tuple(before.values())
+    hours = 0.0 if at is None else max(0.0, (now - at).total_seconds()) / 3600.0
+    found = []
+    for pool, kind in snapshot.capacity.kinds.items():
+        if kind.capacity_type is not CapacityType.SPOT:
+            continue
+        known = before.get(pool, PoolHazard(pool=pool))
+        new = known.replace(
+            nodes=sum(of == pool for of in seen.standing.values()),
+            node_hours=known.node_hours + known.nodes * hours,
+            preemptions=known.preemptions + seen.preempted.get(pool, 0),
+        )
+        if new.preemptions != known.preemptions or pool not in before:
+            rate = Hazard(preemptions=new.preemptions, hours=new.node_hours)
+            new = new.replace(
+                per_hour=rate.per_hour,
+                per_hour_low=rate.quantile_per_hour(1 - SURE),
+                per_hour_high=rate.quantile_per_hour(SURE),
+            )
+        found.append(new)
+    return tuple(found)
+
+
+def at_useful_prices(
+    pools: Sequence[PricedPool], spec: Sequence[NodePool], status: Object | None
+) -> tuple[PricedPool, ...]:
+    """The pools at the price of an hour in which a job gets on, not of one that is paid.
+
+    Start-ups and checkpoints after preemptions are paid as well (``RestartCosts.useful_part``). In whole
+    percent, so that not every preemption calls for another allocation. A pool that has lost no machine keeps
+    its price.
+    """
+    before, _ = _known(status or {})
+    start = {pool.name: pool.start_seconds for pool in spec}
+    found = []
+    for pool in pools:
+        known = before.get(pool.pool)
+        if known is not None and known.preemptions and pool.price > 0:
+            costs = RestartCosts(startup_seconds=start.get(pool.pool, 180.0))
+            part = costs.useful_part(known.per_hour, checkpoint_interval(known.per_hour, costs))
+            found.append(dataclasses.replace(pool, price=pool.price / max(0.01, round(part, 2))))
+        else:
+            found.append(pool)
+    return tuple(found)
+
+
+def _known(status: Object) -> tuple[dict[str, PoolHazard], Time | None]:
+    """What an operator has written; nothing where it cannot be read."""
+    try:
+        kept = {name: status[name] for name in ("hazard", "billAt") if status.get(name) is not None}
+        read = ClusterPolicyStatus.model_validate(kept)
+    except ValueError:
+        return {}, None
+    return {entry.pool: entry for entry in read.hazard}, read.bill_at

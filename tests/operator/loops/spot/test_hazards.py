@@ -1,0 +1,99 @@
+"""How often machines of a pool are taken away is counted, kept, and weighed by policies that read prices."""
+
+import pytest
+from ballast_operator.allocator.problem.hazards import at_useful_prices
+from ballast_operator.api.node_pool import NodePool
+from ballast_operator.kube.kinds import NODE, POLICY
+from ballast_policies.allocation.price_classes import PricedPool
+
+from tests.operator.loops.simulated.machines import node
+from tests.operator.loops.simulated.simulation import Simulation, policy
+
+ITN = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+
+
+def cluster(count=4, **pool):
+    simulation = Simulation(nodes={f"n{i}": ("spot", 1) for i in range(count)})
+    body = policy("spot")
+    body["spec"]["nodePools"][0] |= {"capacityType": "spot", "pricePerGpuHour": 1.0, **pool}
+    simulation.world.put(POLICY, body)
+    simulation.add_job("a", stages=(1, 2), totalSteps=100_000, trainer={"total": 100_000})
+    return simulation
+
+
+def hazard(simulation):
+    return simulation.world.get(POLICY, "", "default")["status"]["hazard"][0]
+
+
+def on(simulation):
+    return sorted({pod["spec"]["nodeName"] for pod in simulation.pods("a")})
+
+
+async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
+    """With a notice, or without: by the end of the node it has been counted already."""
+    simulation = cluster()
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    first = on(simulation)[-1]
+    simulation.world.patch(NODE, "", first, {"spec": {"taints": [ITN]}})
+    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=5)
+    await simulation.until(lambda: first not in on(simulation), ticks=20)
+    simulation.world.drop(NODE, "", first)
+    for _ in range(10):
+        await simulation.tick()
+    assert hazard(simulation)["preemptions"] == 1
+    simulation.set_node_ready(on(simulation)[0], False)
+    await simulation.until(lambda: hazard(simulation)["preemptions"] == 2, ticks=5)
+    found = hazard(simulation)
+    assert found["perHourLow"] < found["perHour"] < found["perHourHigh"]
+
+
+async def test_idle_nodes_that_go_are_no_preemptions():
+    """An autoscaler removes them to save money."""
+    simulation = cluster(8)
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    idle = sorted({f"n{i}" for i in range(8)} - set(on(simulation)))
+    simulation.world.patch(NODE, "", idle[0], {"spec": {"taints": [ITN]}})
+    simulation.world.drop(NODE, "", idle[1])
+    for _ in range(5):
+        await simulation.tick()
+    assert hazard(simulation).get("preemptions", 0) == 0
+
+
+async def test_pools_on_demand_have_no_hazard():
+    """Their nodes go for other reasons."""
+    simulation = cluster(capacityType="onDemand")
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    assert "hazard" not in simulation.world.get(POLICY, "", "default")["status"]
+
+
+async def test_what_was_counted_survives_the_operator():
+    """It is in the ClusterPolicy's status, with the hours that nodes held gangs."""
+    simulation = cluster()
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    simulation.world.patch(NODE, "", on(simulation)[-1], {"spec": {"taints": [ITN]}})
+    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=5)
+    simulation.start_operator()
+    simulation.world.put(NODE, node("n9", "spot", 1))
+    for _ in range(60):
+        await simulation.tick()
+    assert hazard(simulation)["preemptions"] == 1
+    assert hazard(simulation)["nodeHours"] > 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "price"),
+    [
+        (None, 1.0),
+        ({"pool": "spot"}, 1.0),
+        ({"pool": "spot", "preemptions": 50, "perHour": 4.0}, 1.35),
+        ({"pool": "spot", "preemptions": 1, "perHour": 0.001}, 1.0),
+        ({"pool": "spot", "preemptions": "many"}, 1.0),
+    ],
+)
+def test_policies_weigh_the_price_of_an_hour_in_which_a_job_gets_on(entry, price):
+    """Start-ups and checkpoints are paid as well; a status that cannot be read counts as none."""
+    pool = NodePool.model_validate({"name": "spot", "nodeSelector": {"a": "b"}, "gpuType": "v100"})
+    priced = PricedPool(pool="spot", gpu_type="v100", price=1.0, gpus=4)
+    status = {} if entry is None else {"hazard": [entry]}
+    (found,) = at_useful_prices([priced], [pool], status)
+    assert found.price == pytest.approx(price, abs=0.1)
