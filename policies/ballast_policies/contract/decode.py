@@ -233,7 +233,7 @@ def _list(arguments: tuple[Any, ...], unknown: Unknown, spelling: Spelling) -> _
 
 def _mapping(inner: _Reader) -> _Reader:
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):
             return _fail(problems, path, f"expected an object, got {shown(value)}")
         before, found = len(problems), {}
         for key, item in value.items():
@@ -251,10 +251,11 @@ def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         reader = _reader(hint, unknown, spelling)
-        fields[spelling(field.name)] = field, reader, type(None) in typing.get_args(hint)
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        fields[spelling(field.name)] = field, reader, type(None) in typing.get_args(hint), required
 
     def read(value: Any, path: str, problems: list[Problem]) -> Any:
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):
             return _fail(problems, path, f"expected an object, got {shown(value)}")
         before, arguments = len(problems), {}
         if unknown == "refuse":
@@ -264,13 +265,13 @@ def _object(kind: Any, unknown: Unknown, spelling: Spelling) -> _Reader:
                         f"there is no such field. To fix: leave it out, or {suggestion(str(key), fields)}"
                     )
                     _fail(problems, join_path(path, str(key)), reason)
-        for key, (field, inner, nullable) in fields.items():
-            item, here = value.get(key), join_path(path, key)
-            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        for key, (field, inner, nullable, required) in fields.items():
+            item = value.get(key)
             if item is None and not (key in value and nullable):
                 if required:
-                    _fail(problems, here, "missing. To fix: give it a value")
+                    _fail(problems, join_path(path, key), "missing. To fix: give it a value")
                 continue
+            here = join_path(path, key)
             read_item = inner(item, here, problems)
             if read_item is _FAILED:
                 continue

@@ -67,15 +67,22 @@ def _of_every_type(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
     """One problem for each number too small or too large for sums in floating point."""
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _beyond_limits(item, contract.join_path(path, key))
+        items = value.items()
     elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _beyond_limits(item, f"{path}[{index}]")
-    elif isinstance(value, int | float) and (abs(value) > LARGEST or 0 < abs(value) < SMALLEST):
-        reason = f"{value:.0e} is not between {SMALLEST:g} and {LARGEST:g}. To fix: other units"
-        yield contract.Problem(path, reason)
+        items = enumerate(value)
+    for key, item in items:
+        # Most items are leaves within the limits, of which there may be millions: no path for these.
+        within = not isinstance(item, int | float) or item == 0 or SMALLEST <= abs(item) <= LARGEST
+        if within and not isinstance(item, dict | list):
+            continue
+        here = f"{path}[{key}]" if isinstance(value, list) else contract.join_path(path, key)
+        if within:
+            yield from _beyond_limits(item, here)
+        else:
+            reason = f"{item:.0e} is not between {SMALLEST:g} and {LARGEST:g}. To fix: other units"
+            yield contract.Problem(here, reason)
 
 
 def _without_one_way_to_run(value: Any) -> Iterator[contract.Problem]:

@@ -104,7 +104,7 @@ def merged(instance: Instance, *per_job: np.ndarray, value: np.ndarray) -> Merge
         None where merging does not pay, or pairs do not allow it.
     """
     columns, n = instance.columns, len(instance.gpus)
-    if n < 2:
+    if n < 2 or (not instance.elastic.any() and mostly_distinct(instance.T)):
         return None
     alone = np.flatnonzero(columns.second < 0)
     first, place = columns.first[alone], columns.place[alone]
