@@ -4,13 +4,12 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +28,7 @@ from ballast_operator.local_operator import (
     write_operator_kubeconfig,
 )
 
+from tests.chaos.processes.machine import free_port, parent, send, variables
 from tests.chaos.processes.proxy import HOST, Weather
 from tests.support.control_plane import CRDS
 
@@ -84,7 +84,7 @@ class ProcessCluster:
         with contextlib.ExitStack() as stack:
             # Modules of the trainers' data are found as a user's would be in their image.
             path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-            stack.enter_context(_variables(PYTHONPATH=os.pathsep.join(path)))
+            stack.enter_context(variables(PYTHONPATH=os.pathsep.join(path)))
             self.local = stack.enter_context(LocalCluster(crds=CRDS, keep_logs=False))
             self.rest = Rest(self.local.kubeconfig)
             for name, (pool, gpus) in NODES.items():
@@ -119,12 +119,12 @@ class ProcessCluster:
         """The process that the warden has started under this name; None while there is none."""
         warden = warden_pid(self.local.folder)
         marked = marked_processes(f"{PART_VARIABLE}={self.local.folder / part}")
-        return next((pid for pid in marked if _parent(pid) == warden), None)
+        return next((pid for pid in marked if parent(pid) == warden), None)
 
     def signal(self, part: str, number: int) -> bool:
         """Signal one part; False where it does not run."""
         pid = self.pid(part)
-        return pid is not None and _send(pid, number)
+        return pid is not None and send(pid, number)
 
     def kill(self, part: str) -> None:
         """SIGKILL; the warden starts it again, as a kubelet would."""
@@ -132,11 +132,11 @@ class ProcessCluster:
         if pid is None:
             return
         if part in self._restarted or part in REPLICAS:
-            _send(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
             return
         # The cluster does not restart its own parts: from now on this one is.
         command = [word.decode() for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
-        _send(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
         while all(end["pid"] != pid for end in ended(self.local.folder)):
             time.sleep(0.05)
         self._restarted.add(part)
@@ -148,12 +148,12 @@ class ProcessCluster:
 
     def signal_process(self, pid: int, number: int) -> bool:
         """Signal a process, if it is one of this cluster."""
-        return pid in self.own_processes() and _send(pid, number)
+        return pid in self.own_processes() and send(pid, number)
 
     def children(self, part: str) -> list[int]:
         """Processes that a part has started."""
         parent = self.pid(part)
-        return sorted(pid for pid in self.own_processes() if _parent(pid) == parent)
+        return sorted(pid for pid in self.own_processes() if parent(pid) == parent)
 
     # Between an operator and the API server
 
@@ -251,7 +251,7 @@ class ProcessCluster:
             )
 
     def _start_operator(self, name: str) -> None:
-        port = _free_port()
+        port = free_port()
         arguments = [self.local.server, self.local.folder / "certificates", port, self._weather_file(name)]
         proxy = [sys.executable, str(HERE / "proxy.py"), *map(str, arguments)]
         self.local.run(f"proxy-of-{name}", proxy, grace_seconds=0.0)
@@ -261,7 +261,7 @@ class ProcessCluster:
         path = self.folder / f"{name}.kubeconfig"
         path.touch(mode=0o600)
         path.write_text(yaml.safe_dump(content))
-        self.ports[name] = _free_port()
+        self.ports[name] = free_port()
         settings = [f"{variable}={value}" for variable, value in SETTINGS.items()]
         command = ["env", *settings, f"POD_NAME={name}", *operator_command(path)]
         self.local.run(name, [*command, "--metrics-port", str(self.ports[name])], grace_seconds=10.0)
@@ -285,42 +285,6 @@ def _surroundings() -> list[dict[str, Any]]:
             },
         },
     ]
-
-
-@contextlib.contextmanager
-def _variables(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _send(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def command_of_script(diaries: Path, seconds: float) -> list[str]:
