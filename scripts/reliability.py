@@ -41,10 +41,12 @@ launched twice, from every state an end can be reached, and every fair run ends.
 
 
 def _chaos(result: dict) -> str:
+    (run,) = result["runs"]
+    ended = "" if run["asked"] == result["faults"] else f" (the first {result['faults']} of them)"
     return f"""
 ## Faults
 
-`make chaos SEED={result["seed"]} FAULTS={result["faults"]}`: the operator's allocator and reconciler over a strict
+`make chaos SEED={run["seed"]} FAULTS={run["asked"]}`{ended}: the operator's allocator and reconciler over a strict
 API server in memory with simulated nodes and trainers, {result["jobs"]} jobs in all. A failing run is shortened to the
 fewest faults that still fail, and replayed with `python -m tests.chaos --replay FILE`.
 
