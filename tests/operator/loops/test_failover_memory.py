@@ -79,7 +79,7 @@ async def test_time_without_an_operator_counts_as_promised_and_received():
         assert gained == pytest.approx(121 / 3, abs=10)
 
 
-async def test_a_job_made_anew_under_an_old_name_inherits_nothing():
+async def test_a_job_created_again_under_an_old_name_inherits_nothing():
     """While no operator ran: the account belonged to another job."""
     simulation = crowded()
     for _ in range(41):

@@ -184,7 +184,7 @@ def test_a_waiting_gang_is_told_what_is_missing():
     assert "of 3 v100 free in pool a" in decided.reasons[waiting]
 
 
-def test_a_gang_on_a_node_that_has_gone_is_placed_anew():
+def test_a_gang_on_a_node_that_has_gone_is_placed_again():
     """A lost node does not hold on to its gang."""
     nodes, jobs = one_pool([2, 2], 2)
     gone = Placement(gpu_type="v100", pool="a", nodes=("lost", "lost"))

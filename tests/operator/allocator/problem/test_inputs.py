@@ -110,7 +110,7 @@ def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
 
 
 @pytest.mark.parametrize(
-    ("policy", "field", "asked_anew"),
+    ("policy", "field", "asked_again"),
     [
         ("max-min-fairness", "elapsed", False),
         ("fifo", "deadline", False),
@@ -122,12 +122,12 @@ def test_a_types_price_is_the_mean_of_its_pools_by_their_gpus():
         ("makespan", "steps_remaining", True),
     ],
 )
-def test_a_question_is_asked_anew_only_where_the_policy_reads_what_has_changed(policy, field, asked_anew):
+def test_a_question_is_asked_again_only_where_the_policy_reads_what_has_changed(policy, field, asked_again):
     """Time alone makes no work for policies that do not read the clock."""
     before, _ = question(job("a", elapsed=10.0, isolated_elapsed=10.0, deadline=10.0))
     fields = {"elapsed": 10.0, "isolated_elapsed": 10.0, "deadline": 10.0, field: 500.0}
     after, _ = question(job("a", **fields))
-    assert (values(policy, before) != values(policy, after)) is asked_anew
+    assert (values(policy, before) != values(policy, after)) is asked_again
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ async def test_a_notice_that_is_taken_back_changes_nothing_more():
     assert status.allocation.leaving is None
 
 
-async def test_an_operator_that_starts_anew_knows_when_the_node_goes():
+async def test_an_operator_that_starts_again_knows_when_the_node_goes():
     """The time of a notice without one counts from when it was first seen, by whichever operator."""
     simulation = await elastic(FOUR_NODES, stages=(4, 4))
     mark(simulation, "n0", ITN)
