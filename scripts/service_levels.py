@@ -9,9 +9,9 @@ HEAD = """
 
 Each with the range that it has to be in, and what runs of
 
-    python benchmarks/operator/scale.py --jobs {jobs} --nodes {nodes} --running {running} --record FILE
+    python benchmarks/operator/scale.py --jobs 5000 --nodes 1000 --record FILE
 
-have measured. etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers
+with fewer jobs have measured; none with 5,000 is complete yet. etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real. Nodes and trainers
 are emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports
 of rank 0 without training. All of it shares one machine: seconds of the clock tell of its load as well.
 `apiServerCreatesPerSecond` is how many TrainingJobs the API server took then with no operator running,
@@ -28,7 +28,6 @@ def service_levels(root: Path) -> str:
     runs = json.loads((root / "benchmarks/operator/scale_recorded.json").read_text())
     ranges = json.loads((root / "benchmarks/operator/emulated/ranges.json").read_text())
     newest = runs[-1]
-    head = HEAD.format(jobs=newest["jobs"], nodes=newest["nodes"], running=newest["running"])
     lines = []
     lines.append("| service level | range |" + "".join(f" {run['label']} |" for run in runs))
     lines.append("|---|---|" + "---|" * len(runs))
@@ -46,7 +45,7 @@ def service_levels(root: Path) -> str:
         machine = run["machine"]
         load = f"{machine['loadAverageAtStart'][0]:.1f} to {machine['loadAverageAtEnd'][0]:.1f}"
         lines.append(f"| {run['label']} | {run['nodes']} | {run['jobs']} | {machine['cores']} | {load} |")
-    return head + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def _cell(run: dict[str, Any], name: str, limits: dict[str, Any]) -> str:
