@@ -1,5 +1,7 @@
 """A straggling rank of a pipeline gets as many layers as it computes in time, and gets them back."""
 
+import math
+
 import pytest
 import torch
 from ballast_policies.planning.stages import partition_of, stages_over
@@ -17,6 +19,7 @@ COST = 0.3
 
 def measure(training, slowness):
     """Eight steps as its ranks would measure them under the partition in force."""
+    training.step += 8
     training.profile.forget()
     partition = partition_of(training.stages)
     layers = [COST * slowness[partition.rank_of(layer)] for layer in range(LAYERS)]
@@ -106,6 +109,26 @@ def test_the_trainer_looks_when_as_much_is_lost_as_a_move_costs():
     assert not looks.due()
 
 
+def test_what_is_lost_counts_in_the_seconds_that_pass():
+    """On a machine where steps take ten times their CPU seconds, uneven ranks lose ten times as much: a move
+    whose pause was measured there pays as soon.
+    """
+    waits = []
+    for shared in (1, 10):
+        training = job((0, 2, 8), minGain=0.02)
+        measure(training, [1.0, 1.0])
+        looks, steps = looks_of(training), 0
+        looks._progress.move_seconds = 4.0 * shared
+        predicted = looks._predicted(training.stages, training.profile.costs())
+        looks._progress.step_done(1.0, shared * predicted, -math.inf)
+        assert looks.stretch() == pytest.approx(shared)
+        while not looks.due():
+            looks.step_done()
+            steps += 1
+        waits.append(steps)
+    assert waits[0] == waits[1] > 3
+
+
 def test_a_move_that_measured_worse_is_taken_back_until_the_layers_change():
     """Five steps after it, all of them slower than any before; the same cut is not tried again."""
     training = job((0, 4, 8), minGain=0.02)
@@ -113,14 +136,14 @@ def test_a_move_that_measured_worse_is_taken_back_until_the_layers_change():
     progress = looks._progress
     before, after = training.stages, stages_over(partition_of(job((0, 5, 8)).stages), (0, 1))
     measure(training, [1.0, 1.0])
-    progress.step_done(1.0, 2.0)
+    progress.step_done(1.0, 2.0, -math.inf)
     looks.looked(moved_from=before, measured=(2.0, 2.1, 1.9))
     training.stages = after
     progress._step_seconds.clear()
     for seconds in (9.0, 2.9, 2.8, 3.0, 2.7):
-        progress.step_done(1.0, seconds)
+        progress.step_done(1.0, seconds, -math.inf)
         assert looks.reverts_to() is None
-    progress.step_done(1.0, 2.8)
+    progress.step_done(1.0, 2.8, -math.inf)
     assert looks.reverts_to() == before
     looks.reverted(after)
     assert looks.was_worse(after) and looks.reverts_to() is None

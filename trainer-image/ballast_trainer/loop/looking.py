@@ -1,6 +1,7 @@
 """Rank 0's view of whether the partition is worth a look, and whether the last move kept its promise."""
 
 import dataclasses
+import statistics
 
 from ballast_policies.contract import Stage
 from ballast_policies.planning import PlanningError, predict_step_seconds
@@ -48,7 +49,7 @@ class Looks:
         training = self._training
         costs = training.profile.costs()
         if training.config.rebalance.every_steps is None and costs is not None:
-            self._waiting = self._waiting.after_step(self._lost(costs))
+            self._waiting = self._waiting.after_step(self.stretch() * self._lost(costs))
 
     def due(self) -> bool:
         """Whether rank 0 wants to look, or to revert the last move."""
@@ -70,6 +71,18 @@ class Looks:
             return
         usual = self._predicted(moved_from, costs)
         self._moved = _Moved(moved_from, tuple(second / usual for second in measured)) if usual > 0 else None
+
+    def stretch(self) -> float:
+        """Measured over predicted seconds of a step; at least 1.
+
+        Layers are measured in CPU seconds there, moves in seconds that pass: on a machine that is shared a
+        step takes several times its CPU seconds, and so does what uneven ranks lose.
+        """
+        measured, costs = self._progress.step_seconds(), self._progress.costs
+        if not measured or costs is None:
+            return 1.0
+        predicted = self._predicted(self._training.stages, costs)
+        return max(1.0, statistics.median(measured) / predicted) if predicted > 0 else 1.0
 
     def reverts_to(self) -> tuple[Stage, ...] | None:
         """The stages of before the last move, once it has measured worse; None: it stays."""
@@ -126,7 +139,7 @@ class Looks:
             return progress.move_seconds + progress.look_seconds
         if costs is None:
             return 0.0
-        return self._predicted(self._training.stages, costs) + progress.look_seconds
+        return self.stretch() * self._predicted(self._training.stages, costs) + progress.look_seconds
 
     def _predicted(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
         training = self._training

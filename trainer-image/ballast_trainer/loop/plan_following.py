@@ -228,9 +228,10 @@ class PlanFollower:
         back = self.looks.reverts_to()
         if back is not None:
             return revert(partition_of(training.stages), partition_of(back))
-        decided = rebalance_decision(
-            training, sizes, move_seconds=self._rank_zero.progress.move_seconds, link_seconds=links
-        )
+        cost = self._rank_zero.progress.move_seconds
+        if cost is not None:
+            cost /= self.looks.stretch()
+        decided = rebalance_decision(training, sizes, move_seconds=cost, link_seconds=links)
         if decided is None or not decided.rebalance:
             return decided
         stages = stages_over(decided.partition, training.placement(training.world.size))
