@@ -14,8 +14,11 @@ from typing import Any
 
 from ballast_policies.accounting import cost
 
+from ballast_operator.allocator.costs.teams import team_costs
+from ballast_operator.api.costs.budgets import BudgetPeriod
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
+from ballast_operator.report.baselines import Prices, on_demand_cost, read_prices, type_blind_cost
 
 NO_TEAM = ""
 """The team of jobs without ``spec.entity``."""
@@ -53,12 +56,20 @@ class JobCost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TeamCost:
-    """The jobs of a team that are not deleted."""
+    """The jobs of a team that are not deleted.
+
+    Attributes:
+        spent: what its budget is compared with: deleted jobs included, and of this month where the budget is
+            one of each month; None: not known.
+        budget: of the ClusterPolicy; None: none.
+    """
 
     team: str
     jobs: int
     cost: float
     projected: float | None
+    spent: float | None = None
+    budget: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +131,6 @@ async def read_costs(cluster: Cluster, namespace: str = "") -> Costs:
     return costs(jobs, policies, now=datetime.datetime.now(datetime.UTC), all_jobs=not namespace)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Prices:
-    """By pool: price, GPU type, GPUs; by GPU type: the cheapest on-demand price."""
-
-    price: Mapping[str, float]
-    gpu_type: Mapping[str, str]
-    gpus: Mapping[str, int]
-    on_demand: Mapping[str, float]
-
-
 def costs(
     jobs: Sequence[Object], policies: Sequence[Object], *, now: datetime.datetime, all_jobs: bool = True
 ) -> Costs:
@@ -142,9 +143,9 @@ def costs(
         all_jobs: whether ``jobs`` are those of all namespaces; else what pools cost besides is not known, and
             no pools are returned.
     """
-    prices = _prices(policies)
+    prices = read_prices(policies)
     lines = tuple(_job(job, prices, now) for job in sorted(jobs, key=_place))
-    teams = []
+    teams, budgets = [], {} if not all_jobs else _budgets(policies, now)
     for team in sorted({line.team for line in lines}):
         members = [line for line in lines if line.team == team]
         projections = [line.projected for line in members if line.projected is not None]
@@ -154,38 +155,33 @@ def costs(
                 jobs=len(members),
                 cost=sum(line.cost for line in members),
                 projected=sum(projections) if len(projections) == len(members) else None,
+                spent=budgets.get(team, (None, None))[0],
+                budget=budgets.get(team, (None, None))[1],
             )
         )
     pools = tuple(line for policy in policies for line in _pools(policy, lines, now)) if all_jobs else ()
     return Costs(at=now.isoformat(timespec="seconds"), jobs=lines, teams=tuple(teams), pools=pools)
 
 
+def _budgets(
+    policies: Sequence[Object], now: datetime.datetime
+) -> dict[str, tuple[float | None, float | None]]:
+    """Team -> (spent, budget)."""
+    found: dict[str, tuple[float | None, float | None]] = {}
+    for policy in policies:
+        limits = policy["spec"].get("budgets") or {}
+        for entry in team_costs(policy.get("status"), now):
+            limit = limits.get(entry.team) or {}
+            monthly = limit.get("period") == BudgetPeriod.MONTH
+            found[entry.team] = (entry.month_cost if monthly else entry.cost, limit.get("amount"))
+    return found
+
+
 def _place(job: Object) -> tuple[str, str]:
     return job["metadata"].get("namespace", ""), job["metadata"]["name"]
 
 
-def _prices(policies: Sequence[Object]) -> _Prices:
-    price: dict[str, float] = {}
-    gpu_type: dict[str, str] = {}
-    gpus: dict[str, int] = {}
-    on_demand: dict[str, float] = {}
-    for policy in policies:
-        status = policy.get("status") or {}
-        bill = {entry["pool"]: entry for entry in status.get("bill") or []}
-        capacity = {entry["pool"]: entry for entry in status.get("capacity") or []}
-        for pool in policy["spec"].get("nodePools") or []:
-            name, kind = pool["name"], pool["gpuType"]
-            now = (bill.get(name) or {}).get("pricePerGpuHour", pool.get("pricePerGpuHour") or 0.0)
-            price.setdefault(name, now)
-            gpu_type.setdefault(name, kind)
-            gpus.setdefault(name, (capacity.get(name) or {}).get("gpus", 0))
-            found = (capacity.get(name) or {}).get("capacityType")
-            if (found or pool.get("capacityType") or "onDemand") == "onDemand" and now > 0:
-                on_demand[kind] = min(on_demand.get(kind, now), now)
-    return _Prices(price=price, gpu_type=gpu_type, gpus=gpus, on_demand=on_demand)
-
-
-def _job(job: Object, prices: _Prices, now: datetime.datetime) -> JobCost:
+def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = job["spec"]
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
@@ -218,44 +214,10 @@ def _job(job: Object, prices: _Prices, now: datetime.datetime) -> JobCost:
         startup_cost=sum(entry.get("startupCost", 0.0) for entry in status.get("poolCosts") or []),
         lost_steps=status.get("lostSteps") or 0,
         lost_cost=status.get("lostCost") or 0.0,
-        on_demand_cost=_on_demand(gpu_seconds, status, prices),
-        type_blind_cost=_type_blind(spec, steps, prices),
+        on_demand_cost=on_demand_cost(gpu_seconds, status, prices),
+        type_blind_cost=type_blind_cost(spec, steps, prices),
         by_pool=by_pool,
     )
-
-
-def _on_demand(gpu_seconds: Mapping[str, float], status: Any, prices: _Prices) -> float | None:
-    types = {entry["pool"]: entry.get("gpuType", "") for entry in status.get("poolCosts") or []}
-    total = 0.0
-    for pool, seconds in gpu_seconds.items():
-        price = prices.on_demand.get(types.get(pool) or prices.gpu_type.get(pool, ""))
-        if price is None:
-            return None
-        total += cost(seconds, price)
-    return total if gpu_seconds else None
-
-
-def _type_blind(spec: Any, steps: int, prices: _Prices) -> float | None:
-    """Cost of ``steps`` on all pools, each for its part of the GPUs; None where a speed is not stated."""
-    all_gpus = sum(prices.gpus.values())
-    speeds: dict[str, tuple[int, float]] = {}
-    for entry in spec.get("throughput") or []:
-        known = speeds.get(entry["gpuType"])
-        if known is None or entry["stages"] < known[0]:
-            speeds[entry["gpuType"]] = (entry["stages"], entry["stepsPerSecond"])
-    stated = {stages for stages, _ in speeds.values()}
-    if not steps or not all_gpus or len(stated) != 1:
-        return None
-    per_second = speed = 0.0
-    for pool, gpus in prices.gpus.items():
-        if not gpus:
-            continue
-        if prices.gpu_type[pool] not in speeds:
-            return None
-        stages, rate = speeds[prices.gpu_type[pool]]
-        per_second += gpus / all_gpus * cost(float(stages), prices.price[pool])
-        speed += gpus / all_gpus * rate
-    return steps / speed * per_second if speed > 0 else None
 
 
 def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> list[PoolCostLine]:

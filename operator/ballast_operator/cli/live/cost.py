@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import io
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     help="Only this table. [default: all; with --output csv: job]",
 )
 @click.option("--output", type=click.Choice(["text", "json", "csv"]), default="text", show_default=True)
-def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str) -> None:
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE.html",
+    help="Write a picture, too: pools, teams and jobs, with what was wasted.",
+)
+def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str, plot: Path | None) -> None:
     """What jobs, teams and pools have cost and will cost, what was saved, and what was wasted.
 
     Amounts are in the currency of the ClusterPolicy's pricePerGpuHour.
@@ -35,10 +42,19 @@ def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str) ->
 
     if namespace and by == "pool":
         raise click.UsageError("--by pool: pools belong to no namespace. To fix: leave --namespace out")
+    if plot is not None and plot.suffix != ".html":
+        raise click.UsageError(f"--plot: {plot.name} does not end in .html. To fix: name it so")
     try:
         found = asyncio.run(_read(namespace, kubeconfig))
     except (OperatorError, ConfigException) as error:
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
+    if plot is not None:
+        from ballast_operator.report.cost_plot import as_html
+
+        try:
+            plot.write_text(as_html(found), encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"--plot: {error}. To fix: name a file that can be written") from error
     if output == "json":
         content = found.to_dict()
         kept = content if by is None else {"at": content["at"], f"{by}s": content[f"{by}s"]}
@@ -132,9 +148,16 @@ def _job_table(found: "Costs") -> "Table":
 
 
 def _team_table(found: "Costs") -> "Table":
-    table = _table("teams", "team", "jobs", "cost", "at the end")
+    table = _table("teams", "team", "jobs", "cost", "at the end", "with deleted jobs", "budget")
     for team in found.teams:
-        table.add_row(team.team or "(none)", f"{team.jobs}", _amount(team.cost), _amount(team.projected))
+        table.add_row(
+            team.team or "(none)",
+            f"{team.jobs}",
+            _amount(team.cost),
+            _amount(team.projected),
+            _amount(team.spent),
+            _amount(team.budget),
+        )
     return table
 
 

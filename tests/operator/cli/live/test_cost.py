@@ -109,3 +109,42 @@ def test_pools_belong_to_no_namespace(call):
     """So that a namespace's jobs are not taken for all of them."""
     assert call("--namespace", "team", "--by", "pool").exit_code == 2
     assert json.loads(call("--namespace", "team", "--output", "json").stdout)["pools"] == []
+
+
+def test_the_plot_has_pools_teams_and_jobs_and_escapes_their_names(monkeypatch, tmp_path):
+    """One page; a file of another kind is refused before anything is read."""
+    evil = {**JOB, "metadata": {"namespace": "team", "name": "<script>"}}
+    found = costs([JOB, evil], [POLICY], now=NOW)
+
+    async def read(namespace, kubeconfig):
+        return found
+
+    monkeypatch.setattr(command, "_read", read)
+    file = tmp_path / "costs.html"
+    done = CliRunner().invoke(command.cost, ["--plot", str(file), "--output", "json"])
+    assert done.exit_code == 0, done.output
+    page = file.read_text()
+    assert "spot (v100), idle" in page
+    assert "team/one, start-up: 0.10" in page
+    assert "vision" in page
+    assert "<script>" not in page
+    refused = CliRunner().invoke(command.cost, ["--plot", str(tmp_path / "costs.gif")])
+    assert refused.exit_code == 2
+    assert "does not end in .html" in refused.output
+
+
+def test_a_team_has_what_its_budget_is_compared_with():
+    """Deleted jobs included; of this month where the budget is monthly."""
+    team = {"team": "vision", "since": "2025-12-01T00:00:00Z", "cost": 9.0, "month": "2026-01",
+            "monthCost": 4.0, "costPerHour": 1.0}  # fmt: skip
+    for period, spent in (("Total", 10.0), ("Month", 5.0)):
+        budgets = {"vision": {"amount": 20.0, "period": period}}
+        policy = {
+            **POLICY,
+            "spec": {**POLICY["spec"], "budgets": budgets},
+            "status": {**POLICY["status"], "teams": [team]},
+        }
+        (line,) = costs([JOB], [policy], now=NOW).teams
+        assert (line.spent, line.budget) == (pytest.approx(spent), 20.0)
+    (line,) = costs([JOB], [POLICY], now=NOW).teams
+    assert (line.spent, line.budget) == (None, None)
