@@ -16,7 +16,7 @@ from ballast_policies.allocation.registry import find_policy
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
-from ballast_operator.allocator.costs.teams import next_change, spent_budgets, team_costs
+from ballast_operator.allocator.costs.teams import next_change, spent_budgets
 from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
 from ballast_operator.allocator.problem.inputs import (
@@ -33,6 +33,7 @@ from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.metrics import Metrics
+from ballast_operator.report.team_costs import team_costs
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView

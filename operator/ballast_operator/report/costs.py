@@ -14,11 +14,11 @@ from typing import Any
 
 from ballast_policies.accounting import cost
 
-from ballast_operator.allocator.costs.teams import team_costs
 from ballast_operator.api.costs.budgets import BudgetPeriod
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
 from ballast_operator.report.baselines import Prices, on_demand_cost, read_prices, type_blind_cost
+from ballast_operator.report.team_costs import team_costs
 
 NO_TEAM = ""
 """The team of jobs without ``spec.entity``."""

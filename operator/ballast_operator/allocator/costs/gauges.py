@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_operator.allocator.costs.bill import brought_up_to
-from ballast_operator.allocator.costs.teams import team_costs
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.metrics import Metrics
+from ballast_operator.report.team_costs import team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 

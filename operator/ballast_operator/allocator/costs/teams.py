@@ -13,35 +13,14 @@ from ballast_policies.accounting import SECONDS_PER_HOUR
 
 from ballast_operator.allocator.problem.budgets import SpentBudget
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs.budgets import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
+from ballast_operator.report.team_costs import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.hold import ROUNDING
 from ballast_operator.views.job import JobView
 
 MOST_TEAMS = 256
 """Teams whose costs are kept: those with a budget and those with GPUs first."""
-
-
-def team_costs(status: Mapping[str, Any] | None, now: Time) -> tuple[TeamCost, ...]:
-    """The costs of the status of a ClusterPolicy, brought up to ``now``; none where it cannot be read."""
-    known = {name: status[name] for name in ("teams", "billAt") if status and status.get(name) is not None}
-    try:
-        before = ClusterPolicyStatus.model_validate(known)
-    except ValueError:
-        return ()
-    return tuple(_brought_up_to(entry, before.bill_at, now) for entry in before.teams)
-
-
-def _brought_up_to(entry: TeamCost, at: Time | None, now: Time) -> TeamCost:
-    month = _month(now)
-    seconds = 0.0 if at is None else max(0.0, (now - at).total_seconds())
-    in_month = min(seconds, (now - _first_of_month(now)).total_seconds())
-    earlier = entry.month_cost if entry.month == month else 0.0
-    per_second = entry.cost_per_hour / SECONDS_PER_HOUR
-    return entry.replace(
-        cost=entry.cost + per_second * seconds, month=month, month_cost=earlier + per_second * in_month
-    )
 
 
 def next_team_costs(
@@ -69,7 +48,7 @@ def next_team_costs(
         entry = known.get(team)
         if entry is None:
             cost = spent.get(team, 0.0)
-            entry = TeamCost(team=team, since=now, cost=cost, month=_month(now), month_cost=cost)
+            entry = TeamCost(team=team, since=now, cost=cost, month=month_of(now), month_cost=cost)
         found.append(entry.replace(cost_per_hour=per_hour.get(team, 0.0)))
     found.sort(key=lambda entry: (entry.team in policy.spec.budgets, entry.cost_per_hour > 0, entry.cost))
     return tuple(sorted(found[-MOST_TEAMS:], key=lambda entry: entry.team))
@@ -114,14 +93,5 @@ def next_change(policy: ClusterPolicy, teams: Sequence[TeamCost], now: Time) -> 
         if left > ROUNDING * budget.amount and entry.cost_per_hour > 0:
             found.append(now.timestamp() + left / entry.cost_per_hour * SECONDS_PER_HOUR)
         elif left <= ROUNDING * budget.amount and budget.period is BudgetPeriod.MONTH:
-            found.append(_first_of_month(_first_of_month(now) + datetime.timedelta(days=32)).timestamp())
+            found.append(first_of_month(first_of_month(now) + datetime.timedelta(days=32)).timestamp())
     return min(found, default=None)
-
-
-def _month(now: Time) -> str:
-    return f"{now.astimezone(datetime.UTC):%Y-%m}"
-
-
-def _first_of_month(now: Time) -> Time:
-    day = now.astimezone(datetime.UTC)
-    return day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -49,7 +49,20 @@ def replay(
     start = market.start if settings.start is None else settings.start
     end = _horizon(jobs, start, settings)
     machines = machines_of(market, start, end, seed=settings.seed)
+    if settings.policy == "on-demand":
+        _refuse_without_on_demand(market, jobs)
     return _Replay(market, machines, settings, start, end).run(jobs, progress)
+
+
+def _refuse_without_on_demand(market: Market, jobs: Sequence[SpotJob]) -> None:
+    sold = {offer.gpu_type for offer in market.on_demand}
+    for job in jobs:
+        if not sold & job.speeds.keys():
+            kinds = ", ".join(sorted(job.speeds))
+            raise SettingsError(
+                f"policy: on-demand, and the prices have no on-demand machine for {job.name}, which runs on "
+                f"{kinds}. To fix: name another policy, or add on-demand prices"
+            )
 
 
 def _horizon(jobs: Sequence[SpotJob], start: float, settings: SpotSettings) -> float:

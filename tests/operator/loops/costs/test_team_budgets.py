@@ -3,8 +3,8 @@
 import datetime
 
 import pytest
-from ballast_operator.allocator.costs.teams import team_costs
 from ballast_operator.kube.kinds import JOB, POLICY
+from ballast_operator.report.team_costs import team_costs
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 

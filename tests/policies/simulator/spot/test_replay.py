@@ -278,3 +278,10 @@ def test_rows_have_every_stay():
     assert row["deadline_met"] is True
     assert row["stays"][0]["offer"] == "aws/us-east-1a/1v100/spot"
     assert row["stays"][-1]["ended"] == "finished"
+
+
+def test_on_demand_in_a_market_without_on_demand_machines_is_refused_at_once():
+    """With the job and its GPU types, and not after years of waiting."""
+    there = market({offer(): prices((1, 1.0))}, on_demand={})
+    with pytest.raises(SettingsError, match="no on-demand machine for a, which runs on v100. To fix: name"):
+        run(there, job(), policy="on-demand")
