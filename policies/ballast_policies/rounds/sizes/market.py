@@ -12,6 +12,9 @@ from ballast_policies.rounds.sizes.reach import Entrant, PoolReach, ladder
 from ballast_policies.rounds.sizes.worth import Contender, partition_speed
 from ballast_policies.rounds.values import Node, Placement, RoundSettings, RoundState
 
+MOST_POOLS_OF_A_TYPE = 2
+"""Of a GPU type, this many pools are considered for each gang."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -53,6 +56,7 @@ class Market:
         for node in cluster.nodes:
             self._capacity[node.gpu_type] += node.gpus
         self._units: dict[str, float] = {}
+        self._best: list[str] = []
         self._open: dict[tuple[str, frozenset[str]], int] = {}
         self._free = {node.name: node.gpus for node in cluster.nodes}
         gpus = {pool: sum(node.gpus for node in nodes) for pool, nodes in self._pools.items()}
@@ -106,7 +110,7 @@ class Market:
         if here is None:
             return False
         speed = here.one.speed(self._reach.sizes(pool)[name])
-        for other in sorted(self._pools):
+        for other in self._worth_trying(name):
             column = self._cluster.columns.get(other, self._types[other])
             there = None
             if other != pool and column in columns:
@@ -141,13 +145,14 @@ class Market:
             speed = here.one.speed(self._reach.sizes(at.pool)[name])
             if sizes.surplus is Surplus.COST and not here.one.is_late(speed):
                 continue
-            for pool in self._pools:
+            for pool in self._worth_trying(name):
                 if pool == at.pool or not self._reach.has_room(pool, here.least):
                     continue
                 there = self._entrant(name, pool, from_pool="" if name in starting else at.pool)
                 if there is not None:
                     about = there.speed_after_restart(self._reach.typical_size(pool, there))
                     found.append((-about / max(speed, 1e-12), self._index[name], pool, name, there))
+        self._best = []  # after these moves other pools are
         gone = set()
         for _, _, pool, name, there in sorted(found, key=lambda entry: entry[:3]):
             if self._reach.exhausted:
@@ -162,6 +167,19 @@ class Market:
                 gone.add(name)
                 self._move(name, placement)
                 yield name, placement, wins
+
+    def _worth_trying(self, name: str) -> Sequence[str]:
+        """Pools for the gang: those of each GPU type in which it would have most, or all of a few."""
+        if len(self._pools) <= MOST_POOLS_OF_A_TYPE or self._cluster.not_tolerated.get(name):
+            return tuple(self._pools)
+        if not self._best:
+            by_type: dict[str, list[str]] = {}
+            for pool, gpu_type in self._types.items():
+                by_type.setdefault(gpu_type, []).append(pool)
+            for pools in by_type.values():
+                pools.sort(key=lambda pool: (-self._reach.about(pool), pool))
+                self._best += pools[:MOST_POOLS_OF_A_TYPE]
+        return self._best
 
     def _move(self, name: str, placement: Placement) -> None:
         """The gang is there from now on, at its least size."""

@@ -110,11 +110,15 @@ class PoolReach:
 
     def typical_size(self, pool: str, entrant: Entrant) -> int:
         """About the size that the gang would have there, from what is idle and what others have."""
+        at = bisect.bisect_right(entrant.ladder, self.about(pool))
+        return entrant.ladder[max(0, at - 1)]
+
+    def about(self, pool: str) -> int:
+        """GPUs that one more gang would have there, about."""
         if pool not in self._about:
             sizes = self.sizes(pool).values()
             self._about[pool] = max(self.idle(pool), sum(sizes) // max(1, len(sizes)))
-        at = bisect.bisect_right(entrant.ladder, self._about[pool])
-        return entrant.ladder[max(0, at - 1)]
+        return self._about[pool]
 
     def wins(self, name: str, origin: str, target: str, entrant: Entrant) -> float:
         """What the policy wins, as a fraction, if the gang goes from one pool to another.
