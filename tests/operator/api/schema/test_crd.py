@@ -66,7 +66,7 @@ def test_every_field_has_a_type_and_a_merge_rule(path: str, schema: dict[str, An
     if schema["type"] == "array" and "maxItems" in schema:
         assert "x-kubernetes-list-type" in schema
     for rule in schema.get("x-kubernetes-validations", []):
-        assert len(rule["message"]) < 400
+        assert len(rule["message"]) < 600  # the policies by name, which kubectl prints
         assert ". To fix: " in rule["message"]
 
 
