@@ -29,7 +29,7 @@ def test_a_wrong_setting_is_refused_with_its_name(name, value, want_words):
 
 
 def test_no_metric_is_labelled_by_job_pod_or_namespace():
-    """The number of series is bounded by pools, states and causes, not by jobs."""
+    """The number of series is bounded by pools, teams, states and causes, not by jobs."""
     labels = {
         label
         for metric in vars(Metrics()).values()
@@ -47,4 +47,6 @@ def test_no_metric_is_labelled_by_job_pod_or_namespace():
         "kind",
         "task",
         "part",
+        "team",
+        "period",
     }

@@ -171,10 +171,16 @@ def test_top_plans_are_the_fastest_first_and_unlike(run):
 
 
 def test_a_plan_that_the_trainer_does_not_run_says_so(run):
-    """2BW over parallel pipelines: planned as published, refused by the trainer, with the reason."""
-    cluster = "gpus: [{type: a100, count: 4}]"
-    text = run("--planner", "2bw", cluster=cluster).output
-    assert "The trainer refuses this plan: parallelism: a schedule without a flush has one rank" in text
+    """DualPipeV is simulated only: planned, with the reason for which the trainer refuses it."""
+    text = run("--schedule", "DualPipeV").output
+    assert "The trainer refuses this plan: schedule DualPipeV is simulated only" in text
+
+
+def test_a_plan_of_parallel_pipelines_without_a_flush_is_one_that_the_trainer_runs(run):
+    """2BW as published: no refusal."""
+    result = run("--planner", "2bw", cluster="gpus: [{type: a100, count: 4}]")
+    assert result.exit_code == 0, result.output
+    assert "refuses" not in result.output
 
 
 @pytest.mark.parametrize("place", ["before", "between", "after"])
