@@ -263,7 +263,7 @@ class ProcessCluster:
         path.write_text(yaml.safe_dump(content))
         self.ports[name] = free_port()
         settings = [f"{variable}={value}" for variable, value in SETTINGS.items()]
-        command = ["env", *settings, f"POD_NAME={name}", *operator_command(path)]
+        command = ["env", *settings, f"POD_NAME={name}", *operator_command(path, settings={})]
         self.local.run(name, [*command, "--metrics-port", str(self.ports[name])], grace_seconds=10.0)
 
 
