@@ -152,8 +152,8 @@ class ProcessCluster:
 
     def children(self, part: str) -> list[int]:
         """Processes that a part has started."""
-        parent = self.pid(part)
-        return sorted(pid for pid in self.own_processes() if parent(pid) == parent)
+        own = self.pid(part)
+        return sorted(pid for pid in self.own_processes() if parent(pid) == own)
 
     # Between an operator and the API server
 
