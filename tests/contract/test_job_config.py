@@ -107,6 +107,25 @@ def test_a_pod_holds_a_tensor_group_unless_it_is_told_otherwise(parallelism, ran
     assert config.parallelism.ranks_per_pod == ranks
 
 
+SHARED_EXPERTS = [{"kind": "mixtureOfExperts", "experts": {"parallel": True}}]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, "the replicas of a stage, and there is one"),
+        (
+            {"parallelism": {"data": 2}, "pipeline": {"schedule": "ZeroBubbleH1"}},
+            "replicas under ZeroBubbleH1 do not compute the same at the same time",
+        ),
+    ],
+)
+def test_shared_experts_need_replicas_that_compute_at_the_same_time(change, reason):
+    """Refused before a pod starts, with what to change."""
+    found = refusals({"dynamics": SHARED_EXPERTS, **change})
+    assert reason in found["dynamics"]
+
+
 def test_every_rule_has_an_example_that_breaks_it():
     """A rule that nothing can break is none; the examples are those of the test above."""
     broken = {reason for change, _, _ in RULES for reason in refusals(change).values()}

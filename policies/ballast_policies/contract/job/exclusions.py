@@ -51,6 +51,9 @@ def sharing_experts() -> tuple[Rule, ...]:
             field="dynamics",
             reason="experts.parallel shares experts between the replicas of a stage, and there is one",
             fix="parallelism: {data: 2} or more, or leave parallel out",
+            explain=lambda config: (
+                "experts.parallel shares experts between the replicas of a stage, and there is one"
+            ),
         ),
         Rule(
             condition=lambda config: not _shares_experts(config) or _in_step(config.pipeline.schedule),
@@ -58,6 +61,10 @@ def sharing_experts() -> tuple[Rule, ...]:
             reason="experts.parallel exchanges tokens in each forward and backward, and replicas under this "
             "schedule do not compute the same at the same time",
             fix="pipeline.schedule: 1F1B",
+            explain=lambda config: (
+                "experts.parallel exchanges tokens in each forward and backward, and "
+                f"replicas under {config.pipeline.schedule} do not compute the same at the same time"
+            ),
         ),
     )
 
