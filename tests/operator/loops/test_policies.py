@@ -56,6 +56,7 @@ async def test_all_policies_one_after_the_other_under_running_jobs():
     assert [simulation.status(name).launches for name in ("one", "two", "three")] == [1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CHOOSABLE)
 async def test_a_policy_sees_its_jobs_through(policy):
     """Three jobs on four GPUs, one more than fits at a time, all succeed; no round falls back."""

@@ -36,6 +36,7 @@ def model_of(family):
     return hugging_face(family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", *FAMILIES])
 def test_the_weakest_heads_of_the_whole_model_go(family):
     """What is left computes as if the others gave nothing; half of them are half of the products, and the

@@ -8,6 +8,8 @@ from ballast_operator.report.team_costs import team_costs
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
+pytestmark = pytest.mark.slow
+
 PRICE = 36.0
 PER_SECOND = 2 * PRICE / 3600
 

@@ -11,6 +11,8 @@ from ballast_policies.configuration import Configuration
 
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
 
+pytestmark = pytest.mark.slow
+
 
 def without_lists(problem):
     """(the problem without lists of configurations, a source for each of these jobs)."""

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from tests.support.elastic_workloads import file
 
+pytestmark = pytest.mark.slow
+
 NAMES = [name for name, row in POLICIES.builtin.items() if row.space_sharing is not SpaceSharing.ALWAYS]
 
 

@@ -11,6 +11,8 @@ from ballast_policies.allocation.problem import Job, Problem, ProblemError
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.configuration import Configuration
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-5
 
 
