@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.fuzz.parsers import PARSERS, attempt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_hostile_input(parser):
     """What is valid but for a few changes that an enemy or a fault would make."""

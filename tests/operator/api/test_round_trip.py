@@ -228,6 +228,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
     return {"metadata": {"name": draw(NAMES)}, "spec": spec}
 
 
+@pytest.mark.slow
 @given(cluster_policies())
 def test_a_cluster_policy_with_every_field_comes_back_unchanged(item: dict[str, Any]) -> None:
     """No field is lost, renamed or rounded."""

@@ -24,6 +24,7 @@ def chart() -> Iterator[Any]:
         yield loaded
 
 
+@pytest.mark.slow
 def test_they_can_be_switched_off(chart: Any) -> None:
     """And are off where the cluster is not known to have the API."""
     assert not of_kind(render(chart), KINDS[0])

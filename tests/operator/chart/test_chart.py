@@ -144,6 +144,7 @@ def test_the_operators_settings_reach_the_operator(chart: Any) -> None:
     assert (settings.job.bind_seconds, settings.solver.limit_seconds) == (30, 2.5)
 
 
+@pytest.mark.slow
 def test_the_crds_are_the_generated_ones_and_stay_after_uninstall(chart: Any) -> None:
     """Unless the values say otherwise."""
     rendered = of_kind(render(chart), "CustomResourceDefinition")
@@ -156,6 +157,7 @@ def test_the_crds_are_the_generated_ones_and_stay_after_uninstall(chart: Any) ->
     assert of_kind(render(chart, {"crds": {"install": False}}), "CustomResourceDefinition") == []
 
 
+@pytest.mark.slow
 def test_the_permissions_are_those_of_the_one_source(chart: Any) -> None:
     """Under the release's name."""
     roles = {item["metadata"]["name"]: item for item in of_kind(render(chart, name="blue"), "ClusterRole")}

@@ -29,6 +29,7 @@ def depth(value):
     return levels
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_a_value_of_usual_depth_is_as_it_was(value):
     """To the last character."""

@@ -45,6 +45,7 @@ async def test_a_successor_knows_what_each_job_is_owed_and_how_fast_it_is():
         )
 
 
+@pytest.mark.slow
 async def test_a_killed_operator_loses_at_most_a_round():
     """Without a clean shutdown: what was saved as the last round began is extended over the time between."""
     simulation = crowded()
@@ -95,6 +96,7 @@ async def test_a_job_created_again_under_an_old_name_inherits_nothing():
     assert sum(memory.account.promised[f"{NAMESPACE}/two"].values()) > 10
 
 
+@pytest.mark.slow
 async def test_the_state_is_written_once_a_round():
     """However many decisions a round has."""
     simulation = crowded()

@@ -176,6 +176,7 @@ async def test_the_isolated_time_of_finish_time_fairness_survives_the_operator()
     assert after.seconds == pytest.approx(after.step / 5.0)
 
 
+@pytest.mark.slow
 async def test_a_policy_of_ones_own_decides_and_says_what_is_proven():
     """Named as module:function; its answer is a linear program's, certified."""
     simulation = cluster(

@@ -162,6 +162,7 @@ def test_mixed_gpus_are_arranged_so_that_each_type_has_the_layers_it_is_good_at(
     assert arrangement.loads == (4.0, 4.0)
 
 
+@pytest.mark.slow
 def test_swapping_ranks_finds_nearly_the_best_order():
     """Beyond the exhaustive search, over 30 models of two types: at most 10 % above it, 2 % in the mean."""
     random, ratios = np.random.default_rng(0), []

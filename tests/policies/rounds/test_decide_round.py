@@ -113,6 +113,7 @@ def test_no_gpus_idle_that_a_waiting_gang_could_use(cluster):
                 assert sum(n.gpus - used[n.name] for n in members) < job.gpus
 
 
+@pytest.mark.slow
 @given(cluster=clusters())
 def test_every_gang_that_fits_somewhere_is_served_within_bounded_rounds(cluster):
     """No starvation: a share above 0 is realised within 60 rounds."""

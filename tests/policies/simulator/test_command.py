@@ -147,6 +147,7 @@ def test_a_workload_must_be_named():
     assert "--generate needs --rate" in call(*base, "--generate", "single").stderr
 
 
+@pytest.mark.slow
 def test_the_job_table_of_the_published_curves_is_another_workload():
     """The same seed, other types for the gangs; unknown ones are refused."""
     arguments = ["--policy", "fifo", "--static", "20", "--cluster", "v100=16,k80=16", "--output", "json"]
@@ -176,6 +177,7 @@ def test_an_overloaded_cluster_is_said_before_the_run(output):
         assert json.loads(done.stdout)["jobs_measured"] == 5
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_large_enough_is_not_warned_about():
     """Nor is one whose jobs are all there from the start: they end."""
     assert call(*OVERLOADED, "--cluster", "v100=800", "--rules", "whole-rounds").stderr == ""

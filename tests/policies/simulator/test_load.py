@@ -38,6 +38,7 @@ def test_the_fast_type_is_wanted_by_all():
     assert load.least == pytest.approx(6 / 5, rel=0.01)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     rates=st.lists(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=2), min_size=1, max_size=5),

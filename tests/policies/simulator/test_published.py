@@ -68,6 +68,7 @@ def test_static_trace_takes_17_5_hours_by_the_makespan_policy():
     assert result.utilisation == pytest.approx(0.991, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_operators_rules_and_leftovers_are_better_than_gavels(aware):
     """No idle GPU within a round, no delay of 1920 s, leftovers handed out: at least 5 % shorter."""
     ours = run("max_min_fairness", "max-min-fairness", rules=BALLAST_RULES)

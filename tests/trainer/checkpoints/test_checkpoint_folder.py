@@ -72,6 +72,7 @@ def saved(store, *steps):
     return make, layers, folder
 
 
+@pytest.mark.slow
 def test_a_run_that_finds_no_whole_checkpoint_refuses_to_start_and_removes_none(store):
     """One is corrupt, one cannot be read: both are named, and what to do; again at the next start."""
     make, _, folder = saved(store, 5, 10)

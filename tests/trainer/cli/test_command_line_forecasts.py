@@ -89,6 +89,7 @@ def test_transfers_and_the_optimizer_take_their_time(call):
     assert learns["stepSeconds"] == pytest.approx(free["stepSeconds"] + 3 * 0.05)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     schedule=st.sampled_from(trained_schedules(asynchronous=False)),

@@ -199,6 +199,7 @@ def test_pruning_replaces_linear_layers_wherever_they_are():
     assert pruned.mlp.up.weight is weight
 
 
+@pytest.mark.slow
 def test_layers_freeze_as_their_plasticity_settles():
     """Layers 0 to 2 stop changing what they tell apart, and freeze from the front; others change by fits."""
     dynamic = freezing("plasticity", threshold=0.02, patience=3)

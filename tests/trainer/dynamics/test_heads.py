@@ -76,6 +76,7 @@ def test_the_weakest_heads_of_the_whole_model_go(family):
     assert out.weight.grad.shape == out.weight.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", *FAMILIES])
 def test_a_head_that_gives_nothing_leaves_nothing_behind(family):
     """Removing a head whose map out is zero changes no output."""

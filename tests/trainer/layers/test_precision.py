@@ -213,6 +213,7 @@ def fp16_on_the_cpu(monkeypatch, train_here):
     return run
 
 
+@pytest.mark.slow
 def test_fp16_with_a_loss_scale_learns_as_fp32_does(fp16_on_the_cpu):
     """Reported losses are not scaled; the curve is that of fp32 within fp16's rounding."""
     half, full = fp16_on_the_cpu(6), fp16_on_the_cpu(6, "fp32")

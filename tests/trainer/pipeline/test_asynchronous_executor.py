@@ -115,6 +115,7 @@ def test_what_a_schedule_claims_is_what_is_counted(name, p, steps):
     assert tuple(c.versions[rank] for rank, c in enumerate(peak_usage)) == facts.versions_held
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),

@@ -97,6 +97,7 @@ async def test_a_spent_budget_fails_the_job_for_good_where_its_owner_wants_that(
     assert not simulation.pods("one")
 
 
+@pytest.mark.slow
 async def test_a_spent_budget_is_only_said_where_its_owner_wants_that():
     """The job continues."""
     simulation = cluster(fast=2)

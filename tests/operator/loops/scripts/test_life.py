@@ -83,6 +83,7 @@ async def test_a_script_without_the_client_is_deleted_at_once_and_resumes_by_its
     assert simulation.status("one").launches == 2
 
 
+@pytest.mark.slow
 async def test_a_script_with_the_client_saves_before_it_stops():
     """Nothing is lost by a preemption."""
     simulation = await running(client=True)

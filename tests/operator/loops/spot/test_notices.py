@@ -184,6 +184,7 @@ async def test_losses_of_nodes_never_use_up_the_jobs_own_restarts():
     assert simulation.status("a").lost_steps == 0
 
 
+@pytest.mark.slow
 async def test_a_notice_that_is_taken_back_changes_nothing_more():
     """An inelastic gang with nowhere to go trains on, and its condition says that all is well again."""
     simulation = await elastic(FOUR_NODES, stages=(4, 4))

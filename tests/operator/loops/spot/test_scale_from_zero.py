@@ -135,6 +135,7 @@ async def test_a_pool_never_has_more_nodes_than_it_may():
     assert running() == ["Running", "Running", "Waiting"]
 
 
+@pytest.mark.slow
 async def test_nodes_that_do_not_come_are_given_up_for_the_next_choice():
     """The cloud has none: after the time that a node takes the gang is taken back, and runs elsewhere."""
     simulation, autoscaler = cluster({"slow-0": ("slow", 2)}, pools=("spot", "slow"), stock=0, seconds=60)

@@ -14,6 +14,7 @@ from tests.policies.allocation.configurations.instances import FAMILIES, problem
 ROOTS = {"water-filling": flat, "hierarchical": tree}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROOTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_levels_are_those_of_one_program_for_each_level(policy, family, monkeypatch):

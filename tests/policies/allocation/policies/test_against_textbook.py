@@ -50,6 +50,7 @@ def test_section_5_4_3_water_filling_reaches_the_levels_of_the_staged_procedure(
     assert levels_of(allocate("water-filling", p), p) == pytest.approx(want, rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     p=problems(max_jobs=6),

@@ -80,6 +80,7 @@ def test_standard_instances_are_answered_within_all_limits(name, policy, sharing
         assert answer.gap <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.builtin)
 def test_sharing_is_nothing_where_no_jobs_may_share(policy):
     """A problem without pairs has the same answer either way."""
@@ -88,6 +89,7 @@ def test_sharing_is_nothing_where_no_jobs_may_share(policy):
     assert dataclasses.replace(alone, solve_seconds=0) == dataclasses.replace(sharing, solve_seconds=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(p=problems(), policy=st.sampled_from([*POLICIES.builtin, "greedy"]), agnostic=st.booleans())
 def test_every_allocation_is_feasible(p, policy, agnostic):

@@ -47,6 +47,7 @@ def by_hand(p):
     return float(cp.Problem(cp.Maximize(cp.min(level)), rules).solve(solver=cp.CLARABEL))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(p=problems())
 def test_the_objective_equals_an_independent_formulation(p):

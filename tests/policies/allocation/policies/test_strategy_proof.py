@@ -56,6 +56,7 @@ def test_like_jobs_keep_what_the_programs_without_one_of_them_leave(monkeypatch)
     assert like.throughput(by_kind.x) == pytest.approx(like.throughput(one_by_one.x), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_thousands_of_jobs_of_a_few_kinds_are_exact():
     """The gap is that of the fair shares, as with few jobs."""
     answer = solve("strategy-proof", FAMILIES["like jobs"].instance(5000))

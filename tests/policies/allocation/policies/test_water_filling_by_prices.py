@@ -49,6 +49,7 @@ def drawn(seed):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROOTS)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))

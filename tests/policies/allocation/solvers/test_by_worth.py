@@ -40,6 +40,7 @@ def rows_of(book, value):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(p=problems())
 def test_small_programs_reach_the_optimum_of_scipy(p):

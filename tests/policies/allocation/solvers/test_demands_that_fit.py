@@ -14,6 +14,7 @@ from tests.policies.allocation.problems import problems
 from tests.policies.allocation.textbook import Book
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(p=problems(), parts=st.lists(st.sampled_from([0.1, 0.25, 0.5, 0.7, 1.0]), min_size=7, max_size=7))
 def test_small_lists_are_accepted_as_one_linear_program_after_another_accepts_them(p, parts):

@@ -34,6 +34,7 @@ def within_limits(instance, x):
     assert (instance.gpus_used(x) <= instance.capacity * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["max-min-fairness", "makespan", "finish-time-fairness"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_the_optimum_of_the_simplex_method(name, policy, small_samples, monkeypatch):
@@ -103,6 +104,7 @@ def test_small_lps_are_enough_for_thousands_of_jobs(name, policy, monkeypatch):
     assert solve(policy, FAMILIES[name].instance(3000)).gap <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["max-min-fairness", "finish-time-fairness"])
 def test_prices_far_away_in_a_flat_direction_are_reached(policy, monkeypatch):
     """At demand 1 the bound hardly changes where prices move in proportion; no LP of all jobs is needed."""

@@ -42,6 +42,7 @@ def test_after_a_change_the_old_prices_lead_to_the_same_optimum(policy, change):
     assert (changed.gpus_used(warm.x) <= changed.capacity * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

@@ -249,6 +249,7 @@ def test_every_gang_is_whole_on_one_pool_that_it_can_use(question, surplus, limi
     assert limit is None or len(decided.moved) + len(decided.stopped) <= limit
 
 
+@pytest.mark.slow
 @given(clusters(most_gpus=12), st.sampled_from(Surplus))
 def test_where_no_pool_is_short_of_gpus_what_was_decided_comes_to_rest(question, surplus):
     """With nothing else changing, no gang is moved back and forth between pools."""

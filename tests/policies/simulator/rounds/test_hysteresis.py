@@ -77,6 +77,7 @@ def test_a_large_gang_is_served_although_small_ones_keep_coming():
     assert wait_of_a_large_gang(waiting=12, min_run_seconds=300.0) <= 30 * 100.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting", [2, 12, 30])
 def test_no_gang_starves_in_a_queue_that_never_empties(waiting):
     """It waits no longer than three times as long as the small jobs do, who come for as long as it waits."""
@@ -93,6 +94,7 @@ def wait_of_a_large_gang(*, waiting, **options):
     return large.first_run - large.arrival
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     gangs=st.lists(

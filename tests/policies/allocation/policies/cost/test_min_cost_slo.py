@@ -19,6 +19,7 @@ def test_the_same_deadlines_are_kept_as_one_after_the_other(monkeypatch, family)
     assert by_prices.objective == pytest.approx(one_by_one.objective, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_thousands_of_deadlines_of_which_most_do_not_fit():
     """Those that are kept are kept, within the GPUs, at a proven least cost."""
     real = FAMILIES["hasty deadlines, demand 10"].instance(3000)

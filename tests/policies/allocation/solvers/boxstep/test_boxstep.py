@@ -59,6 +59,7 @@ SCENES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_raised_demands_are_those_of_the_simplex_method(scene, monkeypatch):
     """The level, and a bound of weak duality that proves it, to 1e-9."""

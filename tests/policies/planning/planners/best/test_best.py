@@ -66,6 +66,7 @@ def test_best_equals_brute_force(seed):
     assert found.optimal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_too_large_to_be_tried_in_full_has_a_bound_below_it(seed):
     """20 layers on 9 GPUs: the plan is feasible, and is not below the bound."""
