@@ -41,12 +41,23 @@ class NodesLeaving(StatusModel):
         tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
     ] = ()
     """Their names."""
+    seen: Annotated[
+        tuple[Time, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
+    ] = ()
+    """When each of them was first seen to go."""
     by: Annotated[str, Field(max_length=1024)] = ""
     """What has said so: a taint, a condition, an eviction."""
     since: Time
-    """When it was seen first."""
+    """When that was first seen of the node that goes first."""
     at: Time
     """When the first of them goes."""
+
+    def seen_first(self, node: str) -> Time | None:
+        """When the node was first seen to go; None: it was not among them."""
+        if node not in self.nodes:
+            return None
+        number = self.nodes.index(node)
+        return self.seen[number] if number < len(self.seen) else self.since
 
 
 class JobAllocation(StatusModel):

@@ -21,6 +21,7 @@ from ballast_operator.desired.pod_security import restricted
 from ballast_operator.desired.shared_memory import with_shared_memory
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
+from ballast_operator.views.pod import USUAL_GRACE_SECONDS
 from ballast_operator.views.spec import JobSpec
 from ballast_operator.views.taints import gpu_toleration
 
@@ -29,10 +30,6 @@ COMMAND = ["ballast-train", "pod"]
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's termination message unless the template sets a path."""
-
-USUAL_GRACE_SECONDS = 30
-"""Seconds from SIGTERM to SIGKILL unless the template sets them; Kubernetes' default."""
-
 
 STAYS = {
     "karpenter.sh/do-not-disrupt": "true",

@@ -14,7 +14,7 @@ LONGEST_SHARED = 80
 """Characters of a string that is worth a look whether an equal one is there."""
 
 _POD_STATUS = ("phase", "podIP", "reason", "message")
-_POD_SPEC = ("nodeName", "affinity", "priorityClassName", "schedulerName")
+_POD_SPEC = ("nodeName", "affinity", "priorityClassName", "schedulerName", "terminationGracePeriodSeconds")
 _CONDITION = ("type", "status", "reason", "message")
 _CONTAINER = ("name", "resources", "restartPolicy")
 

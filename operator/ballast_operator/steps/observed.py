@@ -22,6 +22,12 @@ from ballast_operator.steps.proposal import refusal
 from ballast_operator.views.lease import LeaseView
 from ballast_operator.views.pod import PodView
 
+DELETION_SECONDS = 5.0
+"""Kept of a notice for the deletion of the pods, if the trainer has not saved by then; at most half."""
+
+LEAST_SAVING_SECONDS = 15.0
+"""Kept of a notice for saving, where half of it is less: a shorter notice leaves no time for a shrink."""
+
 
 def observed(context: ReconcileContext) -> Observed:
     """The job as the machine sees it."""
@@ -72,7 +78,19 @@ def _said_to_be_done(context: ReconcileContext) -> bool:
 def seconds_left(context: ReconcileContext, deadline: Deadline) -> float:
     """Until ``deadline`` passes; 0 or less: it has; infinite: it is not set."""
     since = _since(context, deadline)
-    return math.inf if since is None else _limit(context, deadline) - since
+    if since is None:
+        return math.inf
+    left = _limit(context, deadline) - since
+    return min(left, _seconds_to_save(context)) if deadline is Deadline.SAVE else left
+
+
+def _seconds_to_save(context: ReconcileContext) -> float:
+    """Until pods on nodes that go have to be deleted; infinite: none goes, or one outlasts its notice."""
+    leaving, ending = context.allocation.leaving, context.allocation.ending
+    if leaving is None or (ending is not None and ending.since >= leaving.at):
+        return math.inf
+    notice = max(0.0, (leaving.at - leaving.since).total_seconds())
+    return -seconds_since(context, leaving.at) - min(DELETION_SECONDS, notice / 2)
 
 
 def _since(context: ReconcileContext, deadline: Deadline) -> float | None:
@@ -162,7 +180,7 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
         case Deadline.NOTICE:
             leaving = context.allocation.leaving
             notice = (leaving.at - leaving.since).total_seconds() if leaving is not None else 0.0
-            return -min(settings.stop_seconds, max(0.0, notice) / 2)
+            return -min(settings.stop_seconds, max(LEAST_SAVING_SECONDS, notice / 2))
         case Deadline.KEPT:
             return math.inf if context.spec.ttl_seconds is None else context.spec.ttl_seconds
 

@@ -17,6 +17,7 @@ from ballast_operator.steps.context import (
 from ballast_operator.steps.costs.accounting import accrue_cost
 from ballast_operator.steps.failure import leaving_text
 from ballast_operator.steps.proposal import refusal
+from ballast_operator.views.clock import Time
 
 KEPT_REPACKS = 20
 """How many entries ``status.repacks`` keeps, newest last."""
@@ -27,11 +28,11 @@ def with_leaving_nodes(context: ReconcileContext, status: TrainingJobStatus) -> 
     allocation = status.allocation
     found: NodesLeaving | None = None
     if allocation is not None:
-        if allocation.ending is not None:
-            return status
         found = _nodes_leaving(context, allocation)
         if found != allocation.leaving:
             status = status.replace(allocation=allocation.replace(leaving=found))
+        if allocation.ending is not None:
+            return status  # the time to save is bounded by it, and no more
     known = status.condition(JobCondition.NODES_STAY)
     if found is not None:
         return with_condition(
@@ -45,17 +46,25 @@ def with_leaving_nodes(context: ReconcileContext, status: TrainingJobStatus) -> 
 
 def _nodes_leaving(context: ReconcileContext, allocation: JobAllocation) -> NodesLeaving | None:
     """The nodes that go, and when the first does. A notice without a time counts from when it was seen."""
-    now = context.now.replace(microsecond=0)
-    since = allocation.leaving.since if allocation.leaving is not None else now
-    times = {pod: pod.leaves.goes_at(since) for pod in context.view.leaving if pod.leaves is not None}
+    now, known = context.now.replace(microsecond=0), allocation.leaving
+    unbound = known.since if known is not None else now
+    seen: dict[str, Time] = {}
+    for pod in context.view.leaving:
+        before = known.seen_first(pod.node) if known is not None else None
+        seen[pod.node] = before or (now if pod.node else unbound)
+    times = {
+        pod: pod.leaves.goes_at(seen[pod.node]) for pod in context.view.leaving if pod.leaves is not None
+    }
     if not times:
         return None
     first = min(times, key=lambda pod: times[pod])
     assert first.leaves is not None
+    nodes = tuple(sorted(node for node in seen if node))
     return NodesLeaving(
-        nodes=tuple(sorted({pod.node for pod in times if pod.node})),
+        nodes=nodes,
+        seen=tuple(seen[node] for node in nodes),
         by=first.leaves.by[:1024],
-        since=since,
+        since=seen[first.node],
         at=times[first].replace(microsecond=0),
     )
 

@@ -25,7 +25,14 @@ from ballast_policies.protocol.moves import (
 from ballast_policies.protocol.observed import Deadline, Observed, Phase
 
 from ballast_operator.steps import context as actions
-from ballast_operator.steps.context import Action, DeletePod, ReconcileContext, StepResult, with_status
+from ballast_operator.steps.context import (
+    Action,
+    DeletePod,
+    ReconcileContext,
+    StepResult,
+    seconds_since,
+    with_status,
+)
 from ballast_operator.steps.failure import why_it_ends
 from ballast_operator.steps.gang import await_pods, write_first_plan
 from ballast_operator.steps.growing import (
@@ -47,6 +54,7 @@ from ballast_operator.steps.stopping import (
     succeed,
 )
 from ballast_operator.steps.waiting import launch, wait, with_size
+from ballast_operator.views.pod import PodView
 
 WITH_PLAN = frozenset({State.TRAINING, State.SHRINKING, State.JOINING, State.GROWING})
 """States in which the gang's reports are followed."""
@@ -134,9 +142,25 @@ def _wait(context: ReconcileContext, state: State, waiting: Wait) -> StepResult:
 def _deletions(context: ReconcileContext, decision: Decision) -> tuple[DeletePod, ...]:
     pods = {pod.name: pod for pod in context.view.pods}
     return tuple(
-        DeletePod(name, pods[name].uid, grace_seconds=0 if name in decision.force else None)
+        DeletePod(
+            name,
+            pods[name].uid,
+            grace_seconds=0 if name in decision.force else _shorter_grace(context, pods[name]),
+        )
         for name in decision.delete
     )
+
+
+def _shorter_grace(context: ReconcileContext, pod: PodView) -> int | None:
+    """Seconds from SIGTERM to SIGKILL where the pod's node goes before its own grace is over; else None."""
+    allocation = context.view.status.allocation
+    leaving = allocation.leaving if allocation is not None else None
+    if leaving is None or pod.leaves is None:
+        return None
+    left = -seconds_since(context, leaving.at)
+    if not 0 < left < pod.grace_seconds + 1:
+        return None
+    return min(pod.grace_seconds, max(1, math.floor(left - 1)))
 
 
 def _soon_if_something_ends(seen: Observed, again: float | None) -> float:

@@ -18,6 +18,9 @@ from ballast_operator.views.notices import Leaving, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
 
+USUAL_GRACE_SECONDS = 30
+"""Seconds from SIGTERM to SIGKILL unless the template sets them; Kubernetes' default."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
@@ -38,6 +41,7 @@ class PodView:
         node_ready: whether its node is there and Ready.
         leaves: its node is about to go, or the cluster is about to end it: it still runs.
         ended_at: when the trainer's container ended, by its node's clock; None: not known.
+        grace_seconds: from SIGTERM to SIGKILL when it is deleted.
     """
 
     name: str
@@ -56,6 +60,7 @@ class PodView:
     node_ready: bool = True
     leaves: Leaving | None = None
     ended_at: Time | None = None
+    grace_seconds: int = USUAL_GRACE_SECONDS
 
     @property
     def alive(self) -> bool:
@@ -98,6 +103,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
     target = conditions.get("DisruptionTarget", {})
+    grace = content.get("terminationGracePeriodSeconds")
     disrupted, alive = target.get("status") == "True", status.get("phase") not in ("Succeeded", "Failed")
     if leaving is None and disrupted:
         leaving = evicted(metadata.get("deletionTimestamp"), target.get("reason", ""))
@@ -118,6 +124,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         node_ready=node_ready,
         leaves=leaving if alive else None,
         ended_at=_time(ended.get("finishedAt")),
+        grace_seconds=USUAL_GRACE_SECONDS if grace is None else int(grace),
     )
 
 

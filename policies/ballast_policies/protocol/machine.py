@@ -235,7 +235,9 @@ def _stopping(seen: Observed) -> Decision:
     assert gang is not None and gang.ending is not None
     failed = any(pod.phase is Phase.FAILED and pod.failure is not Failure.STOPPED for pod in seen.ranks)
     saves = gang.ending.saves_first and plan is not None and Deadline.SAVE not in seen.over and not failed
-    saves = saves and seen.listens
+    # Of a launch that has not begun to train there is nothing to save.
+    unstarted = plan is not None and plan.directive is Directive.RUN and not seen.reached
+    saves = saves and seen.listens and not (unstarted and gang.ending is Cause.NODE_LEAVING)
     if saves and plan is not None and any(pod.alive for pod in seen.ranks):
         if plan.directive is Directive.CHECKPOINT_AND_STOP:
             return Decision(State.STOPPING, Wait(WaitFor.SAVE, Deadline.SAVE))

@@ -111,6 +111,8 @@ class Budget(NamedTuple):
     evictions: int = 0
     notices: int = 0
     """Nodes of a pod that announce that they go; then they do."""
+    withdrawals: int = 0
+    """Such notices that are taken back."""
     drains: int = 0
     """Pods that the cluster evicts, with time to leave."""
     hangs: int = 0

@@ -154,6 +154,13 @@ def notices(job: Job) -> Iterator[Happening]:
 
 
 @fault
+def withdrawals(job: Job) -> Iterator[Happening]:
+    for pod, uid in job.pods:
+        if pod.alive and pod.leaves and not pod.leaving:
+            yield f"the node of {pod.name} stays after all", with_pod(job, pod.name, uid, leaves=False)
+
+
+@fault
 def drains(job: Job) -> Iterator[Happening]:
     for pod, uid in job.pods:
         if pod.alive and not pod.leaving:

@@ -99,6 +99,7 @@ class Trainer:
     shrink_to: int = 1
     silent: bool = False
     deaf: bool = False
+    saves: bool = True
     scales: bool = False
     epoch: int = 0
     launch: int = 0
@@ -119,11 +120,12 @@ class Trainer:
             self.launch, self.step = plan.launch, self.saved
             self.resumed_from.append(self.saved)
         changes = plan.directive in (Directive.GROW, Directive.SHRINK)
-        if plan.epoch > self.epoch and not (self.deaf and changes):
+        stops = plan.directive is Directive.CHECKPOINT_AND_STOP
+        if plan.epoch > self.epoch and not (self.deaf and changes) and (self.saves or not stops):
             self.epoch = plan.epoch
             self._reach(world, plan, now)
             return
-        if plan.directive is Directive.CHECKPOINT_AND_STOP:
+        if stops and self.saves:
             return
         if plan.epoch > self.epoch:
             self._write(world, now)  # alive, and no more
