@@ -114,7 +114,7 @@ def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
 
 
 def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
-    """Two of four ranks leave and come back live; a notice of 30 s to rank 0's node moves the job, saved."""
+    """Two of four ranks leave and come back live; a notice to rank 0's node moves the job, saved."""
     sizes = {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
     elastic = {"totalSteps": 50_000, "grow": True, "gpuTypes": ["v100"], "pipeline": sizes}
     elastic |= {"dynamics": [], "throughput": [], "model": SHRINKS["model"], "checkpoint": CHECKPOINT}
@@ -134,7 +134,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         ballast.taint(other)
         eventually(lambda: ballast.status("spot")["allocation"]["gpus"] == 4, "the job to grow back")
         assert ballast.status("spot")["launches"] == 1
-        ballast.taint(first, "cloud.google.com/impending-node-termination")
+        ballast.taint(first, "aws-node-termination-handler/spot-itn")
         eventually(lambda: ballast.status("spot")["launches"] == 2, "the job to be launched elsewhere")
         eventually(lambda: ballast.report("spot").get("resumedFromStep"), "it to resume")
         status = ballast.status("spot")
