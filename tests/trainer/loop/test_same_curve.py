@@ -255,13 +255,14 @@ def acked(folder):
 
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
-    """A pod joins two others in mid-run and takes over layers."""
+    """A pod joins two others in mid-run, takes over layers, and saves its part of later checkpoints."""
     config = small_config(totalSteps=20)
+    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 10}}
     gates = Gates(tmp_path / "gates", 5)
     folder = tmp_path / "channel"
     folder.mkdir()
     channel = DirectoryChannel(folder)
-    (folder / "config.json").write_text(json.dumps(gates.hold(config)))
+    (folder / "config.json").write_text(json.dumps(gates.hold(config | saved)))
     first = local_plan(["job-1-0", "job-1-1"], network=17)
     channel.publish(first)
     for pod in ("job-1-0", "job-1-1"):
@@ -279,4 +280,9 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losse
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     (grew,) = pods.events("grow", "job-1-0")
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
+    for step in (10, 20):
+        checkpoint = tmp_path / "saved" / f"step-{step:08}"
+        listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
+        assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
+        assert all((checkpoint / name).exists() for name in listed)
     assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 20)

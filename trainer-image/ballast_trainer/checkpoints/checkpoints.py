@@ -119,7 +119,9 @@ class Checkpoints:
                     temporary.mkdir(parents=True)
             except OSError as error:
                 failure = _cannot_write(temporary, error)
-        written, failure = world.from_rank_0((written, failure), patient=True)
+        # The name, too: a rank that has joined the running job does not know the lock's mark.
+        written, failure, name = world.from_rank_0((written, failure, temporary.name), patient=True)
+        temporary = self._path / name
         if written:
             return
         if failure is None:
@@ -178,6 +180,12 @@ class Checkpoints:
     def _put_in_place(self, temporary: Path, final: Path, manifest: Manifest) -> str | None:
         if self._lock is not None and not self._lock.held():
             return None
+        missing = sorted(name for name in manifest.files if not (temporary / name).exists())
+        if missing:
+            return (
+                f"{', '.join(missing)}: written by other ranks, not found in {temporary} by rank 0. "
+                "To fix: a checkpoint.path on storage that all ranks share"
+            )
         try:
             self._folder.put_in_place(temporary, final, manifest)
         except OSError as error:
