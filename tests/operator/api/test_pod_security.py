@@ -12,11 +12,19 @@ from kubernetes import client
 from tests.operator.steps.contexts import PODS, a_running_view
 from tests.operator.views.builders import a_spec
 from tests.support.control_plane import ControlPlane
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.api
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("trainingjob*.yaml"))
 ENFORCE = "pod-security.kubernetes.io/enforce"
+BARE_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "bare"},
+    "spec": {"containers": [{"name": "main", "image": "trainer:1"}]},
+}
+"""Without the security context that the profile demands."""
 
 
 def trainer_pod(template: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +58,8 @@ def refusal(control_plane: ControlPlane, namespace: str):
                 return str(error.body)
             return ""
 
+        # Admission reads the label from its own watch.
+        eventually(lambda: "violates PodSecurity" in ask(BARE_POD), "the namespace enforces the profile")
         yield ask
 
 

@@ -255,10 +255,10 @@ def acked(folder):
 
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
-    """A pod joins two others in mid-run, takes over layers, and saves its part of later checkpoints."""
-    config = small_config(totalSteps=20)
-    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 10}}
-    gates = Gates(tmp_path / "gates", 5)
+    """A pod joins two others between any two steps, though a rebalance and a checkpoint are due there."""
+    config = small_config(totalSteps=60, rebalance={"enabled": True, "everySteps": 1})
+    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 60}}
+    gates = Gates(tmp_path / "gates", *range(5, 60, 5))
     folder = tmp_path / "channel"
     folder.mkdir()
     channel = DirectoryChannel(folder)
@@ -276,13 +276,19 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losse
     store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
     running = SimpleNamespace(processes=first.pods, store=store)
     eventually(lambda: new_ranks_ready(running, grown), "the new rank is there", pods.errors)
-    gates.open()
+    # The rank that reads the plan does so by the clock: steps pass until it has.
+    for done in range(10, 60, 5):
+        gates.open()
+        pods.wait_for_step(done, "job-1-0")
+        if pods.events("grow", "job-1-0"):
+            break
+    gates.open_all()
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     (grew,) = pods.events("grow", "job-1-0")
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
-    for step in (10, 20):
+    for step in range(grew["step"], 61):
         checkpoint = tmp_path / "saved" / f"step-{step:08}"
         listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
         assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
         assert all((checkpoint / name).exists() for name in listed)
-    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 20)
+    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 60)

@@ -190,9 +190,6 @@ class PlanFollower:
             return
         stages = stages_over(decision.partition, training.placement(training.world.size))
         before = progress.imbalance()
-        if stages in self._refused_cuts:
-            self.looks.looked(moved_from=None)
-            return
         old, measured, reverts = training.stages, progress.step_seconds(), decision.reverts
         try:
             reshaped = move_layers(training, stages)
@@ -235,6 +232,8 @@ class PlanFollower:
         if decided is None or not decided.rebalance:
             return decided
         stages = stages_over(decided.partition, training.placement(training.world.size))
+        if stages in self._refused_cuts:
+            return None
         if self.looks.was_worse(stages):
             logger.info("step %d: %s measured worse before: not tried again", training.step, stages)
             return None

@@ -50,7 +50,6 @@ class ProgressTracker:
         self.move_seconds: float | None = None
         self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
-        self.checkpoint_step: int | None = None
         self.resumed_from_step: int | None = None
 
     def gather_bytes(self) -> None:
@@ -192,7 +191,7 @@ class ProgressTracker:
             imbalance_before=self._imbalance_before,
             imbalance_after=self._imbalance_after,
             rebalance_pause_ms=self._rebalance_pause_ms,
-            checkpoint_step=self.checkpoint_step,
+            checkpoint_step=training.checkpoint_step,
             resumed_from_step=self.resumed_from_step,
             emulated=training.speed.factor if training.speed is not None else None,
         )

@@ -59,9 +59,9 @@ class RankZeroReporter:
     def acknowledge_stop(self, epoch: int) -> None:
         """Acknowledge that the state is saved, as the plan of ``epoch`` asks."""
         if self.channel_thread is not None:
-            step = self.training.step
+            training = self.training
             self.channel_thread.send(
-                ack=Ack(epoch=epoch, step=step, checkpoint_step=self.progress.checkpoint_step)
+                ack=Ack(epoch=epoch, step=training.step, checkpoint_step=training.checkpoint_step)
             )
 
     def propose(self, proposal: Proposal, *, again: bool) -> None:

@@ -163,7 +163,7 @@ def grow(
     old_stages = _renumbered(unchanged, positions)
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
-    training.world.from_rank_0((training.step, training.loss_scale.state, old_stages, stages))
+    training.world.from_rank_0((_shared(training), old_stages, stages))
     try:
         migration, boundaries = _move_and_try(training, plan_moves(old_stages, stages), stages)
     except MigrationFailed:
@@ -194,9 +194,15 @@ def new_ranks_ready(world: World, plan: Plan) -> bool:
     return not missing or (world.store is not None and bool(world.store.check(missing)))
 
 
+def _shared(training: TrainingState) -> tuple[Any, ...]:
+    """What every rank has alike and a new one has to be told."""
+    return training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state
+
+
 def enter_grown(training: TrainingState, world: World) -> None:
     """A new rank's side of :func:`grow`: get step and partition from rank 0, receive layers."""
-    training.step, loss_scale, old_stages, training.stages = world.from_rank_0(None)
+    shared, old_stages, training.stages = world.from_rank_0(None)
+    training.step, training.checkpoint_step, training.save_again_at, loss_scale = shared
     training.loss_scale.restore(loss_scale)
     _, boundaries = _move_and_try(training, plan_moves(old_stages, training.stages), training.stages)
     training.rebuild(boundaries)

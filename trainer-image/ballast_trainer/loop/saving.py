@@ -37,7 +37,6 @@ class Saver:
             stop: whether SIGTERM came.
         """
         self._training, self._progress, self._event = training, progress, event
-        self._retry_at: int | None = None
         self._checkpoints: Checkpoints | None = None
         config = training.config
 
@@ -72,7 +71,7 @@ class Saver:
         if manifest is not None:
             training.step = manifest.step
             training.loss_scale.restore(manifest.loss_scale)
-            self._progress.checkpoint_step = self._progress.resumed_from_step = manifest.step
+            training.checkpoint_step = self._progress.resumed_from_step = manifest.step
         return manifest
 
     def load(self, manifest: Manifest) -> None:
@@ -91,8 +90,8 @@ class Saver:
 
     def save_if_due(self) -> None:
         """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective."""
-        step = self._training.step
-        again = self._retry_at is not None and step >= self._retry_at
+        step, again_at = self._training.step, self._training.save_again_at
+        again = again_at is not None and step >= again_at
         if step % self._training.config.checkpoint.every_steps == 0 or again:
             self.save()
 
@@ -102,10 +101,10 @@ class Saver:
         Raises:
             CheckpointError: another run has taken over the directory.
         """
-        training, progress = self._training, self._progress
+        training = self._training
         if self._checkpoints is None:
             return "no checkpoint.path, nothing is saved"
-        if progress.checkpoint_step == training.step:
+        if training.checkpoint_step == training.step:
             return "the state is saved"
         watch = Stopwatch()
         try:
@@ -114,8 +113,8 @@ class Saver:
             )
         except CheckpointNotWritten as error:
             every = training.config.checkpoint.every_steps
-            self._retry_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
-            newest = progress.checkpoint_step
+            training.save_again_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
+            newest = training.checkpoint_step
             text = (
                 f"the newest checkpoint is that of step {newest}" if newest is not None else "there is none"
             )
@@ -123,8 +122,8 @@ class Saver:
                 logger.warning("step %d is not saved, %s: %s", training.step, text, error)
             self._event("checkpointFailed", reason=str(error), newest=newest, pause_ms=watch.milliseconds())
             return f"the state is not saved, {text}: {error}"
-        self._retry_at = None
-        progress.checkpoint_step = training.step
+        training.save_again_at = None
+        training.checkpoint_step = training.step
         self._event("checkpoint", pause_ms=watch.milliseconds())
         return "the state is saved"
 
@@ -135,7 +134,7 @@ class Saver:
             CheckpointNotWritten: storage refuses for longer than ``checkpoint.retrySeconds``.
         """
         text, waited, pause = self.save(), 0.0, 0.25
-        while self._checkpoints is not None and self._progress.checkpoint_step != self._training.step:
+        while self._checkpoints is not None and self._training.checkpoint_step != self._training.step:
             # Counted, not measured: all ranks must stop at the same attempt.
             if waited >= self._training.config.checkpoint.retry_seconds:
                 raise CheckpointNotWritten(text)

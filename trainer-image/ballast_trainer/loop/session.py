@@ -102,6 +102,9 @@ class Session:
             else:
                 self._launch()
             self._plan_follower.watch_peers()
+            if joining:
+                # The ranks that were there are between the same two steps.
+                self._between_steps(look=False)
             outcome = self._loop()
             if self._heartbeat is not None:
                 self._heartbeat.close()
@@ -137,11 +140,12 @@ class Session:
             agreed = self._advance()
             if agreed.stop:
                 return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._saver.save()}")
+            ranks = training.world.size
             outcome = self._plan_follower.follow_plan(agreed.epoch)
             if outcome is not None:
                 return outcome
-            if training.step < total:
-                self._between_steps(look=agreed.look)
+            # Ranks that have just joined know nothing of a look that was due.
+            self._between_steps(look=agreed.look and training.world.size == ranks)
         self._saver.save_last()
         if self._rank_zero.channel_thread is not None:
             self._rank_zero.channel_thread.close(finished_step=training.step)
@@ -278,7 +282,10 @@ class Session:
         return agreed
 
     def _between_steps(self, *, look: bool) -> None:
+        """Do what is due after this step; all that decides it is the same on every rank."""
         training, config = self._training, self._training.config
+        if training.step >= config.total_steps:
+            return
         every = config.rebalance.every_steps
         if every is None and self._asynchronous is not None:
             every = REBALANCE_EVERY

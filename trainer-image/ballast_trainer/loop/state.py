@@ -48,6 +48,8 @@ class TrainingState:
         stages: the partition in force, ranks in the world's numbering.
         step: optimizer steps done, which is the index of the next step.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
+        checkpoint_step: of the newest checkpoint; None: there is none.
+        save_again_at: the step after which a checkpoint that failed is tried again; None: none failed.
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
         balance: straggler mitigation of this rank's tensor group.
         rank_speeds: how fast the pipeline positions are, apart from what their layers cost.
@@ -67,6 +69,8 @@ class TrainingState:
     plan: Plan
     stages: tuple[Stage, ...]
     step: int = 0
+    checkpoint_step: int | None = None
+    save_again_at: int | None = None
     pipeline: Pipeline | None = None
     loss_scale: LossScale = dataclasses.field(init=False)
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)

@@ -79,6 +79,7 @@ class Profile:
         self._steps.clear()
         self._activation_bytes.clear()
         self._suspects = frozenset()
+        self._every = MEASURED_EVERY
 
     def _drifts(self) -> bool:
         """Whether the layers' seconds differ between the older and the newer half of the steps kept."""
