@@ -112,6 +112,14 @@ class Gang:
             lambda: any(done >= step for done in self.losses(name)), f"step {step} of {name}", self.errors
         )
 
+    def has_read(self, epoch: int, name: str = "rank-0") -> bool:
+        """Whether a rank has read the plan; it is followed after the step that is then computed."""
+        return f"read plan {epoch}:" in (self.folder / f"{name}.err").read_text()
+
+    def wait_for_plan(self, epoch: int, name: str = "rank-0") -> None:
+        """Wait until a rank has read the plan."""
+        eventually(lambda: self.has_read(epoch, name), f"{name} reads plan {epoch}", self.errors)
+
     def errors(self) -> str:
         """What all processes wrote to standard error."""
         return "\n".join(f"--- {p.name}\n{p.read_text()}" for p in sorted(self.folder.glob("*.err")))

@@ -30,11 +30,6 @@ class Gates:
         if self._closed:
             (self._folder / str(self._closed.pop(0))).touch()
 
-    def open_all(self) -> None:
-        """Let all steps begin."""
-        while self._closed:
-            self.open()
-
 
 def batches(folder, steps, context):
     def batch(seed, step, size):

@@ -1,6 +1,7 @@
 """However the layers move, the loss curve is that of the uninterrupted single process."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -76,11 +77,13 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 5, 6, 7, 8), (0, 1, 2, 3))
     channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    running.wait_for_plan(2)
     gates.open()
     eventually(lambda: running.events("rebalance"), "layers are rebalanced", running.errors)
     eventually(lambda: proposed(tmp_path) is not None, "a repack is proposed", running.errors)
     proposal = proposed(tmp_path)
     channel.publish(channel.read_plan().shrink(proposal))
+    running.wait_for_plan(3)
     gates.open()
     codes = running.exit_codes()
     assert set(codes.values()) == {0}, running.errors()
@@ -103,6 +106,7 @@ def test_an_asked_shrink_keeps_the_curve(gang, small_config, single_process_loss
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     first, _, last = channel.read_plan().pods
     channel.publish(channel.read_plan().keep((first, last), "another job waits"))
+    running.wait_for_plan(2)
     gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (shrunk,) = running.events("repack")
@@ -124,6 +128,7 @@ def test_layers_balanced_over_measured_links_keep_the_curve(
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 6, 7, 8), (0, 1, 2))
     channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
+    running.wait_for_plan(2)
     gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
     rebalanced = running.events("rebalance")[-1]
@@ -242,23 +247,26 @@ def replan_at_random(running, channel, folder, *, seed, epochs, gates, placement
             plan, epoch=epoch, directive=Directive.RUN, stages=random_stages(generator, 8, placement)
         )
         channel.publish(plan)
+        until(running, functools.partial(running.has_read, epoch))
         gates.open()
-        eventually(
-            lambda: acked(folder) >= epoch or running.processes["rank-0"].exitcode is not None,  # noqa: B023
-            f"epoch {epoch} is reached",
-            running.errors,
-        )
+        until(running, functools.partial(has_acked, folder, epoch))
 
 
-def acked(folder):
-    return Ack.from_json((folder / "channel/ack.json").read_text()).epoch
+def until(running, look):
+    """Wait for a condition, or for the end of the job."""
+    first = running.processes["rank-0"]
+    eventually(lambda: look() or first.exitcode is not None, "the ranks follow", running.errors)
+
+
+def has_acked(folder, epoch):
+    return Ack.from_json((folder / "channel/ack.json").read_text()).epoch >= epoch
 
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
-    """A pod joins two others between any two steps, though a rebalance and a checkpoint are due there."""
-    config = small_config(totalSteps=60, rebalance={"enabled": True, "everySteps": 1})
-    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 60}}
-    gates = Gates(tmp_path / "gates", *range(5, 60, 5))
+    """A pod joins two others where a rebalance and a checkpoint are due, and saves its part from there on."""
+    config = small_config(totalSteps=20, rebalance={"enabled": True, "everySteps": 1})
+    saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 20}}
+    gates = Gates(tmp_path / "gates", 5)
     folder = tmp_path / "channel"
     folder.mkdir()
     channel = DirectoryChannel(folder)
@@ -276,19 +284,14 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losse
     store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
     running = SimpleNamespace(processes=first.pods, store=store)
     eventually(lambda: new_ranks_ready(running, grown), "the new rank is there", pods.errors)
-    # The rank that reads the plan does so by the clock: steps pass until it has.
-    for done in range(10, 60, 5):
-        gates.open()
-        pods.wait_for_step(done, "job-1-0")
-        if pods.events("grow", "job-1-0"):
-            break
-    gates.open_all()
+    pods.wait_for_plan(2, "job-1-0")
+    gates.open()
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     (grew,) = pods.events("grow", "job-1-0")
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
-    for step in range(grew["step"], 61):
+    for step in range(grew["step"], 21):
         checkpoint = tmp_path / "saved" / f"step-{step:08}"
         listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
         assert {f"__{rank}_0.distcp" for rank in range(3)} <= set(listed)
         assert all((checkpoint / name).exists() for name in listed)
-    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 60)
+    assert_same_curve(pods.losses("job-1-0"), single_process_losses(config), 20)

@@ -132,9 +132,12 @@ class ChannelThread:
 
     def _read(self) -> None:
         plan = self._channel.read_plan()
-        if plan is not None:
-            with self._lock:
-                self._plan = plan
+        if plan is None:
+            return
+        with self._lock:
+            news, self._plan = plan.epoch > self._plan.epoch, plan
+        if news:
+            logger.info("read plan %d: %s", plan.epoch, plan.directive)
 
 
 def _events(report: Report) -> tuple[int | None, ...]:
