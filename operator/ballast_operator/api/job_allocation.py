@@ -111,6 +111,11 @@ class JobAllocation(StatusModel):
         """Those of its GPUs that are on nodes which do not exist yet."""
         return sum(map(is_coming, self.nodes)) * self.gpus_per_pod
 
+    @property
+    def gpus_on_nodes(self) -> int:
+        """Those of its GPUs that are on nodes which exist: what is used and paid."""
+        return self.gpus - self.gpus_to_come
+
     def settled(self, node_of: Mapping[str, str]) -> "JobAllocation":
         """The allocation with the nodes on which its pods run; ``node_of``: pod -> node, if it is bound."""
         nodes = tuple(node_of.get(pod) or node for pod, node in self.node_of.items())

@@ -33,10 +33,10 @@ def hold(spec: JobSpec, status: TrainingJobStatus, now: Time) -> Hold | None:
         return Hold(JobReason.SUSPENDED, "spec.suspend is set")
     if spec.on_budget_exhausted is not OnLimit.CONTINUE and budget_spent(spec, status):
         fails = spec.on_budget_exhausted is OnLimit.FAIL
-        return Hold(JobReason.BUDGET_SPENT, budget_message(spec, fails=fails), fails)
+        return Hold(JobReason.BUDGET_SPENT, budget_message(spec), fails)
     if spec.on_deadline_missed is not OnLimit.CONTINUE and deadline_passed(spec, now):
         fails = spec.on_deadline_missed is OnLimit.FAIL
-        return Hold(JobReason.DEADLINE_MISSED, deadline_message(spec, fails=fails), fails)
+        return Hold(JobReason.DEADLINE_MISSED, deadline_message(spec), fails)
     return None
 
 
@@ -50,22 +50,22 @@ def deadline_passed(spec: JobSpec, now: Time) -> bool:
     return spec.deadline is not None and now >= spec.deadline
 
 
-def budget_message(spec: JobSpec, *, fails: bool) -> str:
+def budget_message(spec: JobSpec) -> str:
     """That the budget is spent; unchanged while the cost of the last checkpoint is added."""
     assert spec.budget is not None
     what = f"the job has cost its budget of {spec.budget:.10g}"
-    if fails:
+    if spec.on_budget_exhausted is OnLimit.FAIL:
         return f"{what}, and spec.onBudgetExhausted is Fail"
     if spec.on_budget_exhausted is OnLimit.SUSPEND:
         return f"{what}. To fix: raise spec.budget, and it resumes from its checkpoint"
     return f"{what}, and continues, as spec.onBudgetExhausted is Continue"
 
 
-def deadline_message(spec: JobSpec, *, fails: bool) -> str:
+def deadline_message(spec: JobSpec) -> str:
     """That the deadline has passed."""
     assert spec.deadline is not None
     what = f"spec.deadline, {show(spec.deadline)}, has passed before the job was done"
-    if fails:
+    if spec.on_deadline_missed is OnLimit.FAIL:
         return f"{what}, and spec.onDeadlineMissed is Fail"
     if spec.on_deadline_missed is OnLimit.SUSPEND:
         return f"{what}. To fix: set a later spec.deadline, and it resumes from its checkpoint"

@@ -1,7 +1,6 @@
 """A job as one pass sees it: everything read once, nothing changes under the reader."""
 
 import dataclasses
-import math
 
 from ballast_policies.contract import Directive, Plan
 
@@ -145,7 +144,7 @@ class JobView:
         if plan is None or spec is None or allocation is None or not self.resizable:
             return ()
         per_pod = allocation.gpus_per_pod
-        together = math.lcm(spec.ranks_per_position, per_pod) // per_pod
+        together = spec.ranks_together(per_pod) // per_pod
         blocks = [plan.pods[first : first + together] for first in range(0, len(plan.pods), together)]
         kept = [block for block in blocks if not going & set(block)]
         if not kept or len(kept) == len(blocks) or kept[0] != blocks[0]:
@@ -214,14 +213,6 @@ class JobView:
             and plan.directive is Directive.SHRINK
             and len(plan.pods) < len(allocation.pods)
         )
-
-    @property
-    def unjoined_pods(self) -> tuple[str, ...]:
-        """Pods that are to join the gang and that the plan does not name yet."""
-        plan, allocation = self.launched_plan, self.status.allocation
-        if plan is None or allocation is None:
-            return ()
-        return tuple(name for name in allocation.joining if plan.rank_of(name) is None)
 
     @property
     def finished_step(self) -> int | None:

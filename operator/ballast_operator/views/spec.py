@@ -126,8 +126,12 @@ class JobSpec:
         """Fewest ranks that the job may be launched with: ``minStages`` positions, in whole pods."""
         if self.replicas:
             return sum(self.replicas)
-        step = math.lcm(self.ranks_per_position, self.gpus_per_pod)
+        step = self.ranks_together(self.gpus_per_pod)
         return -(-self.config.pipeline.min_stages * self.ranks_per_position // step) * step
+
+    def ranks_together(self, per_pod: int) -> int:
+        """Ranks that join or leave together: whole positions, in whole pods of ``per_pod`` ranks."""
+        return math.lcm(self.ranks_per_position, per_pod)
 
     @property
     def tolerations(self) -> tuple[Mapping[str, Any], ...]:

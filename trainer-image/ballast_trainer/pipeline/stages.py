@@ -206,9 +206,6 @@ class PipelineBuilder:
 
     def _executed(self, loss: _MeteredLoss, boundaries: Boundaries) -> ExecutedPipeline:
         schedule = self.schedule
-        lines = self.lines
-        if self.line is not None:
-            lines = (self.line.ranks, *(line for line in self.lines if line != self.line.ranks))
         common: dict[str, Any] = {
             "rank": self.rank,
             "stacks": self.stacks(),
@@ -216,7 +213,8 @@ class PipelineBuilder:
             "meter": self.meter,
             "loss": loss,
             "device": self.layers.device,
-            "lines": lines,
+            "line": None if self.line is None else self.line.ranks,
+            "lines": self.lines,
         }
         if not schedule.asynchronous:
             return ExecutedPipeline(self._one_step, **common)

@@ -175,4 +175,4 @@ def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[st
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs of nodes that exist which jobs hold, those of ending gangs included."""
     allocations = (view.status.allocation for view in jobs)
-    return _total((held.pool, held.gpus - held.gpus_to_come) for held in allocations if held is not None)
+    return _total((held.pool, held.gpus_on_nodes) for held in allocations if held is not None)

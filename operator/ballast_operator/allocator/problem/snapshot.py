@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
@@ -178,7 +177,7 @@ def _snapshot_job(
         if by_size:
             elastic = ElasticGang(
                 speeds=by_size,
-                together=math.lcm(one.spec.ranks_per_position, per_pod),
+                together=one.spec.ranks_together(per_pod),
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
                 may_grow=may_grow(view, now),

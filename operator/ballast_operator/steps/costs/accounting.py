@@ -19,7 +19,7 @@ def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> Trainin
         return status
     since = unpaid_since(status)
     assert since is not None
-    gpu_seconds = max(0.0, seconds_since(context, since)) * (allocation.gpus - allocation.gpus_to_come)
+    gpu_seconds = max(0.0, seconds_since(context, since)) * allocation.gpus_on_nodes
     paid = cost(gpu_seconds, context.price_per_hour)
     trains = context.view.status.is_true(JobCondition.RUNNING) and allocation.ending is None
     known = {entry.pool: entry for entry in status.pool_costs}

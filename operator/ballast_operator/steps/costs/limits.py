@@ -5,7 +5,6 @@ import math
 from ballast_policies.accounting import cost
 
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, with_condition
 from ballast_operator.steps.costs.accounting import accrue_cost
@@ -26,14 +25,14 @@ def limits_reached(context: ReconcileContext) -> tuple[Advice, ...]:
     found = []
     kind = JobCondition.BUDGET_EXHAUSTED
     if budget_spent(spec, status):
-        message = budget_message(spec, fails=spec.on_budget_exhausted is OnLimit.FAIL)
+        message = budget_message(spec)
         found.append(Advice(type=kind, value=True, reason=JobReason.BUDGET_SPENT, message=message))
     elif _is(status, kind, JobReason.BUDGET_SPENT):
         message = "spec.budget is above what the job has cost"
         found.append(Advice(type=kind, value=False, reason=JobReason.BUDGET_SUFFICIENT, message=message))
     kind = JobCondition.DEADLINE_AT_RISK
     if deadline_passed(spec, context.now):
-        message = deadline_message(spec, fails=spec.on_deadline_missed is OnLimit.FAIL)
+        message = deadline_message(spec)
         found.append(Advice(type=kind, value=True, reason=JobReason.DEADLINE_PASSED, message=message))
     elif _is(status, kind, JobReason.DEADLINE_PASSED):
         message = "spec.deadline is in the future"

@@ -13,9 +13,8 @@ Ties: GPUs that are idle at these levels go where they add most to the sum of th
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
+from ballast_policies.allocation.fairness.least_level import raise_least_level
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 
@@ -25,14 +24,7 @@ def solve(instance: Instance, start: Start | None = None) -> Answer:
     if not runs.any():
         return nothing(instance)
     slope = np.divide(instance.weights, instance.level_scale, out=np.zeros(len(runs)), where=runs)
-    raised = linear.maximise(instance, slope=slope, start=start)
-    return Answer(
-        x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
-        solver=raised.solver,
-        start=raised.start,
-        bound=raised.bound,
-        shadow_prices=raised.shadow_prices,
-    )
+    return raise_least_level(instance, slope, start)
 
 
 def objective(instance: Instance, x: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ballast_trainer.dynamics.pruning.neurons import ShrinkingLinear, as_linear, cut
+from ballast_trainer.dynamics.pruning.neurons import ShrinkingLinear, as_linear, cut, cut_outputs, with_best
 from ballast_trainer.layers.layer import Layer
 
 _HAD = "ballast_heads"
@@ -67,14 +67,9 @@ class Heads:
             keep: by unit that is left.
             layer: that the attention is in.
         """
-        if not bool(keep.any()):
-            keep = keep.clone()
-            keep[self.scores().argmax()] = True
+        keep = with_best(keep, self.scores)
         for linear, parts, rows in self.into:
-            mask = keep.repeat_interleave(rows).repeat(parts)
-            cut(layer, linear, "weight", mask, 0)
-            if linear.bias is not None:
-                cut(layer, linear, "bias", mask, 0)
+            cut_outputs(layer, linear, keep.repeat_interleave(rows).repeat(parts))
         cut(layer, self.out, "weight", keep.repeat_interleave(self.columns), 1)
         self.follow_shapes()
 

@@ -4,6 +4,7 @@ A neuron is a row of each linear layer that widens, and the column of the one th
 removed wherever what lies between works element by element (GELU, SwiGLU).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,14 +82,9 @@ class PrunableMlp(nn.Module):
             keep: by neuron that is left.
             layer: that the MLP is in.
         """
-        if not bool(keep.any()):
-            keep = keep.clone()
-            keep[self.scores().argmax()] = True
+        keep = with_best(keep, self.scores)
         for linear in self._wide:
-            cut(layer, linear, "weight", keep, 0)
-            if linear.bias is not None:
-                cut(layer, linear, "bias", keep, 0)
-            linear.out_features = int(keep.sum())
+            cut_outputs(layer, linear, keep)
         cut(layer, self._narrow, "weight", keep, 1)
         self._narrow.in_features = int(keep.sum())
 
@@ -103,6 +99,23 @@ class PrunableMlp(nn.Module):
     @property
     def _narrow(self) -> nn.Linear:
         return self._linears[-1]
+
+
+def with_best(keep: torch.Tensor, scores: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The mask of units to keep, or the unit of the best score where it keeps none."""
+    if bool(keep.any()):
+        return keep
+    keep = keep.clone()
+    keep[scores().argmax()] = True
+    return keep
+
+
+def cut_outputs(layer: Layer, linear: nn.Linear, keep: torch.Tensor) -> None:
+    """Keep the outputs of a bool mask: rows of the weight, and of the bias where there is one."""
+    cut(layer, linear, "weight", keep, 0)
+    if linear.bias is not None:
+        cut(layer, linear, "bias", keep, 0)
+    linear.out_features = int(keep.sum())
 
 
 def cut(layer: Layer, linear: nn.Linear, name: str, keep: torch.Tensor, dim: int) -> None:

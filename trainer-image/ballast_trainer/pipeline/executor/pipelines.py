@@ -35,6 +35,7 @@ class ExecutedPipeline:
         meter: Meter,
         loss: Loss,
         device: torch.device,
+        line: Sequence[int] | None = None,
         lines: Sequence[Sequence[int]] = (),
     ) -> None:
         """Prepare; collective over all ranks.
@@ -47,16 +48,17 @@ class ExecutedPipeline:
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch.
             device: where this rank computes.
-            lines: the ranks of every pipeline, this rank's first; none: there is one, of all ranks.
+            line: the rank at each position of this pipeline; None: there is one, of all ranks.
+            lines: those of every pipeline, in one order everywhere; none: there is one.
         """
         self._flush = RankOrder(flush, rank, 1)
         self._stacks, self._meter, self._loss, self._device = stacks, meter, loss, device
         self._boundaries = boundaries
         several = flush.ranks > 1
         self._group = replica_group(flush.stage_ranks, rank) if several else None
-        line = lines[0] if lines else range(flush.ranks)
-        every = sorted(map(tuple, lines)) or [tuple(line)]
-        self._transport = ProcessTransport(link_groups(flush, every, line) if several else {}, line)
+        line = range(flush.ranks) if line is None else line
+        groups = link_groups(flush, lines or [line], line) if several else {}
+        self._transport = ProcessTransport(groups, line)
 
     def run(self, batch: Batch) -> float | None:
         """Forward and backward of a whole batch; see :class:`ballast_trainer.pipeline.stages.Pipeline`.
@@ -112,6 +114,7 @@ class AsynchronousPipeline(ExecutedPipeline):
         meter: Meter,
         loss: Loss,
         device: torch.device,
+        line: Sequence[int] | None = None,
         lines: Sequence[Sequence[int]] = (),
     ) -> None:
         """Prepare; collective over all ranks.
@@ -125,7 +128,8 @@ class AsynchronousPipeline(ExecutedPipeline):
             meter: is told when a microbatch's work begins and ends.
             loss: of one microbatch.
             device: where this rank computes.
-            lines: the ranks of every pipeline, this rank's first; none: there is one, of all ranks.
+            line: the rank at each position of this pipeline; None: there is one, of all ranks.
+            lines: those of every pipeline, in one order everywhere; none: there is one.
         """
         super().__init__(
             flush,
@@ -135,6 +139,7 @@ class AsynchronousPipeline(ExecutedPipeline):
             meter=meter,
             loss=loss,
             device=device,
+            line=line,
             lines=lines,
         )
         self._schedule_of_run, self._rank = schedule_of_run, rank

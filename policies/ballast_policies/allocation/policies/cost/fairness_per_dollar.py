@@ -12,11 +12,10 @@ nowhere get nothing and do not count. Unit: USD an hour. Ties as in ``idle_capac
 import numpy as np
 
 from ballast_policies.allocation.answer import Answer, nothing
-from ballast_policies.allocation.fairness.idle_capacity import fill_idle_capacity
+from ballast_policies.allocation.fairness.least_level import raise_least_level
 from ballast_policies.allocation.instance import Instance
 from ballast_policies.allocation.policies.cost.min_cost import cheapest
 from ballast_policies.allocation.problem import ProblemError
-from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.start import Start
 
 
@@ -44,14 +43,7 @@ def solve(instance: Instance, start: Start | None = None) -> Answer:
         return nothing(instance)
     worth = _usd_per_step(instance) * 3600.0
     slope = np.divide(instance.weights, worth, out=np.zeros(len(runs)), where=runs & (worth > 0))
-    raised = linear.maximise(instance, slope=slope, start=start)
-    return Answer(
-        x=fill_idle_capacity(instance, raised.x, slope * raised.t, raised),
-        solver=raised.solver,
-        start=raised.start,
-        bound=raised.bound,
-        shadow_prices=raised.shadow_prices,
-    )
+    return raise_least_level(instance, slope, start)
 
 
 def objective(instance: Instance, x: np.ndarray) -> float:
