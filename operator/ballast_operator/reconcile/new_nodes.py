@@ -11,18 +11,31 @@ MOST_NODES = 256
 """Nodes that a pod is kept away from by name."""
 
 
+KARPENTER_PREFIX = "karpenter.sh/"
+"""Of labels on nodes that Karpenter makes."""
+
+
 def older_nodes(observer: Observer, allocation: JobAllocation | None, pool: PoolInfo) -> tuple[str, ...]:
-    """Nodes of the pool that were there before the gang asked for new ones: they belong to others."""
+    """Nodes of the pool that were there before the gang asked for new ones: they belong to others.
+
+    None where Karpenter makes the pool's nodes: it makes none for a pod that excludes nodes, be it by name
+    ("node selector term with matchFields is not supported") or by the label of their hostnames ("using label
+    kubernetes.io/hostname is not allowed"). There the pods may take what is free on older nodes.
+    """
     if allocation is None or not allocation.gpus_to_come:
         return ()
     since = (allocation.joining_since if allocation.joining else None) or allocation.since
-    found = (
-        name
+    found = {
+        name: node.labels
         for name, node in observer.nodes().items()
         if node.created is not None
         and node.created < since.replace(microsecond=0)
         and pool.node_selector.items() <= node.labels.items()
-    )
+    }
+    if any(
+        key.startswith(KARPENTER_PREFIX) for labels in (pool.node_selector, *found.values()) for key in labels
+    ):
+        return ()
     return tuple(sorted(found))[:MOST_NODES]
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,16 @@ No operator runs on it. To run one: `ballast down`, and `ballast up` without --n
     show_default=True,
     help="Install Ballast and run its operator; without: a plain Kubernetes cluster.",
 )
+@click.option(
+    "--karpenter",
+    is_flag=False,
+    flag_value="default",
+    metavar="[FILE]",
+    help="Also run Karpenter, which makes process nodes for pods that wait, of the instance types in FILE "
+    "(JSON) or of the usual ones; built at the first use. See docs/tasks/spot.md.",
+)
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def up(nodes: str, name: str, warm_start: bool, operator: bool, output: str) -> None:
+def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str | None, output: str) -> None:
     """Start a local Kubernetes cluster in the background, with Ballast's operator.
 
     A real control plane (etcd, API server, controllers, scheduler) and process nodes, whose pods are
@@ -63,12 +72,16 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, output: str) -> 
 
     try:
         chosen = {"default": default_nodes, "none": tuple}.get(nodes, lambda: read_nodes(Path(nodes)))()
-        if operator:
-            with tempfile.TemporaryDirectory(prefix="ballast-up-") as folder:
-                crds = [write_definitions(Path(folder))]
-                cluster = start(name, chosen, crds, warm_start=warm_start, prepare=_start_operator)
-        else:
-            cluster = start(name, chosen, warm_start=warm_start)
+        autoscale = _autoscaler(karpenter)
+
+        def prepare(cluster: "LocalCluster") -> None:
+            autoscale(cluster)
+            if operator:
+                _start_operator(cluster)
+
+        with tempfile.TemporaryDirectory(prefix="ballast-up-") as folder:
+            crds = [write_definitions(Path(folder))] if operator else []
+            cluster = start(name, chosen, crds, warm_start=warm_start, prepare=prepare)
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
     log = cluster.folder / "logs" / f"{OPERATOR}.log"
@@ -103,6 +116,23 @@ Next:
 Nodes: {kubectl} get nodes -L ballast.dev/pool,ballast.dev/capacity-type
 Logs: {cluster.folder / "logs"}
 Stop: ballast down{"" if name == "ballast" else f" --name {name}"}""")
+
+
+def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object]:
+    """What starts Karpenter in a cluster; it is found or built now, before anything runs.
+
+    Args:
+        instance_types: ``default`` or a path; None: no Karpenter.
+    """
+    if instance_types is None:
+        return lambda cluster: None
+    from ballast_localcluster.karpenter.binary import find_karpenter
+    from ballast_localcluster.karpenter.start import INSTANCE_TYPES, read_instance_types, start_karpenter
+
+    path = INSTANCE_TYPES if instance_types == "default" else Path(instance_types)
+    read_instance_types(path)
+    found = find_karpenter()
+    return lambda cluster: start_karpenter(cluster, found, instance_types=path)
 
 
 def _operator_text(log: Path) -> str:

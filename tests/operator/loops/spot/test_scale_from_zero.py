@@ -8,6 +8,7 @@ from ballast_operator.kube.kinds import NODE, POD, POLICY
 from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.clock import Time, show
 from ballast_operator.views.nodes import pod_gpus
+from ballast_operator.views.selectors import read_requirements
 
 from tests.operator.loops.simulated.machines import node
 from tests.operator.loops.simulated.simulation import Simulation, policy
@@ -23,6 +24,7 @@ class Autoscaler:
     seconds: float = 30.0
     gpus: int = 2
     stock: int = 100
+    karpenter: bool = False
     made: int = 0
     due: list[tuple[Time, str]] = dataclasses.field(default_factory=list)
 
@@ -42,18 +44,27 @@ class Autoscaler:
 
     def _waits(self, pod) -> bool:
         content = pod["spec"]
-        free = pod["status"]["phase"] == "Pending" and not pinned_node(pod)
-        return free and content.get("nodeSelector") == {"pool": "spot"}
+        free = pod["status"]["phase"] == "Pending" and not content.get("nodeName")
+        # Karpenter makes no node for a pod whose terms name nodes, by field or by their hostnames.
+        excludes = any(
+            term.get("matchFields") or "hostname" in str(term.get("matchExpressions"))
+            for term in self._terms(pod)
+        )
+        supported = not (self.karpenter and excludes)
+        return free and supported and content.get("nodeSelector") == {"pool": "spot"}
+
+    @staticmethod
+    def _terms(pod) -> list[dict]:
+        affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+        required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+        return required.get("nodeSelectorTerms") or []
 
     def _bind(self, pod) -> bool:
-        world, content = self.simulation.world, pod["spec"]
-        terms = (content.get("affinity") or {}).get("nodeAffinity") or {}
-        required = terms.get("requiredDuringSchedulingIgnoredDuringExecution") or {"nodeSelectorTerms": []}
-        barred = {f["values"][0] for term in required["nodeSelectorTerms"] for f in term["matchFields"]}
+        world = self.simulation.world
         for found in world.items(NODE):
-            name = found["metadata"]["name"]
-            closed = found["spec"].get("taints") or name in barred
-            if found["metadata"]["labels"]["pool"] != "spot" or closed:
+            name, labels = found["metadata"]["name"], found["metadata"]["labels"]
+            allowed = read_requirements(pod).allow(name, labels)
+            if labels["pool"] != "spot" or found["spec"].get("taints") or not allowed:
                 continue
             used = sum(
                 pod_gpus(other, GPU)
@@ -120,6 +131,25 @@ async def test_nodes_that_exist_come_first():
     await autoscaler.until(lambda: simulation.state("a") == "Running")
     assert simulation.status("a").allocation.nodes == ("old", "old")
     assert autoscaler.made == 0
+
+
+@pytest.mark.parametrize("karpenter", [True, False])
+async def test_a_second_gang_gets_nodes_of_its_own_beside_those_of_the_first(karpenter):
+    """It is kept off them by name, but not where Karpenter makes them: that passes over such pods."""
+    simulation, autoscaler = cluster(karpenter=karpenter)
+    old = node("old", "spot", 2)
+    old["metadata"]["creationTimestamp"] = show(simulation.now)
+    if karpenter:
+        old["metadata"]["labels"]["karpenter.sh/nodepool"] = "spot"
+    simulation.world.put(NODE, old)
+    simulation.add_job("b", totalSteps=100_000, trainer={"total": 100_000})
+    await autoscaler.until(lambda: simulation.state("b") == "Running")
+    simulation.add_job("a", totalSteps=100_000, trainer={"total": 100_000})
+    await autoscaler.until(lambda: simulation.pods("a"))
+    allowed = {read_requirements(pod).allow("old", {"pool": "spot"}) for pod in simulation.pods("a")}
+    assert allowed == {karpenter}
+    await autoscaler.until(lambda: simulation.state("a") == "Running")
+    assert simulation.status("a").allocation.nodes == ("new-0", "new-0")
 
 
 async def test_a_pool_never_has_more_nodes_than_it_may():
