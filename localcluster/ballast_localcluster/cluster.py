@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +20,7 @@ from ballast_localcluster.errors import LocalClusterError, StartError
 from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.ports import free_ports
-from ballast_localcluster.rest import CallError, Rest
+from ballast_localcluster.rest import Rest, node_is_ready
 from ballast_localcluster.supervision.owner import WardenHandle, tail
 from ballast_localcluster.waiting import Limit, wait_until
 
@@ -124,10 +124,23 @@ class LocalCluster:
         nodes = tuple(nodes)
         if not nodes:
             return
-        rest, layout, warden = self._running()
+        rest = self._running()[0]
         taken = {name for agent, names in self._agents.items() if agent not in self._lost for name in names}
         if double := taken & {node.name for node in nodes}:
             raise LocalClusterError(f"nodes {sorted(double)} are in the cluster already")
+        self._start_agent(nodes)
+        self._await(
+            f"nodes {', '.join(node.name for node in nodes)} to be Ready",
+            lambda: all(node_is_ready(rest, node.name) for node in nodes),
+            Limit.NODES_READY,
+        )
+
+    def adopt_nodes(self, labels: Mapping[str, str]) -> None:
+        """Serve the nodes with these labels: Node objects that another program makes, while they exist."""
+        self._start_agent((), adopts=labels)
+
+    def _start_agent(self, nodes: tuple[ProcessNode, ...], adopts: Mapping[str, str] | None = None) -> None:
+        _, layout, warden = self._running()
         agent = f"node-agent-{len(self._agents)}"
         configuration = AgentConfiguration(
             kubeconfig=layout.kubeconfig("node-agent"),
@@ -135,6 +148,7 @@ class LocalCluster:
             folder=layout.folder / "pods" / agent,
             logs=layout.logs / "pods",
             nodes=nodes,
+            adopts=adopts or {},
             warm_start=self._warm_start,
         )
         path = layout.folder / f"{agent}.json"
@@ -145,11 +159,6 @@ class LocalCluster:
             [sys.executable, "-m", "ballast_localcluster.nodes", str(path)],
             layout.logs / f"{agent}.log",
             grace=_AGENT_GRACE_SECONDS,
-        )
-        self._await(
-            f"nodes {', '.join(node.name for node in nodes)} to be Ready",
-            lambda: all(_is_ready(rest, node.name) for node in nodes),
-            Limit.NODES_READY,
         )
 
     def run(self, name: str, command: Sequence[str], *, grace_seconds: float) -> Path:
@@ -284,16 +293,3 @@ class LocalCluster:
         except TimeoutError as error:
             logs = "\n".join(f"  {log.name}:\n{tail(log)}" for log in sorted(layout.logs.glob("*.log")))
             raise StartError(f"{error}. The ends of the logs:\n{logs}") from error
-
-
-def _is_ready(rest: Rest, node: str) -> bool:
-    try:
-        found = rest.call("GET", f"/api/v1/nodes/{node}")
-    except CallError:
-        return False
-    conditions = found["status"].get("conditions", [])
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-    # The controller manager lifts the not-ready taint a moment later; pods do not fit before.
-    return ready and not any(
-        t["key"].startswith("node.kubernetes.io/") for t in found["spec"].get("taints", [])
-    )

@@ -72,3 +72,17 @@ class Rest:
         except CallError:
             return False
         return True
+
+
+def node_is_ready(rest: Rest, node: str) -> bool:
+    """Whether pods may be bound to the node: Ready, and without the taints of one that is not."""
+    try:
+        found = rest.call("GET", f"/api/v1/nodes/{node}")
+    except CallError:
+        return False
+    conditions = found["status"].get("conditions", [])
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    # The controller manager lifts the not-ready taint a moment later; pods do not fit before.
+    return ready and not any(
+        t["key"].startswith("node.kubernetes.io/") for t in found["spec"].get("taints", [])
+    )

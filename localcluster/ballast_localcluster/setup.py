@@ -1,15 +1,25 @@
-"""``python -m ballast_localcluster.setup``: build the control plane, unless it is there already."""
+"""``python -m ballast_localcluster.setup``: build the control plane, unless it is there already.
 
+With ``--karpenter`` also Karpenter, which only the clusters that ask for it need.
+"""
+
+import argparse
 import sys
 
 from ballast_localcluster.binaries import find_binaries
 from ballast_localcluster.errors import BinariesError
+from ballast_localcluster.karpenter.binary import find_karpenter
 
 
 def main() -> int:
     """Find or build the binaries; a failure is one message and exit code 1."""
+    parser = argparse.ArgumentParser(prog="python -m ballast_localcluster.setup", description=__doc__)
+    parser.add_argument("--karpenter", action="store_true", help="build Karpenter, too")
+    options = parser.parse_args()
     try:
         find_binaries()
+        if options.karpenter:
+            find_karpenter()
     except BinariesError as error:
         sys.stderr.write(f"setup: {error}\n")
         return 1

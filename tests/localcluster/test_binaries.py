@@ -8,6 +8,10 @@ import pytest
 from ballast_localcluster import binaries
 from ballast_localcluster.binaries import PROGRAMS, build_key, find_binaries
 from ballast_localcluster.errors import BinariesError
+from ballast_localcluster.karpenter.binary import find_karpenter, karpenter_version, present_karpenter
+from ballast_localcluster.karpenter.start import INSTANCE_TYPES, read_instance_types
+from ballast_operator.cli.local.up import up
+from click.testing import CliRunner
 
 from tests.support.waiting import WAIT_SECONDS
 
@@ -35,7 +39,7 @@ def fake_go(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_GO_BUILDS", str(tmp_path / "builds"))
-    for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS"):
+    for variable in ("BALLAST_CONTROLPLANE", "KUBEBUILDER_ASSETS", "BALLAST_KARPENTER"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path / "builds"
 
@@ -153,3 +157,71 @@ def test_another_minor_is_built_from_its_own_module_file(fake_go, monkeypatch):
     second = find_binaries(lambda line: None)
     assert first != second and second.folder.name.startswith("v1.35.")
     assert fake_go.read_text() == "build\n" * 2
+
+
+def test_karpenter_is_built_once_when_it_is_asked_for(fake_go, tmp_path):
+    """Beside the control plane; whoever only looks builds nothing."""
+    assert present_karpenter() is None
+    assert not fake_go.exists()
+    first = find_karpenter(lambda line: None)
+    assert find_karpenter(lambda line: None) == present_karpenter() == first
+    assert fake_go.read_text() == "build\n"
+    assert first.folder.is_relative_to(tmp_path / "cache" / "ballast" / "karpenter")
+    assert first.folder.name.startswith(karpenter_version() + "-")
+    assert os.access(first.program, os.X_OK)
+
+
+def test_a_go_that_is_too_old_for_karpenter_by_a_patch_is_refused(fake_go, monkeypatch):
+    """Its module names one, and Go's own refusal is no help."""
+    monkeypatch.setenv("FAKE_GO_VERSION", "go1.26.5")
+    with pytest.raises(
+        BinariesError, match=r"go1\.26\.5, and Karpenter needs Go 1\.26\.6\. To fix: .*BALLAST_KARPENTER"
+    ):
+        find_karpenter(lambda line: None)
+
+
+def test_a_folder_with_karpenter_and_its_definitions_takes_the_place_of_the_build(tmp_path, monkeypatch):
+    """Named by BALLAST_KARPENTER; one that lacks something is refused."""
+    folder = programs_in(tmp_path / "given", ["karpenter-kwok"])
+    monkeypatch.setenv("BALLAST_KARPENTER", str(folder))
+    with pytest.raises(
+        BinariesError, match=r"BALLAST_KARPENTER=.* has no program karpenter-kwok, or no crds"
+    ):
+        present_karpenter()
+    (folder / "crds").mkdir()
+    (folder / "crds" / "nodepools.yaml").write_text("kind: CustomResourceDefinition\n")
+    found = find_karpenter()
+    assert (found.folder, [path.name for path in found.crds]) == (folder, ["nodepools.yaml"])
+
+
+def test_the_usual_instance_types_can_be_read():
+    """Each has its GPUs in its name."""
+    assert read_instance_types(INSTANCE_TYPES) == ("v100-1", "v100-2", "p100-1", "p100-2", "k80-1", "k80-2")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "expected a list of instance types"),
+        ("7", "an instance type needs name, "),
+        ('[{"name": "a"}]', "an instance type needs name, "),
+        (
+            '[{"name": 1, "architecture": "a", "operatingSystems": [], "resources": {}, "offerings": []}]',
+            "needs",
+        ),
+        (
+            '{"name": "a", "architecture": "a", "operatingSystems": [], "resources": {}, "offerings": []}',
+            "a list",
+        ),
+    ],
+)
+def test_instance_types_that_karpenter_cannot_read_are_refused_before_anything_starts(tmp_path, text, said):
+    """By `ballast up --karpenter FILE`, in a line that names the file."""
+    path = tmp_path / "types.json"
+    path.write_text(text)
+    done = CliRunner().invoke(up, ["--nodes", "none", "--name", "never", "--karpenter", str(path)])
+    assert done.exit_code == 1
+    assert str(path) in done.output and said in done.output.replace("\n", " ")
+    assert "No such file" in CliRunner().invoke(up, ["--karpenter", str(tmp_path / "none")]).output

@@ -5,15 +5,18 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ballast_localcluster.components import HOST
-from ballast_localcluster.nodes.api import Api, Manifest
+from ballast_localcluster.errors import NodesFileError
+from ballast_localcluster.nodes.api import Api, ApiError, Manifest
 from ballast_localcluster.nodes.configuration import AgentConfiguration
 from ballast_localcluster.nodes.containers.warm_start import WarmStart
 from ballast_localcluster.nodes.events import Events
 from ballast_localcluster.nodes.heartbeat import Heartbeat
 from ballast_localcluster.nodes.log_server import LogServer
+from ballast_localcluster.nodes.node import ProcessNode
 from ballast_localcluster.nodes.pod import Host, Pod
 from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_localcluster.nodes.pod_resources.devices import Devices
@@ -37,6 +40,8 @@ class NodeAgent:
         self._configuration = configuration
         self._pods: dict[str, Pod] = {}
         self._hosts: dict[str, Host] = {}
+        self._elsewhere: dict[str, Manifest] = {}
+        self._adopted: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -54,8 +59,9 @@ class NodeAgent:
         try:
             async with Api(configuration.kubeconfig) as api, asyncio.TaskGroup() as group:
                 events = Events(api)
-                for node in configuration.nodes:
-                    self._hosts[node.name] = Host(
+
+                def host_of(node: ProcessNode) -> tuple[Host, Heartbeat]:
+                    host = Host(
                         api=api,
                         node=node,
                         devices=Devices(node.gpus),
@@ -66,11 +72,18 @@ class NodeAgent:
                         address=HOST,
                         warm_start=warm_start,
                     )
-                    heartbeat = Heartbeat(api, node, host=HOST, port=server.port, version=VERSION)
+                    return host, Heartbeat(api, node, host=HOST, port=server.port, version=VERSION)
+
+                for node in configuration.nodes:
+                    self._hosts[node.name], heartbeat = host_of(node)
                     await heartbeat.register()
                     group.create_task(heartbeat.keep_alive())
+                if configuration.adopts:
+                    group.create_task(self._follow_nodes(api, host_of))
                 group.create_task(self._follow(api))
         finally:
+            for _, serving in self._adopted.values():
+                serving.cancel()
             for pod in self._pods.values():
                 pod.power_cut()
             if warm_start is not None:
@@ -83,7 +96,7 @@ class NodeAgent:
         async for change in api.follow("/api/v1/pods", {"fieldSelector": "spec.nodeName!="}):
             if isinstance(change, list):
                 present = {item["metadata"]["uid"] for item in change}
-                for uid in [uid for uid in self._pods if uid not in present]:
+                for uid in [uid for uid in (*self._pods, *self._elsewhere) if uid not in present]:
                     self._vanished(uid)
                 for item in change:
                     self._seen(item)
@@ -92,10 +105,55 @@ class NodeAgent:
             else:
                 self._seen(change["object"])
 
-    def _seen(self, manifest: Manifest) -> None:
-        host = self._hosts.get(manifest["spec"].get("nodeName", ""))
-        if host is None:
+    async def _follow_nodes(self, api: Api, host_of: Callable[[ProcessNode], tuple[Host, Heartbeat]]) -> None:
+        """Serve Node objects that another program makes, from their appearance until they are gone."""
+        selector = ",".join(f"{key}={value}" for key, value in self._configuration.adopts.items())
+        async for change in api.follow("/api/v1/nodes", {"labelSelector": selector}):
+            if isinstance(change, list):
+                present = {item["metadata"]["uid"] for item in change}
+                for name, (uid, _) in list(self._adopted.items()):
+                    if uid not in present:
+                        self._release(name)
+                for item in change:
+                    self._adopt(item, host_of)
+            elif change["type"] == "DELETED":
+                self._release(change["object"]["metadata"]["name"])
+            else:
+                self._adopt(change["object"], host_of)
+
+    def _adopt(self, item: Manifest, host_of: Callable[[ProcessNode], tuple[Host, Heartbeat]]) -> None:
+        name, uid = item["metadata"]["name"], item["metadata"]["uid"]
+        if name in self._adopted:
             return
+        try:
+            self._hosts[name], heartbeat = host_of(ProcessNode.from_object(item))
+        except NodesFileError as error:
+            log.warning("%s; it is not served", error)
+            return
+        log.info("node %s has come", name)
+        self._adopted[name] = uid, asyncio.create_task(_serve(heartbeat, name, uid))
+        for manifest in [pod for pod in self._elsewhere.values() if pod["spec"]["nodeName"] == name]:
+            self._seen(manifest)
+
+    def _release(self, name: str) -> None:
+        """The Node is gone, and so is the machine, with all that ran on it."""
+        if name not in self._adopted:
+            return
+        log.info("node %s is gone", name)
+        _, serving = self._adopted.pop(name)
+        serving.cancel()
+        del self._hosts[name]
+        for pod in self._pods.values():
+            if pod.manifest["spec"]["nodeName"] == name:
+                pod.power_cut()
+
+    def _seen(self, manifest: Manifest) -> None:
+        host, uid = self._hosts.get(manifest["spec"].get("nodeName", "")), manifest["metadata"]["uid"]
+        if host is None:
+            if self._configuration.adopts and uid not in self._pods:  # its node may be adopted yet
+                self._elsewhere[uid] = manifest
+            return
+        self._elsewhere.pop(uid, None)
         metadata = manifest["metadata"]
         pod = self._pods.get(metadata["uid"])
         if pod is None:
@@ -106,6 +164,7 @@ class NodeAgent:
             pod.delete(metadata.get("deletionGracePeriodSeconds", 0))
 
     def _vanished(self, uid: str) -> None:
+        self._elsewhere.pop(uid, None)
         if pod := self._pods.pop(uid, None):
             log.info("pod %s/%s is gone", pod.metadata["namespace"], pod.metadata["name"])
             task = asyncio.create_task(pod.vanish())
@@ -117,6 +176,15 @@ class NodeAgent:
             if (pod.metadata["namespace"], pod.metadata["name"]) == (namespace, name):
                 return pod
         return None
+
+
+async def _serve(heartbeat: Heartbeat, name: str, uid: str) -> None:
+    try:
+        await heartbeat.adopt(uid)
+    except ApiError as error:  # gone already
+        log.info("node %s: %s", name, error)
+        return
+    await heartbeat.keep_alive()
 
 
 async def serve(configuration: AgentConfiguration) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,7 @@ class AgentConfiguration:
         folder: where pods get their folders.
         logs: where what pods print is kept, and left when a failed cluster's logs are.
         nodes: the nodes it serves.
+        adopts: labels of further nodes that it serves: another program makes and removes their objects.
         warm_start: fork trainers from one process that has torch imported.
     """
 
@@ -26,6 +28,7 @@ class AgentConfiguration:
     folder: Path
     logs: Path
     nodes: tuple[ProcessNode, ...]
+    adopts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     warm_start: bool = True
 
     def write(self, path: Path) -> None:
@@ -42,5 +45,6 @@ class AgentConfiguration:
             folder=Path(value["folder"]),
             logs=Path(value["logs"]),
             nodes=tuple(ProcessNode.from_values(node) for node in value["nodes"]),
+            adopts=value["adopts"],
             warm_start=value["warm_start"],
         )

@@ -52,6 +52,26 @@ class Heartbeat:
         await self._create_lease()
         await self._post_status()
 
+    async def adopt(self, uid: str) -> None:
+        """Take over a Node that another program made: only its lease, its status and one mark are ours.
+
+        Args:
+            uid: of the Node object.
+
+        Raises:
+            ApiError: it is gone.
+        """
+        self._uid = uid
+        marks = self._node.manifest()["metadata"]["annotations"]
+        await self._api.call_until_reached(
+            "PATCH",
+            f"/api/v1/nodes/{self._node.name}",
+            {"metadata": {"uid": uid, "annotations": marks}},
+            content_type="application/merge-patch+json",
+        )
+        await self._create_lease()
+        await self._post_status()
+
     async def keep_alive(self) -> None:
         """Renew the lease and, more seldom, the status, until cancelled."""
         loop = asyncio.get_running_loop()

@@ -23,6 +23,8 @@ PROCESS_NODE_ANNOTATION = "ballast.dev/process-node"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 
+_CPU, _MEMORY = "32", "64Gi"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
@@ -61,8 +63,8 @@ class ProcessNode:
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     slowdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    cpu: str = "32"
-    memory: str = "64Gi"
+    cpu: str = _CPU
+    memory: str = _MEMORY
     pods: int = 110
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -94,6 +96,30 @@ class ProcessNode:
             raise NodesFileError(f"a node has no name: {dict(values)}")
         taints = tuple(Taint(**taint) for taint in values.get("taints", ()))
         return cls(**{**values, "taints": taints})
+
+    @classmethod
+    def from_object(cls, item: Mapping[str, Any]) -> Self:
+        """From a Node object that another program made, and its allocatable resources.
+
+        Raises:
+            NodesFileError: its number of GPUs is none.
+        """
+        metadata, offers = item["metadata"], (item.get("status") or {}).get("allocatable") or {}
+
+        def number(resource: str, usual: str) -> int:
+            text = offers.get(resource, usual)
+            if not text.isdecimal():
+                raise NodesFileError(f"node {metadata['name']}: {resource} is {text!r}, which is no number")
+            return int(text)
+
+        return cls(
+            name=metadata["name"],
+            labels=metadata.get("labels") or {},
+            gpus=number(GPU_RESOURCE, "0"),
+            pods=number("pods", "110"),
+            cpu=offers.get("cpu", _CPU),
+            memory=offers.get("memory", _MEMORY),
+        )
 
     def manifest(self) -> dict[str, Any]:
         """The Node object, without status."""

@@ -1,0 +1,146 @@
+"""Build a Go program once into the user's cache folder: locked, with progress, and whole or not at all."""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ballast_localcluster.errors import BinariesError
+
+_PROGRESS_SECONDS = 10.0
+
+Progress = Callable[[str], None]
+
+
+def print_progress(line: str) -> None:
+    """Write a line of progress to standard error."""
+    print(f"localcluster: {line}", file=sys.stderr, flush=True)  # noqa: T201 - progress of minutes
+
+
+def cache_base() -> Path:
+    """``$XDG_CACHE_HOME`` or ``~/.cache``, then ``ballast``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ballast"
+
+
+def build_once(folder: Path, what: str, build: Callable[[Path], None], progress: Progress) -> None:
+    """Make ``folder`` by ``build`` unless it is there; of several processes one builds, the others wait.
+
+    Args:
+        folder: appears whole, after ``build`` has returned.
+        what: what is built, for people.
+        build: fills the folder it is given.
+        progress: takes one line of progress.
+    """
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock"), what, progress):
+        if folder.is_dir():
+            return
+        for leftover in folder.parent.glob(folder.name + ".building-*"):  # of a build that was killed
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(prefix=folder.name + ".building-", dir=folder.parent) as scratch:
+            build(Path(scratch))
+            Path(scratch).chmod(0o755)
+            os.rename(scratch, folder)  # noqa: PTH104 - the rename of a folder is what makes it appear whole
+            Path(scratch).mkdir()  # what TemporaryDirectory removes
+    progress(f"{what} built: {folder}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path, what: str, progress: Progress) -> Iterator[None]:
+    """Hold a file lock that ends with this process, however it ends."""
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"another process is building {what}: waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def go_command(module: Path, what: str, otherwise: str) -> str:
+    """The `go` of this machine, new enough for the ``go`` line of ``module``, a ``go.mod``.
+
+    Args:
+        module: the file.
+        what: what is built with it, for the message.
+        otherwise: how to do without, for the message.
+
+    Raises:
+        BinariesError: there is none, or it is too old.
+    """
+    go = shutil.which("go")
+    wanted = re.search(r"^go (\d+(?:\.\d+)+)", module.read_text(), re.MULTILINE)
+    assert wanted is not None
+    least = wanted[1].removesuffix(".0")
+    fix = f"To fix: install Go {least} or later (go.dev/dl), or {otherwise}."
+    if go is None:
+        raise BinariesError(f"no `go` found, and {what} is built with it. {fix}")
+    text = run_go([go, "env", "GOVERSION"], module.parent).strip()
+    found = re.match(r"go(\d+(?:\.\d+)+)", text)
+    if found and _numbers(found[1]) < _numbers(least):
+        raise BinariesError(f"{go} is {text}, and {what} needs Go {least}. {fix}")
+    return go
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def run_go(command: Sequence[str], source: Path) -> str:
+    """Run a Go command in the folder of a module; its standard output.
+
+    Raises:
+        BinariesError: it fails, with what it wrote.
+    """
+    done = subprocess.run(
+        command, cwd=source, env=_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise BinariesError(f"`{' '.join(command)}` failed in {source}:\n{done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def compile_packages(command: Sequence[str], source: Path, packages: int, progress: Progress) -> None:
+    """Run `go build -v`, which names each package on a line, and report how far it is.
+
+    Raises:
+        BinariesError: it fails, with the compiler's words.
+    """
+    compiled, reported, others = 0, time.monotonic(), []
+    with subprocess.Popen(
+        command,
+        cwd=source,
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if re.fullmatch(r"[\w./\-]+\n", line):
+                    compiled += 1
+                else:
+                    others.append(line)
+                if time.monotonic() - reported >= _PROGRESS_SECONDS:
+                    reported = time.monotonic()
+                    progress(f"compiled {compiled} packages of at most {packages}")
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        raise BinariesError(f"`go build` failed in {source}:\n{''.join(others).strip()[-4000:]}")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
