@@ -92,6 +92,7 @@ def _assignment(
     common: Mapping[str, Any],
 ) -> Assignment:
     placement, why = round_.placements.get(job.name), round_.reasons.get(job.name, "")
+    why = "; ".join(filter(None, (why, job.left_out)))
     best = next_best(allocation, job.job, gpu_types, chosen=placement.gpu_type if placement else None)
     if job.elastic is not None:
         best = next_best_sizes(job.elastic, allocation.allocation.get(job.name, {}), placement)

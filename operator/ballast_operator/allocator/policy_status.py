@@ -236,6 +236,7 @@ def _capacity(
             pool=pool.name,
             gpu_type=pool.gpu_type,
             capacity_type=capacity.kinds[pool.name].capacity_type,
+            memory_per_gpu=round(capacity.memory[pool.name]) if pool.name in capacity.memory else None,
             nodes=len(capacity.members[pool.name]),
             gpus=gpus[pool.name],
             gpus_held=held[pool.name],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from ballast_policies.registry import PREFIXED, Registry
+from kubernetes.utils.quantity import parse_quantity
 from pydantic import (
     AwareDatetime,
     BaseModel,
@@ -197,6 +198,18 @@ GpuType = Annotated[
 
 DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """Lower case letters, digits and hyphens."""
+
+MemoryQuantity = Annotated[
+    str,
+    Field(max_length=16, pattern=r"^([1-9][0-9]{0,5}(\.[0-9]{1,3})?(M|G|T|Mi|Gi|Ti)|[1-9][0-9]{6,14})$"),
+]
+"""Bytes as Kubernetes writes them, from a megabyte on: ``80G``, ``79.5Gi``, ``85899345920``."""
+
+
+def memory_bytes(quantity: str) -> float:
+    """The bytes of a :data:`MemoryQuantity`."""
+    return float(parse_quantity(quantity))
+
 
 Step = Annotated[int, Field(ge=0, le=2**53)]
 """A number of optimizer steps."""

@@ -20,6 +20,8 @@ class PoolCapacity(StatusModel):
     """Its GPU type."""
     capacity_type: _Name = ""
     """``onDemand`` or ``spot``: as the spec says, or else the labels of its nodes."""
+    memory_per_gpu: Annotated[int, Field(ge=0)] | None = None
+    """Bytes of memory of each GPU that count: as the spec says, or else the catalogue; absent: not known."""
     nodes: Annotated[int, Field(ge=0)] = 0
     """Ready nodes."""
     gpus: Annotated[int, Field(ge=0)] = 0

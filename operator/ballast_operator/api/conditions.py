@@ -104,6 +104,8 @@ class JobReason(enum.StrEnum):
     """Not admitted: even an empty cluster has too few GPUs of one pool for ``pipeline.minStages``."""
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
+    EXCEEDS_MEMORY = "ExceedsMemory"
+    """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 
     NAMESPACE_LIMIT = "NamespaceLimit"
     """Not admitted: a limit of the ClusterPolicy's ``tenants`` is reached; the message says which."""

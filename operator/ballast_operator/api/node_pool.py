@@ -6,7 +6,7 @@ from typing import Annotated
 from ballast_policies.contract import GPU_RESOURCE
 from pydantic import Field
 
-from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, Refused, Rule
+from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused, Rule
 from ballast_operator.api.costs.price_feed import PriceFeed
 
 _LabelValue = Annotated[str, Field(max_length=63)]
@@ -62,6 +62,11 @@ class NodePool(ApiModel):
         ),
     ] = GPU_RESOURCE
     """Resource that its nodes offer and pods ask for."""
+    memory_per_gpu: MemoryQuantity | None = None
+    """Memory of each of its GPUs, e.g. ``80G`` or ``15.5Gi``. A job is not placed where it does not fit, by
+    its own ``memoryPerGpu`` or as measured. Absent: that of the GPU in the catalogue (``ballast gpus``) which
+    the nodes' labels name (``nvidia.com/gpu.product``, AMD's), or else ``gpuType``; ``status.capacity`` has
+    what counts. Where these name none, memory is not looked at."""
     capacity_type: CapacityType | None = None
     """How sure its nodes are to stay. Absent: as the labels of its nodes say, of Karpenter, EKS, GKE, AKS or
     ``ballast.dev/capacity-type``; without such labels ``onDemand``. ``status.capacity`` has what counts."""

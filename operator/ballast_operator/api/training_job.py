@@ -25,7 +25,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from ballast_operator.api import meta
-from ballast_operator.api.base import ApiModel, GpuType, ObjectMeta, Rule, Time, schema
+from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Rule, Time, schema
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
@@ -104,6 +104,10 @@ class TrainingJobSpec(ApiModel):
         Field(max_length=512, json_schema_extra=schema(list_type="map", list_map_keys=["gpuType", "stages"])),
     ] = ()
     """Speeds that are known before the job has run."""
+    memory_per_gpu: MemoryQuantity | None = None
+    """Memory that each GPU must have, at any number of them; it counts in place of what was measured. Absent:
+    once trainers of this namespace have measured the layers of this job, or of one with the same model,
+    batches and parallelism, it is not placed where they do not fit."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share relative to other jobs."""
     entity: Annotated[str, Field(min_length=1, max_length=253)] | None = None

@@ -20,6 +20,7 @@ WARNING_REASONS = frozenset(
     {
         "ExceedsCapacity",
         "NoMatchingGpuType",
+        "ExceedsMemory",
         "Misconfigured",
         "BackoffLimitExceeded",
         "ProposalRefused",

@@ -12,6 +12,7 @@ from ballast_policies.contract.job import JobConfig
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
+from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
@@ -33,6 +34,7 @@ class JobSpec:
         backoff_limit: restarts after failures of its own, at most.
         ttl_seconds: how long it is kept after its end; None: until somebody deletes it.
         template: PodTemplateSpec.
+        memory_per_gpu: bytes that each GPU must have; None: as measured.
         grow: its gang may become smaller and larger while it trains.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
@@ -49,6 +51,7 @@ class JobSpec:
     backoff_limit: int
     ttl_seconds: int | None
     template: Mapping[str, Any]
+    memory_per_gpu: float | None = None
     grow: bool = True
     entity: str | None = None
     deadline: Time | None = None
@@ -109,6 +112,10 @@ class JobSpec:
     def replicas(self) -> tuple[int, ...]:
         """By stage, how many ranks hold it; empty: one each. They fix the size of the gang."""
         return self.config.pipeline.used_replicas
+
+    def positions(self, ranks: int) -> int:
+        """Positions of the pipeline of a gang with ``ranks`` ranks; with replicas, its stages."""
+        return len(self.replicas) or max(1, ranks // self.ranks_per_position)
 
     @property
     def largest_gang(self) -> int:
@@ -203,6 +210,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         weight=spec.weight,
         suspend=spec.suspend,
         grow=spec.grow is not False,
+        memory_per_gpu=None if spec.memory_per_gpu is None else memory_bytes(spec.memory_per_gpu),
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,
         template=spec.template.as_object(),

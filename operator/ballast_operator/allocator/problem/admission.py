@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.gang_size import (
     Refusal,
+    Room,
     admission_error,
     gang_size,
     gang_sizes,
     may_change_size,
 )
+from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
+from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
@@ -41,6 +44,8 @@ class Admitted:
         shrinks: it runs and can give back what it holds beyond ``gpus``.
         gpu_types: that it may use.
         not_tolerated: barring taints.
+        memory: which pools have the memory for it.
+        left_out: pools that it is not offered for lack of memory, as text.
     """
 
     view: JobView
@@ -50,17 +55,23 @@ class Admitted:
     shrinks: bool
     gpu_types: tuple[str, ...]
     not_tolerated: frozenset[str]
+    memory: GangMemory
+    left_out: str = ""
 
 
 def admit(
-    spec: ClusterPolicySpec, capacity: Capacity, views: Sequence[JobView]
+    spec: ClusterPolicySpec,
+    capacity: Capacity,
+    views: Sequence[JobView],
+    profiles: LayerProfiles | None = None,
 ) -> tuple[list[Admitted], list[RefusedJob]]:
-    """(jobs that some round can place, jobs that none can)."""
+    """(jobs that some round can place, jobs that none can); ``profiles``: layers that were measured."""
+    profiles = profiles or LayerProfiles()
     admitted, refused = [], []
     usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
     for view in views:
         try:
-            found: Admitted | Refusal = _admit_one(spec, capacity, view, usable_for)
+            found: Admitted | Refusal = _admit_one(spec, capacity, view, usable_for, profiles)
         except Exception as error:
             if view.running_allocation is not None:
                 raise  # refused, it would lose its GPUs
@@ -79,28 +90,40 @@ def _admit_one(
     capacity: Capacity,
     view: JobView,
     usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]],
+    profiles: LayerProfiles,
 ) -> Admitted | Refusal:
     assert view.spec is not None
     allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
     allocation = view.running_allocation
+    memory = GangMemory(spec=view.spec, need=profiles.need(view.key, view.spec), pools=capacity.memory)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
         alike = barred, view.spec.gpus_per_pod
         if alike not in usable_for:
             usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
         usable = usable_for[alike]
-        size = gang_size(view, spec.node_pools, usable, allowed)
-        refusal = admission_error(view.spec, spec.node_pools, usable, allowed, size)
+        gpus = {pool.name: usable[pool.name] for pool in spec.node_pools if pool.gpu_type in allowed}
+        room = Room(gpus=gpus, memory=memory)
+        size = gang_size(view, room)
+        refusal = admission_error(view.spec, spec.node_pools, room, allowed, size)
         if refusal is None or allocation is not None or not view.avoided:
             break
     if allocation is None and refusal is not None:
         return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
-    sizes = gang_sizes(view, spec.node_pools, usable, allowed)
+    sizes = gang_sizes(view, room, allowed)
     size = sizes[0]
-    if barred:
-        room = {pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size}
-        room |= {allocation.gpu_type} if allocation is not None else set()
-        allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in room)
+    small = memory.too_small(room.gpus, size)
+    if barred or small:
+        holding = {
+            pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size and pool.name not in small
+        }
+        holding |= {allocation.gpu_type} if allocation is not None else set()
+        allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in holding)
+        # Of the other types no node is asked for; of these, nodes of the pools with less memory are closed.
+        own = {allocation.pool} if allocation is not None else set()
+        barred |= {
+            node.taints for node in capacity.nodes if node.pool in small - own and node.gpu_type in allowed
+        }
     return Admitted(
         view=view,
         spec=view.spec,
@@ -109,4 +132,29 @@ def _admit_one(
         shrinks=len(sizes) > 1 and may_change_size(view),
         gpu_types=allowed,
         not_tolerated=barred,
+        memory=memory,
+        left_out=memory.left_out(room.gpus, size) if small else "",
     )
+
+
+def sizes_that_fit(
+    one: Admitted, by_size: Mapping[str, Mapping[int, float]], capacity: Capacity
+) -> dict[str, dict[int, float]]:
+    """GPU type -> size -> steps/s, without sizes that do not fit the memory of a pool of the type.
+
+    Of pools that are closed to the job nothing is asked; the size that it has stays.
+    """
+    if not one.memory.limits:
+        return {gpu_type: dict(found) for gpu_type, found in by_size.items()}
+    held = one.view.held_placement
+    open_pools = {(n.gpu_type, n.pool) for n in capacity.nodes if n.taints not in one.not_tolerated}
+    fitting = {
+        gpu_type: {
+            size: rate
+            for size, rate in found.items()
+            if (held is not None and size == held.gpus)
+            or all(one.memory.fits(pool, size) for of_type, pool in open_pools if of_type == gpu_type)
+        }
+        for gpu_type, found in by_size.items()
+    }
+    return {gpu_type: found for gpu_type, found in fitting.items() if found}

@@ -9,6 +9,7 @@ from ballast_policies.rounds import Node
 
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind
 from ballast_operator.allocator.problem.coming import nodes_to_come
+from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import NodePool
@@ -29,6 +30,7 @@ class Capacity:
         pools: with their own prices.
         tolerance: which jobs tolerate the taints of which nodes.
         kinds: pool -> what kind of machines it has.
+        memory: pool -> bytes of each of its GPUs, where that is known.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
     """
@@ -40,6 +42,7 @@ class Capacity:
     pools: tuple[PricedPool, ...] = ()
     tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
     kinds: Mapping[str, PoolKind] = dataclasses.field(default_factory=dict)
+    memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
 
@@ -75,7 +78,8 @@ def read_capacity(
     members, overlaps = assign_nodes(pools, nodes)
     coming, promised = nodes_to_come(pools, members, jobs)
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
-    tolerance = Tolerance.of(pools, listed, wanting)
+    memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
+    tolerance = Tolerance.of(pools, listed, wanting, apart=pools_apart(pools, memory))
     held = _held_by_running_gangs(jobs)
     values: list[Node] = []
     for pool in pools:
@@ -114,6 +118,7 @@ def read_capacity(
         ),
         tolerance=tolerance,
         kinds={pool.name: pool_kind(pool, members[pool.name]) for pool in pools},
+        memory=memory,
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(
             pool.name

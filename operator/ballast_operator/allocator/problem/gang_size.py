@@ -1,6 +1,7 @@
 """How many GPUs a job's gang asks for, whether it may grow, and whether any pool can hold it."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
 
+from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.clock import Time
@@ -98,37 +100,61 @@ def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "pipeline": {k: v for k, v in pipeline.items() if k not in ("minStages", "maxStages")}}
 
 
-def gang_size(
-    view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
-) -> int:
-    """Most ranks that the job can use, one of its pools has, and its schedule supports.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Room:
+    """Where a gang could be placed in an empty cluster.
+
+    Attributes:
+        gpus: pool -> GPUs on which it may be started, of the pools of types that it allows.
+        memory: which pools have enough memory for it.
+    """
+
+    gpus: Mapping[str, int]
+    memory: GangMemory
+
+    @functools.cached_property
+    def most(self) -> int:
+        """GPUs of the largest pool."""
+        return max(self.gpus.values(), default=0)
+
+    def holds(self, size: int) -> bool:
+        """Whether one of the pools can hold a gang of ``size``."""
+        if size > self.most or not self.memory.limits:
+            return size <= self.most
+        return any(gpus >= size and self.memory.fits(pool, size) for pool, gpus in self.gpus.items())
+
+
+def gang_size(view: JobView, room: Room) -> int:
+    """Most ranks that the job can use, one of its pools has room for, and its schedule supports.
 
     Never below ``minStages``, even if that exceeds the pools or the schedule; see :func:`admission_error`.
     """
     spec = view.spec
     assert spec is not None
     wanted = most_gpus(view)
-    largest = max((by_pool[pool.name] for pool in pools if pool.gpu_type in allowed), default=0)
-    fewest, most = max(1, min(spec.smallest_gang, wanted)), min(wanted, largest)
-    return next((size for size in range(most, fewest - 1, -1) if spec.suits(size)), fewest)
+    fewest, most = max(1, min(spec.smallest_gang, wanted)), min(wanted, room.most)
+    suiting = [size for size in range(most, fewest - 1, -1) if spec.suits(size)]
+    return next((size for size in suiting if room.holds(size)), suiting[-1] if suiting else fewest)
 
 
-def gang_sizes(
-    view: JobView, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str]
-) -> tuple[int, ...]:
+def gang_sizes(view: JobView, room: Room, allowed: Sequence[str]) -> tuple[int, ...]:
     """Sizes that the gang may have, fewest ranks first; what it has now is one of them.
 
     One size where it does not change, and where no pool can hold the smallest: see :func:`gang_size`.
     """
     spec, held = view.spec, view.held_placement
     assert spec is not None
-    largest = gang_size(view, pools, by_pool, allowed)
+    largest = gang_size(view, room)
     if held is not None and (not spec.grow or view.shrinking or view.leaving):
         return (held.gpus,)
     if not spec.grow:
         return (largest,)
     fewest = max(1, min(spec.smallest_gang, largest))
-    sizes = [size for size in range(fewest, largest + 1) if spec.suits(size)] or [largest]
+    suiting = [size for size in range(fewest, largest + 1) if spec.suits(size)]
+    if held is None:
+        sizes = [size for size in suiting if room.holds(size)] or [largest]
+    else:  # it shrinks no further than fits where it is
+        sizes = [size for size in suiting if room.memory.fits(held.pool, size)] or [held.gpus]
     sizes = _thinned(sizes[next(_runnable(spec, sizes, allowed), 0) :])
     if held is None or held.gpus in sizes:
         return tuple(sizes)
@@ -182,7 +208,7 @@ def _thinned(sizes: Sequence[int]) -> list[int]:
 
 
 def admission_error(
-    spec: JobSpec, pools: Sequence[NodePool], by_pool: Mapping[str, int], allowed: Sequence[str], size: int
+    spec: JobSpec, pools: Sequence[NodePool], room: Room, allowed: Sequence[str], size: int
 ) -> Refusal | None:
     """Why no round of this policy can place the job; None: one can."""
     have = ", ".join(sorted({pool.gpu_type for pool in pools}))
@@ -207,9 +233,8 @@ def admission_error(
             message=f"pipeline.microbatches={pipeline.microbatches} is not divisible by {size} ranks, "
             f"required by {pipeline.schedule}. To fix: set a multiple of the number of ranks",
         )
-    largest = {pool.name: by_pool[pool.name] for pool in pools if pool.gpu_type in allowed}
-    if max(largest.values(), default=0) < size:
-        sizes = ", ".join(f"{name} {count}" for name, count in sorted(largest.items()))
+    if room.most < size:
+        sizes = ", ".join(f"{name} {count}" for name, count in sorted(room.gpus.items()))
         per_pod = spec.gpus_per_pod
         pods = f" in pods of gpusPerPod={per_pod}, each on one node" if per_pod > 1 else ""
         have = "have room for" if pods else "have"
@@ -219,4 +244,24 @@ def admission_error(
             message=f"needs {size} GPUs of one pool{pods}; its pools {have}: {sizes}. "
             f"To fix: lower {lower}, or add nodes",
         )
+    if not room.holds(size):
+        return _exceeds_memory(spec, room, size)
     return None
+
+
+def _exceeds_memory(spec: JobSpec, room: Room, size: int) -> Refusal:
+    """No pool has both the GPUs and the memory; the message is about the largest gang that has the GPUs."""
+    enough = [pool for pool in room.gpus if room.memory.fits(pool, size)]
+    if enough:
+        sizes = ", ".join(f"{pool} {room.gpus[pool]}" for pool in sorted(enough))
+        return Refusal(
+            reason=JobReason.EXCEEDS_CAPACITY,
+            message=f"needs {size} GPUs of one pool; its pools whose GPUs have the memory have: {sizes}. "
+            "To fix: lower pipeline.minStages, or add nodes",
+        )
+    most = min(spec.largest_gang, room.most)
+    widest = next((count for count in range(most, size - 1, -1) if spec.suits(count)), size)
+    wide = [pool for pool, gpus in room.gpus.items() if gpus >= widest]
+    return Refusal(
+        reason=JobReason.EXCEEDS_MEMORY, message=room.memory.shortfall(widest, tuple(room.gpus), wide)
+    )

@@ -9,7 +9,7 @@ from ballast_policies.rounds import Placement
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
-from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit
+from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit, sizes_that_fit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
 from ballast_operator.allocator.problem.gang_size import change_pause, may_grow, may_move, restart_seconds
@@ -38,6 +38,7 @@ class SnapshotJob:
         pods: names of its gang's pods, by rank.
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: GPUs of each of its pods, which are on one node.
+        left_out: pools that it is not offered for lack of memory, as text.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
     """
 
@@ -51,6 +52,7 @@ class SnapshotJob:
     not_tolerated: frozenset[str] = frozenset()
     gpus_per_pod: int = 1
     measured: bool = True
+    left_out: str = ""
 
     @property
     def name(self) -> str:
@@ -135,7 +137,7 @@ def take_snapshot(
     """What the policy ``spec`` has to decide on; ``spent``: teams that have spent their budget."""
     wanting, over = without_suspended_teams([view for view in jobs if wants_gpus(view, now)], spent or {})
     capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting)
-    admitted, refused = admit(spec, capacity, wanting)
+    admitted, refused = admit(spec, capacity, wanting, measurements.profiles)
     refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
     tenants = admit_tenants(
@@ -155,7 +157,7 @@ def take_snapshot(
     speeds = measurements.estimates(requests, capacity.gpu_types)
     return Snapshot(
         capacity=capacity,
-        jobs=tuple(_snapshot_job(one, speeds[one.view.key], measurements, now) for one in admitted),
+        jobs=tuple(_snapshot_job(one, speeds[one.view.key], measurements, capacity, now) for one in admitted),
         refused=tuple(refused),
         tenants=tenants.rooms,
         spent=spent or {},
@@ -163,7 +165,11 @@ def take_snapshot(
 
 
 def _snapshot_job(
-    one: Admitted, speeds: Mapping[str, Estimate], measurements: Measurements, now: Time
+    one: Admitted,
+    speeds: Mapping[str, Estimate],
+    measurements: Measurements,
+    capacity: Capacity,
+    now: Time,
 ) -> SnapshotJob:
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
@@ -173,7 +179,7 @@ def _snapshot_job(
     elastic = None
     if len(one.sizes) > 1:
         request = GangRequest(key=view.key, spec=one.spec, stages=one.gpus)
-        by_size = measurements.by_size(request, known, one.sizes)
+        by_size = sizes_that_fit(one, measurements.by_size(request, known, one.sizes), capacity)
         if by_size:
             elastic = ElasticGang(
                 speeds=by_size,
@@ -195,6 +201,7 @@ def _snapshot_job(
         pods=held.pods if held is not None else (),
         not_tolerated=one.not_tolerated,
         gpus_per_pod=per_pod,
+        left_out=one.left_out,
         measured=any(speed.source != "unknown" for speed in known.values()),
     )
 

@@ -20,6 +20,7 @@ from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.size_speeds import (
     Speeds,
     between,
@@ -70,13 +71,18 @@ class _Kind:
 
 
 class Measurements:
-    """What the trainers have reported, by job and by kind; the allocator saves it with its accounts."""
+    """What the trainers have reported, by job and by kind; the allocator saves it with its accounts.
+
+    Attributes:
+        profiles: what they have reported of their layers.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[Key, Measured] = {}
         self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
         self._kind_by_job: dict[Key, _Kind] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
+        self.profiles = LayerProfiles()
 
     @property
     def jobs(self) -> Mapping[Key, Measured]:
@@ -98,6 +104,7 @@ class Measurements:
         allocation, lease = view.status.allocation, view.lease
         if allocation is None or lease is None or lease.report is None or not view.acknowledged:
             return
+        self.profiles.record(view)
         report, plan = lease.report, view.launched_plan
         rate = report.steps_per_second
         if plan is None or report.epoch != plan.epoch or rate is None or not LEAST_RATE <= rate <= MOST_RATE:
@@ -128,6 +135,7 @@ class Measurements:
     def keep(self, keys: Iterable[Key]) -> None:
         """Forget all other jobs; their kinds are remembered."""
         wanted = set(keys)
+        self.profiles.keep(wanted)
         for gone in [key for key in self._kind_by_job if key not in wanted]:
             del self._kind_by_job[gone]
         self._jobs = {key: value for key, value in self._jobs.items() if key in wanted}

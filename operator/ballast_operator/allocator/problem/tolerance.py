@@ -40,9 +40,17 @@ class Tolerance:
 
     @classmethod
     def of(
-        cls, pools: Sequence[NodePool], members: Mapping[str, Sequence[NodeView]], jobs: Sequence[JobView]
+        cls,
+        pools: Sequence[NodePool],
+        members: Mapping[str, Sequence[NodeView]],
+        jobs: Sequence[JobView],
+        *,
+        apart: Mapping[str, str] | None = None,
     ) -> Self:
-        """From the nodes of each pool and the jobs that want GPUs."""
+        """From the nodes of each pool and the jobs that want GPUs.
+
+        ``apart``: pool -> mark of pools whose nodes are told from those of others.
+        """
         relevant = {
             node.name: blocking(node.taints, (), pool.gpu_resource) if node.taints else ()
             for pool in pools
@@ -56,7 +64,8 @@ class Tolerance:
             for asked in {requirements for _, requirements, _ in wanting}
         }
         avoided = frozenset[str]().union(*(names for _, _, names in wanting))
-        texts = _texts(relevant, list(excluded.values()), avoided)
+        marks = {node.name: mark for pool, mark in (apart or {}).items() for node in members[pool]}
+        texts = _texts(relevant, list(excluded.values()), avoided, marks)
         kinds = {texts[name]: taints for name, taints in relevant.items()}
         not_tolerated: dict[Signature, frozenset[str]] = {}
         if any(kinds.values()) or avoided or any(excluded.values()):
@@ -88,10 +97,13 @@ def _signature(view: JobView, *, avoid: bool = True) -> Signature:
 
 
 def _texts(
-    relevant: Mapping[str, tuple[Taint, ...]], excluded: Sequence[frozenset[str]], avoided: frozenset[str]
+    relevant: Mapping[str, tuple[Taint, ...]],
+    excluded: Sequence[frozenset[str]],
+    avoided: frozenset[str],
+    apart: Mapping[str, str],
 ) -> dict[str, str]:
     """Node -> its text; a node that some job avoids has its own."""
-    marks: dict[str, list[str]] = {name: [] for name in relevant}
+    marks: dict[str, list[str]] = {name: [apart[name]] if name in apart else [] for name in relevant}
     for number, names in enumerate(excluded):
         for name in names:
             marks[name].append(str(number))
