@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from ballast_policies.contract.decode import decode
 from ballast_policies.contract.errors import ContractError, camel
-from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job import JobConfig, ModelConfig, PipelineConfig
 from ballast_policies.contract.settings import cluster_problems
 from pydantic import (
     Field,
@@ -36,6 +36,14 @@ CONFIG = "config"
 
 CONFIG_FIELDS = frozenset(camel(name) for name in JobConfig.__dataclass_fields__)
 """The trainer's fields, as JSON spells them."""
+
+
+TYPICAL = JobConfig(
+    total_steps=100_000,
+    model=ModelConfig(name="gpt", layers=24),
+    pipeline=PipelineConfig(max_stages=4, global_batch_size=64),
+)
+"""A job as most are, which the schema's rules are to check at little cost."""
 
 
 class KnownThroughput(ApiModel):
@@ -81,7 +89,7 @@ class TrainingJobSpec(ApiModel):
             "To fix: make a new TrainingJob",
         ),
         Rule(
-            "has(self.model) || !has(self.grow) || !self.grow",
+            "!has(self.grow) || has(self.model) || !self.grow",
             "grow: a job without a model changes its size by a restart, not while it trains. "
             "To fix: leave grow out",
             ".grow",
@@ -92,7 +100,7 @@ class TrainingJobSpec(ApiModel):
         JobConfig,
         PlainValidator(_read_config),
         PlainSerializer(JobConfig.to_dict),
-        WithJsonSchema(settings_schema(JobConfig)),
+        WithJsonSchema(settings_schema(JobConfig, typical=TYPICAL)),
     ]
     """What the trainer acts on."""
     gpu_types: Annotated[

@@ -1,6 +1,7 @@
 """Rules of the contract's configuration as CEL, which the API server evaluates on ``kubectl apply``."""
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ballast_policies.contract.conditions import (
@@ -16,20 +17,50 @@ from ballast_policies.contract.conditions import (
     Membership,
     Presence,
     Term,
+    absent,
 )
 from ballast_policies.contract.row_conditions import ItemRows, RowFact
 from ballast_policies.contract.rules import Rule, json_path
 
 
-def cel_rule(rule: Rule, optional: Callable[[str], bool]) -> str | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """The object that a rule stands on, as the API server has it.
+
+    Attributes:
+        optional: whether the field at a dotted path, in Python's spelling, may be missing.
+        typical: an object as most are; None: the parts of a rule keep their order.
+        width: number of fields of the object at a dotted path, of ``self`` for the empty path; 0: no object.
+    """
+
+    optional: Callable[[str], bool]
+    typical: Any = None
+    width: Callable[[str], int] = lambda path: 0
+
+    def present(self, path: str) -> bool:
+        """Whether the typical object has the field."""
+        return Field(path).value(self.typical) not in (None, ())
+
+    def cost(self, path: str) -> int:
+        """Properties that the API server looks at when it reads the field of the typical object.
+
+        It builds a map of all properties of an object twice for each field that is found, once for each that is
+        not, and once for an object that it finds.
+        """
+        above, _, _ = path.rpartition(".")
+        before = self.cost(above) if above else 0
+        if above and not self.present(above):
+            return before
+        found = self.width(above) + self.width(path) if self.present(path) else 0
+        return before + self.width(above) + found
+
+
+def cel_rule(rule: Rule, shape: Shape) -> str | None:
     """The rule's condition over ``self``; None: CEL cannot express it.
 
-    A rule holds where a field that it compares is not set, so those that may be missing are asked for first:
-    the API server also evaluates rules on defaults that are not filled in yet.
-
-    Args:
-        rule: the rule.
-        optional: whether the field at a dotted path, in Python's spelling, may be missing.
+    A rule holds where a field that it compares is not set, so those that may be missing are asked for.
+    The order of the parts means nothing to CEL, which lets a true part decide whatever the others are, errors
+    among them; it evaluates them from the left, so what makes most objects pass at least cost stands first.
     """
     if not isinstance(rule.condition, Condition):
         return None
@@ -38,10 +69,38 @@ def cel_rule(rule: Rule, optional: Callable[[str], bool]) -> str | None:
         parts = path.split(".")
         for count in range(1, len(parts) + 1):
             prefix = ".".join(parts[:count])
-            if optional(prefix):
+            if shape.optional(prefix):
                 paths[prefix] = None
-    absent = [f"!has(self.{json_path(path)})" for path in paths]
-    return " || ".join([*absent, _condition(rule.condition, optional, isinstance(rule.condition, AllOf))])
+    found = [(_absent(path), absent(path)) for path in paths]
+    for part in _flat((rule.condition,)):
+        found.append((_condition(part, shape.optional, isinstance(part, AllOf)), part))
+    if shape.typical is not None:
+        found.sort(key=lambda each: _rank(each[1], shape))
+    return " || ".join(text for text, _ in found)
+
+
+def _absent(path: str) -> str:
+    return f"!has(self.{json_path(path)})"
+
+
+def _rank(part: Condition, shape: Shape) -> tuple[bool, int]:
+    """Sorts first what holds of the typical object and reads little."""
+    passes = part.holds(shape.typical) and all(map(shape.present, part.fields()))
+    return not passes, sum(map(shape.cost, _read(part)))
+
+
+def _read(condition: Condition) -> Iterator[str]:
+    """Paths of all fields that it reads."""
+    match condition:
+        case AnyOf(parts=parts) | AllOf(parts=parts):
+            for part in parts:
+                yield from _read(part)
+        case Presence(path=path) | Items(path=path) | ItemRows(path=path):
+            yield path
+        case AtDefaults(leaves=leaves):
+            yield from (path for path, _ in leaves)
+        case _:
+            yield from condition.fields()
 
 
 def cel_list(values: Iterable[Any]) -> str:

@@ -18,19 +18,26 @@ from ballast_policies.contract.wire import encode
 
 from ballast_operator.api.base import immutable, registered
 from ballast_operator.api.base import schema as extensions
-from ballast_operator.api.schema.cel import cel_rule
+from ballast_operator.api.schema.cel import Shape, cel_rule
 from ballast_operator.api.schema.docstrings import field_docs, one_line
+from ballast_operator.api.schema.structural import worth_defaulting
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 
 
-def settings_schema(kind: type[Settings]) -> dict[str, Any]:
-    """JSON schema of an object of this kind, in pydantic's form; see ``structural.structural_schema``."""
+def settings_schema(kind: type[Settings], *, typical: Settings | None = None) -> dict[str, Any]:
+    """JSON schema of an object of this kind, in pydantic's form; see ``structural.structural_schema``.
+
+    Args:
+        kind: of the configuration.
+        typical: one as most are, for which its rules are to cost the API server little.
+    """
     hints = typing.get_type_hints(kind)
     docs = field_docs(cast("Any", kind))
     properties, required = {}, required_fields(kind)
-    validations = [entry for rule in kind.RULES if (entry := _validation(kind, rule)) is not None]
+    shape = Shape(lambda path: _optional(kind, path), typical, lambda path: _width(kind, path))
+    validations = [entry for rule in kind.RULES if (entry := _validation(shape, rule)) is not None]
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         facts = facts_of(field)
         needed = field.name in required
@@ -62,8 +69,8 @@ def required_fields(kind: type[Settings]) -> list[str]:
     ]
 
 
-def _validation(kind: type[Settings], rule: Rule) -> dict[str, str] | None:
-    expression = cel_rule(rule, lambda path: _optional(kind, path))
+def _validation(shape: Shape, rule: Rule) -> dict[str, str] | None:
+    expression = cel_rule(rule, shape)
     if expression is None:
         return None
     return {"rule": expression, "message": rule.message, "fieldPath": f".{rule.path}"}
@@ -81,10 +88,12 @@ def _needed_with(kind: type[Settings]) -> list[dict[str, str]]:
                 continue
             path = f"{camel(name)}.{camel(field.name)}"
             there = path if name in required_fields(kind) else camel(name)
-            has = f"has(self.{path})" if there == path else f"(has(self.{there}) && has(self.{path}))"
+            has = f"has(self.{path})"
+            if _optional(kind, name):
+                has = f"(has(self.{camel(name)}) && {has})"
             found.append(
                 {
-                    "rule": f"!has(self.{camel(other)}) || {has}",
+                    "rule": f"{has} || !has(self.{camel(other)})",
                     "message": f"{path} is missing, which a job with {camel(other)} needs. "
                     "To fix: give it a value",
                     "fieldPath": f".{there}",
@@ -93,12 +102,40 @@ def _needed_with(kind: type[Settings]) -> list[dict[str, str]]:
     return found
 
 
-def _optional(kind: Any, path: str) -> bool:
-    """Whether the field at ``path`` may be missing, where the parts above it are there."""
+def _optional(kind: Any, path: str, *, filled_in: bool | None = None) -> bool:
+    """Whether the field at ``path`` may be missing, where the parts above it are there.
+
+    The API server fills in the defaults of an object before it checks its rules. The exception is an object that
+    has a default itself: its rules are also checked on that one, ``{}``, as it is.
+
+    Args:
+        kind: of the object.
+        path: dotted, in Python's spelling.
+        filled_in: whether the object's defaults are; None: where it has no default itself.
+    """
     first, _, rest = path.partition(".")
-    if not rest:
-        return first not in required_fields(kind)
-    return _optional(_inner(typing.get_type_hints(kind)[first]), rest)
+    inner = _inner(typing.get_type_hints(kind)[first])
+    if rest:
+        return _optional(inner, rest, filled_in=True)
+    if first in required_fields(kind):
+        return False
+    if filled_in is None:
+        filled_in = bool(required_fields(kind)) or not _says_something(kind, kind())
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == first)
+    return not filled_in or not _says_something(inner, _default(field, required=False))
+
+
+def _says_something(kind: Any, default: Any) -> bool:
+    """Whether the CRD has the default: see :func:`~ballast_operator.api.schema.structural.worth_defaulting`."""
+    encoded = None if default is None else encode(default, without_none=True)
+    return worth_defaulting(encoded, is_model=_is_settings(kind))
+
+
+def _width(kind: Any, path: str) -> int:
+    """Number of fields of the object at ``path``; 0: there is none."""
+    for name in path.split(".") if path else ():
+        kind = _inner(typing.get_type_hints(kind)[name])
+    return len(dataclasses.fields(kind)) if _is_settings(kind) else 0
 
 
 def _field(field: "dataclasses.Field[Any]", hint: Any, doc: str, required: bool) -> dict[str, Any]:
@@ -106,18 +143,22 @@ def _field(field: "dataclasses.Field[Any]", hint: Any, doc: str, required: bool)
     schema = _type(_inner(hint), facts)
     if doc or "description" not in schema:
         schema["description"] = one_line(doc)
-    default = None
-    if not required and not facts.required_with:
-        if field.default is not dataclasses.MISSING:
-            default = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+    default = _default(field, required=required)
     if default is not None:
         schema["default"] = encode(default, without_none=True)
     if facts.immutable:
         rule = immutable(camel(field.name), facts.immutable).to_schema()
         schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", []), rule]
     return schema
+
+
+def _default(field: "dataclasses.Field[Any]", *, required: bool) -> Any:
+    """What the schema says of a field that is left out; None: nothing."""
+    if required or facts_of(field).required_with:
+        return None
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _type(hint: Any, facts: Facts) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _convert(source: Mapping[str, Any], definitions: Mapping[str, Any], path: st
         result["enum"] = [source["const"]]
     result |= {key: source[key] for key in _COPIED if key in source}
     result |= _bounds(source, path)
-    if defaults and _worth_defaulting(source):
+    if defaults and worth_defaulting(source.get("default"), is_model=_is_model(source)):
         result["default"] = _default(source)
     if "items" in source:
         result["items"] = _convert(source["items"], definitions, f"{path}[]", defaults)
@@ -141,13 +141,15 @@ def _object(source: Mapping[str, Any], definitions: Mapping[str, Any], path: str
     return result
 
 
-def _worth_defaulting(source: Mapping[str, Any]) -> bool:
-    """Whether the default says something: an empty list or map is as good as an absent one."""
-    if "default" not in source:
-        return False
-    default = source["default"]
+def worth_defaulting(default: Any, *, is_model: bool) -> bool:
+    """Whether the default says something: an empty list or map is as good as an absent one.
+
+    Args:
+        default: as JSON has it; None: there is none.
+        is_model: whether the field is an object with fields of its own.
+    """
     if isinstance(default, dict):
-        return _is_model(source) and any(value not in ({}, []) for value in default.values())
+        return is_model and any(value not in ({}, []) for value in default.values())
     return default is not None and default != []
 
 
