@@ -44,8 +44,8 @@ class Shape:
     def cost(self, path: str) -> int:
         """Properties that the API server looks at when it reads the field of the typical object.
 
-        It builds a map of all properties of an object twice for each field that is found, once for each that is
-        not, and once for an object that it finds.
+        It builds a map of all properties of an object twice for each field that it finds there, once for each
+        that it does not, and once for an object that it finds.
         """
         above, _, _ = path.rpartition(".")
         before = self.cost(above) if above else 0
@@ -71,9 +71,9 @@ def cel_rule(rule: Rule, shape: Shape) -> str | None:
             prefix = ".".join(parts[:count])
             if shape.optional(prefix):
                 paths[prefix] = None
-    found = [(_absent(path), absent(path)) for path in paths]
-    for part in _flat((rule.condition,)):
-        found.append((_condition(part, shape.optional, isinstance(part, AllOf)), part))
+    found: list[tuple[str, Condition]] = [(_absent(path), absent(path)) for path in paths]
+    parts = _flat((rule.condition,))
+    found += [(_condition(part, shape.optional, isinstance(part, AllOf)), part) for part in parts]
     if shape.typical is not None:
         found.sort(key=lambda each: _rank(each[1], shape))
     return " || ".join(text for text, _ in found)

@@ -105,8 +105,8 @@ def _needed_with(kind: type[Settings]) -> list[dict[str, str]]:
 def _optional(kind: Any, path: str, *, filled_in: bool | None = None) -> bool:
     """Whether the field at ``path`` may be missing, where the parts above it are there.
 
-    The API server fills in the defaults of an object before it checks its rules. The exception is an object that
-    has a default itself: its rules are also checked on that one, ``{}``, as it is.
+    The API server fills in the defaults of an object before it checks its rules. The exception is an object
+    that has a default itself: its rules are also checked on that one, ``{}``, as it is.
 
     Args:
         kind: of the object.
@@ -126,7 +126,7 @@ def _optional(kind: Any, path: str, *, filled_in: bool | None = None) -> bool:
 
 
 def _says_something(kind: Any, default: Any) -> bool:
-    """Whether the CRD has the default: see :func:`~ballast_operator.api.schema.structural.worth_defaulting`."""
+    """Whether the CRD states the default; see ``structural.worth_defaulting``."""
     encoded = None if default is None else encode(default, without_none=True)
     return worth_defaulting(encoded, is_model=_is_settings(kind))
 
