@@ -72,8 +72,8 @@ def cel_rule(rule: Rule, shape: Shape) -> str | None:
             if shape.optional(prefix):
                 paths[prefix] = None
     found: list[tuple[str, Condition]] = [(_absent(path), absent(path)) for path in paths]
-    parts = _flat((rule.condition,))
-    found += [(_condition(part, shape.optional, isinstance(part, AllOf)), part) for part in parts]
+    disjuncts = _flat((rule.condition,))
+    found += [(_condition(part, shape.optional, isinstance(part, AllOf)), part) for part in disjuncts]
     if shape.typical is not None:
         found.sort(key=lambda each: _rank(each[1], shape))
     return " || ".join(text for text, _ in found)
