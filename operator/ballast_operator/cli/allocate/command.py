@@ -7,15 +7,18 @@ import math
 from typing import Any, TextIO
 
 import click
+from ballast_policies.allocation.gang_sizes import MOST_LISTED
+from ballast_policies.allocation.generated import GENERATES, allocate_generated
 from ballast_policies.allocation.problem import Allocation, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, find_policy
 from ballast_policies.allocation.registry import allocate as solve
 from ballast_policies.allocation.solvers.linear import SolverError
+from ballast_policies.configuration import Configuration
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ballast_operator.cli.allocate.input import read_problem
+from ballast_operator.cli.allocate.input import Input, read_problem
 from ballast_operator.cli.own_modules import import_from_here
 
 INTERNAL = ("start",)
@@ -47,8 +50,8 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
     # Millions of values, none in a cycle: to look for cycles would take a fifth of the time.
     gc.disable()
     try:
-        problem = read_problem(source.read())
-        allocation = solve(policy, problem, agnostic=agnostic, space_sharing=space_sharing)
+        read = read_problem(source.read())
+        allocation, generated = _solved(policy, read, agnostic=agnostic, space_sharing=space_sharing)
     except ProblemError as error:
         raise click.UsageError(str(error)) from error
     except UnicodeDecodeError as error:
@@ -60,9 +63,53 @@ def allocate(policy: str, source: TextIO, agnostic: bool, space_sharing: bool, o
     finally:
         gc.enable()
     if output == "json":
-        click.echo(json.dumps(_as_json(allocation), allow_nan=False))
+        click.echo(json.dumps({**_as_json(allocation), **generated}, allow_nan=False))
     else:
-        _print(allocation, problem)
+        _print(allocation, read)
+
+
+def _solved(
+    policy: str, read: Input, *, agnostic: bool, space_sharing: bool
+) -> tuple[Allocation, dict[str, Any]]:
+    """(the answer, what the JSON has besides it where configurations were generated)."""
+    if not read.sources:
+        return solve(policy, read.problem, agnostic=agnostic, space_sharing=space_sharing), {}
+    for option, given in (("--agnostic", agnostic), ("--space-sharing", space_sharing)):
+        if given:
+            job = next(iter(read.sources))
+            raise ProblemError(f"{option}: not with jobs that have generate, as {job}. To fix: leave it out")
+    if policy not in GENERATES:
+        return solve(policy, _listed(policy, read)), {}
+    found = allocate_generated(policy, read.problem, read.sources)
+    configurations = {
+        name: [
+            {"name": each.name, "gpus": dict(each.gpus), "throughput": each.throughput}
+            for each in some
+            if each.throughput > 0
+        ]
+        for name, some in found.configurations.items()
+    }
+    return found.allocation, {"configurations": configurations}
+
+
+def _listed(policy: str, read: Input) -> Problem:
+    """The problem with all configurations of its jobs, for a policy that cannot ask for the best one."""
+    jobs = []
+    for job in read.problem.jobs:
+        source = read.sources.get(job.name)
+        if source is not None:
+            listed = source.listed(read.problem.capacity)
+            if listed is None:
+                raise ProblemError(
+                    f"jobs[{job.name}].generate: it has more than {MOST_LISTED:,} configurations, too many "
+                    f"to list for {policy}. To fix: fewer sizes, or one of {', '.join(GENERATES)}"
+                )
+            # One that the cluster has no GPUs for is an elastic job all the same.
+            idle = Configuration.of_one_type(read.problem.gpu_types[0], 1, 0.0)
+            jobs.append(dataclasses.replace(job, configurations=listed or (idle,)))
+        else:
+            jobs.append(job)
+    return dataclasses.replace(read.problem, jobs=tuple(jobs))
 
 
 def _as_json(allocation: Allocation) -> dict[str, Any]:
@@ -79,8 +126,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _print(allocation: Allocation, problem: Problem) -> None:
-    elastic = {job.name for job in problem.jobs if job.configurations}
+def _print(allocation: Allocation, read: Input) -> None:
+    problem = read.problem
+    elastic = {job.name for job in problem.jobs if job.configurations or job.name in read.sources}
     gpu_types = problem.gpu_types if len(elastic) < len(problem.jobs) else ()
     table = Table("job", *gpu_types, *(["configurations"] if elastic else []), "steps/s", "level")
     for job, row in allocation.allocation.items():

@@ -1,8 +1,10 @@
 """The input of ``ballast allocate``: the Problem of a JSON text."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ballast_policies.allocation.gang_sizes import GangSizes
 from ballast_policies.allocation.problem import Problem, ProblemError
 from ballast_policies.contract import ContractError
 from ballast_policies.contract import errors as contract
@@ -12,8 +14,25 @@ SMALLEST, LARGEST = 1e-9, 1e15
 """Limits of numbers other than 0; speeds, prices, weights and times of real clusters lie within."""
 
 
-def read_problem(text: str) -> Problem:
-    """The problem that a JSON text states. Its keys are the fields of :class:`Problem`.
+GENERATE = "generate"
+"""Key of a job that states its configurations by numbers of GPUs instead of listing them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What a text states.
+
+    Attributes:
+        problem: the cluster and its jobs; those in ``sources`` have neither throughput nor configurations.
+        sources: name of a job -> how its configurations follow from numbers of GPUs.
+    """
+
+    problem: Problem
+    sources: Mapping[str, GangSizes]
+
+
+def read_problem(text: str) -> Input:
+    """The problem that a JSON text states. Its keys are the fields of :class:`Problem`, and ``generate``.
 
     Raises:
         ProblemError: not JSON, an unknown or missing key, or an impossible value; the text names the field.
@@ -25,29 +44,54 @@ def read_problem(text: str) -> Problem:
             raise ContractError(impossible)
         if isinstance(value, Mapping) and isinstance(value.get("capacity"), Mapping):
             value = {**value, "capacity": _of_every_type(value)}
-        problem = _decoded(value)
+        read = _decoded(value)
     except ContractError as error:
         raise ProblemError("; ".join(map(_shown, error.problems))) from error
-    unusable = list(_unusable_names(problem))
+    unusable = [*_unusable_names(read.problem), *_unusable_sizes(read)]
     if unusable:
         raise ProblemError("; ".join(map(str, unusable)))
-    return problem
+    return read
 
 
-def _decoded(value: Any) -> Problem:
+def _decoded(value: Any) -> Input:
     """The problem, with speeds for each job.
 
     Raises:
         ContractError: a value does not fit, or a job has no speeds, or two sets of them.
     """
     wrong = list(_without_one_way_to_run(value))
+    sizes: dict[int, GangSizes] = {}
+    for index, job in enumerate(_jobs(value)):
+        if isinstance(job, Mapping) and job.get(GENERATE) is not None:
+            try:
+                path = f"jobs[{index}].{GENERATE}"
+                sizes[index] = decode(GangSizes, job[GENERATE], path=path, spelling=str)
+            except ContractError as error:
+                wrong += error.problems
     try:
-        problem = decode(Problem, value, spelling=str)
+        problem = decode(Problem, _without_generate(value), spelling=str)
     except ContractError as error:
         raise ContractError([*error.problems, *wrong]) from error
     if wrong:
         raise ContractError(wrong)
-    return problem
+    return Input(
+        problem=problem, sources={problem.jobs[index].name: source for index, source in sizes.items()}
+    )
+
+
+def _jobs(value: Any) -> list[Any]:
+    jobs = value.get("jobs") if isinstance(value, Mapping) else None
+    return jobs if isinstance(jobs, list) else []
+
+
+def _without_generate(value: Any) -> Any:
+    if not any(isinstance(job, Mapping) and GENERATE in job for job in _jobs(value)):
+        return value
+    jobs = [
+        {key: each for key, each in job.items() if key != GENERATE} if isinstance(job, Mapping) else job
+        for job in _jobs(value)
+    ]
+    return {**value, "jobs": jobs}
 
 
 def _shown(problem: contract.Problem) -> str:
@@ -86,24 +130,40 @@ def _beyond_limits(value: Any, path: str) -> Iterator[contract.Problem]:
 
 
 def _without_one_way_to_run(value: Any) -> Iterator[contract.Problem]:
-    """One problem for each job that gives neither ``throughput`` nor ``configurations``, or both."""
-    jobs = value.get("jobs") if isinstance(value, Mapping) else None
-    for index, job in enumerate(jobs if isinstance(jobs, list) else ()):
+    """One problem for each job without ``throughput``, ``configurations`` and ``generate``, or with two."""
+    for index, job in enumerate(_jobs(value)):
         if not isinstance(job, Mapping):
             continue
         path = f"jobs[{index}]"
-        if job.get("configurations") is None:
+        stated = next((key for key in (GENERATE, "configurations") if job.get(key) is not None), None)
+        if stated is None:
             if job.get("throughput") is None:
                 yield contract.Problem(
                     f"{path}.throughput", "missing. To fix: give it a value, or configurations in its place"
                 )
             continue
-        if job["configurations"] == []:
+        if job.get("configurations") == []:
             yield contract.Problem(f"{path}.configurations", "there is none. To fix: give at least one")
-        for key in ("throughput", "gpus"):
+        for key in ("throughput", "gpus", *(["configurations"] if stated == GENERATE else [])):
             if job.get(key) is not None:
-                reason = "the configurations state it. To fix: leave it out, or give no configurations"
+                has = f"{GENERATE} states" if stated == GENERATE else "the configurations state"
+                reason = f"{has} it. To fix: leave it out, or give no {stated}"
                 yield contract.Problem(f"{path}.{key}", reason)
+
+
+def _unusable_sizes(read: Input) -> Iterator[contract.Problem]:
+    """One problem for each GPU type that is not there, and for each job with too many sizes to look at."""
+    types, capacity = read.problem.gpu_types, read.problem.capacity.values()
+    for index, job in enumerate(read.problem.jobs):
+        source, path = read.sources.get(job.name), f"jobs[{index}].{GENERATE}"
+        if source is None:
+            continue
+        for gpu_type in source.throughput:
+            if gpu_type not in types:
+                yield contract.Problem(f"{path}.throughput.{gpu_type}", f"not one of gpu_types {list(types)}")
+        reason = source.too_many_sizes(int(sum(capacity) if source.mixed else max(capacity, default=0)))
+        if reason is not None:
+            yield contract.Problem(f"{path}.sizes", reason)
 
 
 def _unusable_names(problem: Problem) -> Iterator[contract.Problem]:
