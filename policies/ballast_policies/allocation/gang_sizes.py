@@ -62,12 +62,12 @@ class GangSizes:
             yield Problem("microbatches", f"of microbatches and speedup {both}. To fix: give one of them")
         if self.microbatches is not None and self.microbatches < 1:
             yield Problem("microbatches", f"{self.microbatches} is not at least 1")
-        for size, times in (self.speedup or {}).items():
-            if not _is_number_of_gpus(size):
-                yield Problem(f"speedup.{size}", f"'{size}' is not a number of GPUs, such as '4'")
+        for text, times in (self.speedup or {}).items():
+            if not _is_number_of_gpus(text):
+                yield Problem(f"speedup.{text}", f"'{text}' is not a number of GPUs, such as '4'")
             elif not times > 0:
-                yield Problem(f"speedup.{size}", f"{times:g} is not above 0")
-            elif int(size) == 1 and times != 1:
+                yield Problem(f"speedup.{text}", f"{times:g} is not above 0")
+            elif int(text) == 1 and times != 1:
                 yield Problem("speedup.1", f"{times:g} is not 1, the speed of one GPU. To fix: leave it out")
         if self.sizes is not None:
             if not self.sizes:
@@ -98,15 +98,13 @@ class GangSizes:
             before = np.cumsum(there[order], axis=1) - there[order]
             taken = np.zeros_like(order)
             np.put_along_axis(taken, order, np.clip(sizes[:, None] - before, 0, there[order]), axis=1)
-            size = int(np.argmax((gains * taken).sum(axis=1)))
-            gpus = taken[size]
+            best = int(np.argmax((gains * taken).sum(axis=1)))
+            gpus = taken[best]
         else:
-            enough = sizes[:, None] <= there
-            size, of_type = np.unravel_index(
-                int(np.argmax(np.where(enough, gains * sizes[:, None], -np.inf))), gains.shape
-            )
-            gpus = np.where(np.arange(len(types)) == of_type, sizes[size], 0)
-        return self._configuration(types, gpus.tolist(), float(part[size]))
+            of_all = np.where(sizes[:, None] <= there, gains * sizes[:, None], -np.inf)
+            best, of_type = divmod(int(np.argmax(of_all)), len(types))
+            gpus = np.where(np.arange(len(types)) == of_type, sizes[best], 0)
+        return self._configuration(types, gpus.tolist(), float(part[best]))
 
     def listed(self, most: Mapping[str, int]) -> tuple[Configuration, ...] | None:
         """All configurations on clusters with ``most`` GPUs of each type; None: more than MOST_LISTED."""
