@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Axis:
     """This rank's line of the mesh.
+
+    Layers hold the axes that they communicate over, so a change of the ranks changes the axis in place.
 
     Attributes:
         ranks: world ranks along the axis, ascending.
@@ -30,6 +32,15 @@ class Axis:
     def size(self) -> int:
         """Ranks along the axis."""
         return len(self.ranks)
+
+    def follow(self, now: "Axis") -> "Axis":
+        """Take over the ranks and the process group of ``now``, of the same size; returns this axis.
+
+        The counts of collectives continue.
+        """
+        assert (now.size, now.index) == (self.size, self.index)
+        self.ranks, self.group = now.ranks, now.group
+        return self
 
     def _count(self, name: str, tensor: torch.Tensor) -> None:
         self.calls[name] += 1

@@ -216,13 +216,18 @@ def _enter(
     rank: int,
     timeout_seconds: float,
 ) -> World:
-    training.world = join(
+    before = training.world
+    joined = join(
         store=store,
         plan=plan,
         rank=rank,
         device=training.device,
         timeout_seconds=timeout_seconds,
-        mesh=training.world.mesh,
+        mesh=before.mesh,
+    )
+    # Layers communicate over these two, which a change of the pipeline's length leaves as long as they are.
+    training.world = dataclasses.replace(
+        joined, data=before.data.follow(joined.data), tensor=before.tensor.follow(joined.tensor)
     )
     training.meter.first_microbatch = training.world.data.index * training.microbatches
     training.plan = plan
