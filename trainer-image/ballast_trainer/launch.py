@@ -17,6 +17,7 @@ from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
+from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
@@ -27,7 +28,6 @@ from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.rank_zero import SessionOutcome
-from ballast_trainer.loop.reshape import announce_ready
 from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
@@ -208,7 +208,7 @@ def train(
                 contextlib.closing(WritingReporter(reporter, writers_of(job.config.metrics)))
             )
         meter = _meter(job, device, speed, trace)
-        training = _training_state(job, launch, device, speed, meter)
+        training = _training_state(job, launch, device, speed, meter, stop)
         channel_thread = None
         if rank == 0:
             renew_seconds = seconds_from(os.environ, RENEW_ENV) or RENEW_SECONDS
@@ -244,7 +244,12 @@ def _meter(
 
 
 def _training_state(
-    job: ValidatedJob, launch: RankLaunch, device: torch.device, speed: EmulatedSpeed | None, meter: Meter
+    job: ValidatedJob,
+    launch: RankLaunch,
+    device: torch.device,
+    speed: EmulatedSpeed | None,
+    meter: Meter,
+    stop: StopSignal,
 ) -> TrainingState:
     """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
     config, model, plan = job.config, job.model, launch.plan
@@ -252,6 +257,7 @@ def _training_state(
         preload()
     if launch.joining:
         announce_ready(launch.store, plan, launch.process)
+        wait_until_called(launch.store, plan, launch.process, stop)
     world = join(
         store=launch.store,
         plan=plan,

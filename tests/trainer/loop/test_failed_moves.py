@@ -26,8 +26,16 @@ PODS = ["job-1-0", "job-1-1", "job-1-2"]
 BEFORE, AFTER = (0, 3, 5, 8), (0, 4, 6, 8)
 
 
-def moves_with_a_message_cut_short(world):
-    """Layers 3 and 5 move; the message of layer 5 arrives short. Then the same again, whole."""
+def cut_short(message):
+    return message[:-4]
+
+
+def no_memory(message):
+    raise torch.OutOfMemoryError("no memory for the message")
+
+
+def moves_with_a_fault(world, fault):
+    """Layers 3 and 5 move; the message of layer 5 has a fault. Then the same again, without."""
     model = build_model(ModelConfig(name="gpt", args={"layers": 8, "dim": 16, "heads": 2, "context": 8}))
     layers = held_layers(model, BEFORE, world.rank)
 
@@ -40,7 +48,7 @@ def moves_with_a_message_cut_short(world):
     stages = [stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)]
     # Rank 2's layer 5 goes to rank 1; rank 1's layer 3 goes to rank 0, where nothing is wrong.
     if world.rank == 2:
-        moving.pack = lambda tensors: pack(tensors)[:-4]
+        moving.pack = lambda tensors: fault(pack(tensors))
     words = ""
     try:
         moving.migrate(world, layers, moving.plan_moves(*stages))
@@ -55,9 +63,10 @@ def moves_with_a_message_cut_short(world):
     return {"words": words, "same": same, "held": layers.indices()}
 
 
-def test_a_message_that_arrives_short_moves_nothing_anywhere():
+@pytest.mark.parametrize("fault", [cut_short, no_memory])
+def test_a_message_that_does_not_arrive_whole_moves_nothing_anywhere(fault):
     """Also on ranks whose own layers arrived whole; parameters and optimizer state bit for bit."""
-    ranks = on_ranks(moves_with_a_message_cut_short, 3, mesh=Mesh())
+    ranks = on_ranks(moves_with_a_fault, 3, fault, mesh=Mesh())
     assert [rank["words"] for rank in ranks] == ["layers [3, 5] stay where they were"] * 3
     assert all(rank["same"] for rank in ranks)
     assert [rank["held"] for rank in ranks] == [(0, 1, 2, 3), (4, 5), (6, 7)]

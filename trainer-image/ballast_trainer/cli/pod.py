@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import signal
@@ -84,6 +85,28 @@ def wait_for_plan(channel: Channel, process: str, stop: StopSignal) -> tuple[Pla
         time.sleep(PLAN_POLL_SECONDS)
 
 
+def shared_configuration(
+    store: Any, launch: int, value: Mapping[str, Any], *, is_rank_0: bool
+) -> Mapping[str, Any]:
+    """The configuration of rank 0, for every rank of a launch.
+
+    Ranks read theirs at different times, and one that joins may find what its user has changed since. All
+    must do the same after each step.
+
+    Raises:
+        PeerLost: rank 0 has ended.
+    """
+    from ballast_trainer.distributed.process_group import peer_failures
+
+    key = f"config/launch-{launch}"
+    with peer_failures():
+        if is_rank_0:
+            store.set(key, json.dumps(value))
+            return value
+        shared: Mapping[str, Any] = json.loads(store.get(key))
+        return shared
+
+
 def _port(text: str) -> int:
     if not text.isdecimal():
         raise ConfigurationError(METRICS_PORT_ENV, f"{text!r} is not a port")
@@ -140,6 +163,10 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
+    shared = shared_configuration(store, plan.launch, value, is_rank_0=rank == 0)
+    if shared != value:
+        logger.info("the configuration has changed since rank 0 started: it trains with rank 0's")
+        job = ValidatedJob.from_mapping(shared, unknown="ignore")
     outcome = train(
         job,
         RankLaunch(

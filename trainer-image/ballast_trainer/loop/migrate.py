@@ -41,7 +41,7 @@ class Migration:
 
 
 class MigrationFailed(RuntimeError):  # noqa: N818
-    """A layer could not be unpacked on some rank; every rank has kept the layers it had."""
+    """A layer could not be moved to some rank; every rank has kept the layers it had."""
 
 
 def owners(stages: Sequence[Stage], replicas: Sequence[int] = ()) -> dict[int, tuple[int, ...]]:
@@ -75,7 +75,7 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[LayerMove]) -> Migra
         moves: layer, source and target of each.
 
     Raises:
-        MigrationFailed: some rank could not unpack a layer; all ranks keep their layers.
+        MigrationFailed: some rank could not send, receive or unpack a layer; all ranks keep their layers.
         PeerLost: through the caller's :func:`peer_failures`.
     """
     received, byte_count = _exchange(world, layers, moves)
@@ -88,30 +88,49 @@ def migrate(world: World, layers: LayerSet, moves: Sequence[LayerMove]) -> Migra
             arrived.append(layer)
     except (RuntimeError, ValueError, KeyError) as error:
         failure = error
-    if world.sum([float(failure is not None)])[0] > 0:
-        raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
+    _refuse_unless_all(world, moves, failure)
     layers.hold(arrived)
     return Migration(moves=tuple(moves), byte_count=byte_count)
+
+
+def _refuse_unless_all(world: World, moves: Sequence[LayerMove], failure: Exception | None) -> None:
+    """Raise :class:`MigrationFailed` on every rank where ``failure`` is set on one; collective."""
+    if world.sum([float(failure is not None)])[0] > 0:
+        raise MigrationFailed(f"layers {[m.layer for m in moves]} stay where they were") from failure
 
 
 def _exchange(
     world: World, layers: LayerSet, moves: Sequence[LayerMove]
 ) -> tuple[dict[int, torch.Tensor], int]:
-    """Send and receive layers as bytes: those that this rank receives, and the bytes sent by all ranks."""
+    """Send and receive layers as bytes: those that this rank receives, and the bytes sent by all ranks.
+
+    Raises:
+        MigrationFailed: some rank has no memory for what it sends or receives; nothing was sent.
+    """
     device, ranks = world.device, world.pipeline.ranks
     sizes = torch.zeros(len(moves), dtype=torch.int64, device=device)
     packed: dict[int, torch.Tensor] = {}
-    for number, move in enumerate(moves):
-        if move.source == world.position:
-            packed[number] = pack(layers[move.layer].state()).to(device)
-            sizes[number] = packed[number].numel()
+    received: dict[int, torch.Tensor] = {}
+    failure: Exception | None = None
+    try:
+        for number, move in enumerate(moves):
+            if move.source == world.position:
+                packed[number] = pack(layers[move.layer].state()).to(device)
+                sizes[number] = packed[number].numel()
+    except (RuntimeError, MemoryError) as error:
+        failure = error
     world.sum_tensor(sizes)
-    works, received = [], {}
+    try:
+        for number, move in enumerate(moves):
+            if move.target == world.position:
+                received[move.layer] = torch.empty(int(sizes[number]), dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:
+        failure = error
+    _refuse_unless_all(world, moves, failure)
+    works = []
     for number, move in enumerate(moves):
         if move.target == world.position:
-            buffer = torch.empty(int(sizes[number]), dtype=torch.uint8, device=device)
-            received[move.layer] = buffer
-            works.append(dist.irecv(buffer, src=ranks[move.source], tag=move.layer))
+            works.append(dist.irecv(received[move.layer], src=ranks[move.source], tag=move.layer))
         elif move.source == world.position:
             works.append(dist.isend(packed[number], dst=ranks[move.target], tag=move.layer))
     for work in works:

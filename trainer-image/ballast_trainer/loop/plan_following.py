@@ -6,6 +6,7 @@ All of it is collective: every rank calls the same function after the same step.
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 from ballast_policies.contract import Directive, ExitReason, Plan, Proposal, Stage
@@ -15,6 +16,7 @@ from ballast_policies.planning.rebalance import revert
 from ballast_policies.planning.stages import partition_of, stages_over, usable_stages
 
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
+from ballast_trainer.distributed.joining import ANSWER_SECONDS, call_new_ranks, new_ranks_ready
 from ballast_trainer.loop.looking import Looks
 from ballast_trainer.loop.migrate import MigrationFailed
 from ballast_trainer.loop.progress import stages_as_json
@@ -27,7 +29,7 @@ from ballast_trainer.loop.replanning import (
     rebalance_decision,
     repack_proposal,
 )
-from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, new_ranks_ready, shrink
+from ballast_trainer.loop.reshape import CutRefused, grow, move_layers, shrink
 from ballast_trainer.loop.state import Stopwatch, TrainingState
 from ballast_trainer.profiling.link_times import link_seconds
 
@@ -62,6 +64,8 @@ class PlanFollower:
         self._timeout = peer_timeout_seconds
         self._proposal: Proposal | None = None
         self._refused_epoch = 0
+        self._unanswered = (0, 0.0)
+        """The growth whose new ranks did not answer, and until when they are not called again."""
         self.looks = Looks(training, rank_zero.progress)
         self._refused_cuts: set[tuple[Stage, ...]] = set()
 
@@ -75,9 +79,22 @@ class PlanFollower:
         if self._rank_zero.channel_thread is None:
             return 0
         plan, world = self._rank_zero.channel_thread.plan(), self._training.world
-        if plan.directive is Directive.GROW and not new_ranks_ready(world, plan):
-            return self._training.plan.epoch
+        if plan.directive is Directive.GROW:
+            waits = plan.epoch == self._unanswered[0] and monotonic() < self._unanswered[1]
+            if waits or not new_ranks_ready(world, plan):
+                return self._training.plan.epoch
         return plan.epoch
+
+    def _plan_to_follow(self) -> Plan | None:
+        """Rank 0's newest plan, which may be newer than the one that it told of; None: none for now."""
+        if self._rank_zero.channel_thread is None:
+            return None
+        plan, world = self._rank_zero.channel_thread.plan(), self._training.world
+        if plan.directive is Directive.GROW and self.is_news(plan.epoch) and not call_new_ranks(world, plan):
+            logger.warning("plan %d waits: not all of its new ranks answer", plan.epoch)
+            self._unanswered = plan.epoch, monotonic() + ANSWER_SECONDS
+            return None
+        return plan
 
     def is_news(self, epoch: int) -> bool:
         """Whether the plan of ``epoch`` has yet to be followed."""
@@ -85,10 +102,12 @@ class PlanFollower:
 
     def follow_plan(self, epoch: int) -> SessionOutcome | None:
         """Follow the plan of ``epoch``, if it is new; returns the outcome where this rank's part ends."""
-        training, channel_thread = self._training, self._rank_zero.channel_thread
+        training = self._training
         if not self.is_news(epoch):
             return None
-        plan: Plan = training.world.from_rank_0(channel_thread.plan() if channel_thread is not None else None)
+        plan: Plan | None = training.world.from_rank_0(self._plan_to_follow())
+        if plan is None:
+            return None
         self._proposal = None
         old, new = set(training.world.processes), {rank.process for rank in plan.ranks}
         stop = plan.directive is Directive.CHECKPOINT_AND_STOP or plan.launch != training.plan.launch

@@ -179,21 +179,6 @@ def grow(
     return ReshapeResult(migration=migration, pause_ms=watch.milliseconds())
 
 
-def _ready_key(plan: Plan, process: str) -> str:
-    return f"ready/launch-{plan.launch}/epoch-{plan.epoch}/{process}"
-
-
-def announce_ready(store: Any, plan: Plan, process: str) -> None:
-    """Announce that a new rank is ready: the others may stop for it."""
-    store.set(_ready_key(plan, process), "1")
-
-
-def new_ranks_ready(world: World, plan: Plan) -> bool:
-    """Whether all ranks of ``plan`` that are not in ``world`` have announced themselves."""
-    missing = [_ready_key(plan, rank.process) for rank in plan.ranks if rank.process not in world.processes]
-    return not missing or (world.store is not None and bool(world.store.check(missing)))
-
-
 def _shared(training: TrainingState) -> tuple[Any, ...]:
     """What every rank has alike and a new one has to be told."""
     return training.step, training.checkpoint_step, training.save_again_at, training.loss_scale.state

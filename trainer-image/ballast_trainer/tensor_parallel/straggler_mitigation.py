@@ -111,6 +111,8 @@ class StragglerMitigation:
             return
         held = self._hold(layers)
         if not self.active or not held:
+            # Layers with pairs have moved to other ranks.
+            self.wants_exchange = False
             return
         if exchange:
             self._exchange(held, axis, microbatches)

@@ -1,0 +1,114 @@
+"""Ranks that join wait until they are called, and the others never wait for one that has ended."""
+
+import dataclasses
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from ballast_policies.contract import Directive
+from ballast_trainer.cli.pod import shared_configuration
+from ballast_trainer.distributed.joining import (
+    announce_ready,
+    call_new_ranks,
+    new_ranks_ready,
+    wait_until_called,
+)
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.errors import Stopped
+from ballast_trainer.loop.plan_following import PlanFollower
+
+from tests.support.plans import local_plan
+from tests.support.waiting import WAIT_SECONDS
+
+OLD, FIRST, SECOND = "job-1-0", "job-1-1", "job-1-2"
+GROWN = dataclasses.replace(local_plan([OLD, FIRST, SECOND]), epoch=2, directive=Directive.GROW)
+
+
+@pytest.fixture
+def world():
+    """One rank that trains, and its store."""
+    return World(
+        epoch=1, rank=0, size=1, processes=(OLD,), device=torch.device("cpu"), store=dist.HashStore()
+    )
+
+
+def joins(store, process, entered):
+    """Start a new rank of the grown plan on a thread."""
+
+    def run():
+        announce_ready(store, GROWN, process)
+        wait_until_called(store, GROWN, process, StopSignal())
+        entered.append(process)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_new_ranks_enter_together_once_all_are_there(world):
+    """One alone is not called; both answer the call, and enter."""
+    entered = []
+    announce_ready(world.store, GROWN, FIRST)
+    assert not call_new_ranks(world, GROWN)
+    threads = [joins(world.store, process, entered) for process in (FIRST, SECOND)]
+    for process in (FIRST, SECOND):
+        announce_ready(world.store, GROWN, process)
+    assert new_ranks_ready(world, GROWN)
+    assert call_new_ranks(world, GROWN, seconds=WAIT_SECONDS)
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert sorted(entered) == [FIRST, SECOND]
+
+
+def test_a_new_rank_that_has_ended_is_not_waited_for(world):
+    """It was ready, then it was gone: no rank enters; a later call, which it answers, is a new one."""
+    entered, now = [], [0.0]
+    threads = [joins(world.store, FIRST, entered)]
+    for process in (FIRST, SECOND):
+        announce_ready(world.store, GROWN, process)
+
+    def passes(seconds):
+        now[0] += seconds
+
+    assert not call_new_ranks(world, GROWN, sleep=passes, clock=lambda: now[0])
+    assert not entered
+    threads.append(joins(world.store, SECOND, entered))
+    assert call_new_ranks(world, GROWN, seconds=WAIT_SECONDS)
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert sorted(entered) == [FIRST, SECOND]
+
+
+def test_a_new_rank_that_is_told_to_stop_does_not_wait_for_the_others(world):
+    """They may be in a long step: it has nothing to save."""
+    stop = StopSignal()
+
+    def sleep(seconds):
+        stop.received = True
+
+    with pytest.raises(Stopped, match="nothing to save"):
+        wait_until_called(world.store, GROWN, FIRST, stop, sleep=sleep)
+
+
+def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(world):
+    """The ranks have agreed on plan 2; until rank 0 hands it out there is plan 3, whose ranks never came."""
+    newest = dataclasses.replace(GROWN, epoch=3)
+    training = SimpleNamespace(world=world, plan=local_plan([OLD]), config=None)
+    rank_zero = SimpleNamespace(channel_thread=SimpleNamespace(plan=lambda: newest), progress=None)
+    follower = PlanFollower(
+        training, rank_zero, heartbeat=None, save=lambda: "saved", peer_timeout_seconds=1.0
+    )
+    assert follower.newest_epoch() == 1
+    assert follower.follow_plan(2) is None
+    assert training.plan.epoch == 1
+    assert training.world is world
+
+
+def test_all_ranks_train_with_the_configuration_of_rank_0():
+    """The user has changed it while the job ran, and the operator wrote it with the next plan."""
+    store, before, after = dist.HashStore(), {"totalSteps": 9}, {"totalSteps": 9, "rebalance": {}}
+    assert shared_configuration(store, 1, before, is_rank_0=True) == before
+    assert shared_configuration(store, 1, after, is_rank_0=False) == before
