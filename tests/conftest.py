@@ -2,14 +2,18 @@
 
 import gc
 import os
+from collections.abc import Generator
 
 # Several clusters start at once, on machines with other work: limits are for failures only.
 os.environ.setdefault("BALLAST_PATIENCE", "5")
+# Processes that tests start write their stacks where one of them hangs (tests/support/time_limits.py).
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.control_plane import control_plane, namespace
+from tests.support.time_limits import is_over, limited, stacks_of_children
 
 __all__ = ["control_plane", "namespace"]
 
@@ -41,6 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What takes long begins first, so that no worker is left with it at the end (--no-loadscope-reorder).
     """
     for item in items:
+        limited(item)
         group = group_of(item)
         if group:
             item.add_marker(pytest.mark.xdist_group(group))
@@ -53,6 +58,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that waited too long says where the processes that it started were."""
+    report = yield
+    if call.excinfo is not None and is_over(call.excinfo.value):
+        report.sections.append(("stacks of child processes", stacks_of_children()))
+    return report
 
 
 def group_of(item: pytest.Item) -> str | None:

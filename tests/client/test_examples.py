@@ -1,7 +1,6 @@
 """The examples of scripts, as they are: stopped with a checkpoint, resumed, and run to their end."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,25 +9,12 @@ import pytest
 from ballast_policies.contract import Ack, Directive, Report
 
 from tests.client.test_messages import a_plan
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
 
 pytestmark = pytest.mark.processes
-
-
-def free_ports():
-    """A port whose next one is free, too: the client's."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            try:
-                second.bind(("127.0.0.1", first.getsockname()[1] + 1))
-            except OverflowError:
-                continue
-            except OSError:
-                continue
-            return first.getsockname()[1]
 
 
 class Launch:
@@ -40,7 +26,8 @@ class Launch:
             "WORLD_SIZE": str(ranks),
             "LOCAL_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_ports()),
+            # The next one is the client's.
+            "MASTER_PORT": str(free_port(successive=2)),
             "OMP_NUM_THREADS": "1",
             "BALLAST_CHANNEL": str(folder),
             "BALLAST_RENEW_SECONDS": "0.2",

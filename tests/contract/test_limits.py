@@ -107,6 +107,7 @@ def test_any_text_is_a_message_or_refused(kind, text):
         assert str(error)
 
 
+@pytest.mark.slow
 @given(data=st.data(), name=st.sampled_from(sorted(MESSAGES)))
 def test_any_change_of_a_field_is_read_or_refused(data, name):
     """What is read can be written and is read as the same again."""

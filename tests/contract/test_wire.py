@@ -109,6 +109,7 @@ def test_any_report_survives_the_wire(step, loss, seconds, cuts):
     assert Report.from_json(report.to_json()) == report
 
 
+@pytest.mark.slow
 @given(pods=st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True))
 def test_any_plan_survives_the_wire(pods):
     """Names may hold any character."""

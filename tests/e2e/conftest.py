@@ -18,6 +18,7 @@ from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, w
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient
 
+from tests.support.access import wait_for_operators_rights
 from tests.support.control_plane import CRDS
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -109,6 +110,17 @@ class Ballast:
             raise
         return json.loads((lease.metadata.annotations or {}).get("ballast.dev/report", "{}"))
 
+    def wait_for_resumed(self, name: str) -> int:
+        """The step that a later launch began at, once it has reported a step; the first one reports none."""
+        eventually(lambda: self.report(name).get("resumedFromStep"), f"{name} to resume")
+        step: int = self.report(name)["resumedFromStep"]
+        return step
+
+    def end_job(self, name: str) -> None:
+        """Delete a job, and wait until it has left its GPUs to the next test's."""
+        self.delete_job(name)
+        eventually(lambda: not self.pods(name), f"the pods of {name} to go")
+
     def delete_job(self, name: str) -> None:
         self.custom.delete_namespaced_custom_object(name=name, **self.where)
 
@@ -166,5 +178,6 @@ def ballast(tmp_path_factory):
         api = config.new_client_from_config(str(cluster.kubeconfig))
         found = Ballast(cluster, api, folder)
         apply_objects(found.kube, install_objects(OPERATOR_NAMESPACE))
+        wait_for_operators_rights(api, OPERATOR_NAMESPACE)
         found.apply(demo_object("demo", folder))
         yield found

@@ -63,7 +63,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_all_its_children(pods):
     eventually(lambda: len(processes()) >= 3, "shell and two sleepers")
     pods.kubectl("delete", "pod", "a", "--grace-period=1", "--wait=false")
     pods.wait_until_gone("a")
-    assert processes() == []
+    eventually(lambda: processes() == [], "the processes to be gone")
 
 
 def test_a_forced_deletion_kills_at_once(pods):

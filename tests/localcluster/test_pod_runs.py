@@ -150,5 +150,9 @@ def test_logs_follow_tail_and_end(pods):
 def test_events_tell_what_happened(pods):
     """kubectl describe shows where the pod went and what was started."""
     pods.run("a", "true")
-    events = json.loads(pods.kubectl("get", "events", "-o", "json"))["items"]
-    assert {"Scheduled", "Started"} <= {event["reason"] for event in events}
+
+    def reasons():
+        events = json.loads(pods.kubectl("get", "events", "-o", "json"))["items"]
+        return {event["reason"] for event in events}
+
+    eventually(lambda: reasons() >= {"Scheduled", "Started"}, "both Events")

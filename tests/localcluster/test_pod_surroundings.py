@@ -178,6 +178,9 @@ def test_a_pod_acts_as_its_own_service_account_and_may_only_what_that_may(pods):
             for name in ("mine", "other")
         ),
     )
+    # The authorizer learns of a role by a watch.
+    asks = ("auth", "can-i", "get", "configmap/mine", f"--as=system:serviceaccount:{pods.namespace}:worker")
+    eventually(lambda: pods.kubectl(*asks, check=False).strip() == "yes", "the role to be in force")
     kubectl = pods.cluster.kubectl
     pods.create(
         "a",

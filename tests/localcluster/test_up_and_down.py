@@ -50,7 +50,8 @@ def test_a_cluster_stays_until_it_is_taken_down(command, tmp_path):
 
     again = json.loads(command("up", "--name", "mine", "--output", "json").stdout)
     assert again["wasRunning"] is True
-    assert "leader elected" in Path(again["operatorLog"]).read_text()
+    log = Path(again["operatorLog"])
+    eventually(lambda: "leader elected" in log.read_text(), "the operator's line")
     operator = f"{PART_VARIABLE}={again['folder']}/operator"
     first = set(marked_processes(operator))  # the operator, and its solver
     os.kill(min(first), signal.SIGKILL)

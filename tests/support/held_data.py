@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 
 from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.data.sources import batches_from
+from ballast_trainer.models.registry import load_callable
 
 
 class Gates:
@@ -25,6 +27,11 @@ class Gates:
         args = {"folder": str(self._folder), "steps": list(self._closed), "context": context}
         return {**config, "data": {"name": "tests.support.held_data:batches", "args": args}}
 
+    def hold_own(self, config: dict) -> dict:
+        """The configuration with its own data, which waits."""
+        args = {"folder": str(self._folder), "steps": list(self._closed), **config["data"]}
+        return {**config, "data": {"name": "tests.support.held_data:own_batches", "args": args}}
+
     def open(self) -> None:
         """Let the next step that waits begin; without one, nothing happens."""
         if self._closed:
@@ -33,8 +40,22 @@ class Gates:
 
 def batches(folder, steps, context):
     def batch(seed, step, size):
-        while step in steps and not Path(folder, str(step)).exists():
-            time.sleep(0.01)
+        wait(folder, steps, step)
         return text_batch(seed, step, size, context)
 
     return batch
+
+
+def own_batches(folder, steps, name, args):
+    own = batches_from(load_callable("data.name", name)(**args))
+
+    def batch(seed, step, size):
+        wait(folder, steps, step)
+        return own(seed, step, size)
+
+    return batch
+
+
+def wait(folder, steps, step):
+    while step in steps and not Path(folder, str(step)).exists():
+        time.sleep(0.01)

@@ -1,10 +1,10 @@
 """Plans for gangs of trainer processes on this machine."""
 
-import functools
 from collections.abc import Sequence
 
-from ballast_localcluster.nodes.pod_resources.addresses import PodAddresses
 from ballast_policies.contract import Directive, Plan, Rank
+
+from tests.support.ports import own_addresses
 
 
 def local_plan(
@@ -26,7 +26,7 @@ def local_plan(
             side. None: a plan that is only a value.
         ranks_per_pod: of each pod.
     """
-    prefix = "127.1.1" if network is None else f"127.{_addresses().block}.{network}"
+    prefix = "127.1.1" if network is None else f"127.{own_addresses().block}.{network}"
     ranks = tuple(
         Rank(
             rank=number * ranks_per_pod + local_rank,
@@ -39,9 +39,3 @@ def local_plan(
         for local_rank in range(ranks_per_pod)
     )
     return Plan(job="job", epoch=epoch, launch=1, directive=directive, ranks=ranks)
-
-
-@functools.cache
-def _addresses() -> PodAddresses:
-    """This process's block of addresses, claimed until it ends."""
-    return PodAddresses()

@@ -5,25 +5,19 @@ import itertools
 import json
 
 import pytest
-from ballast_policies.contract import EMULATED_SLOWDOWN_ENV
 
 from tests.support.gang import Gang
 
 
 @pytest.fixture
 def gang(tmp_path):
-    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``; ``folder`` is where the file lies.
-
-    ``slowdown``: of the emulated GPUs. Steps then take longer without work for the processor, so that a test
-    can act between two of them.
-    """
+    """Start ``ballast-train run`` gangs: ``gang(config, ranks=...)``; ``folder`` is where the file lies."""
     started = []
     numbers = itertools.count()
 
-    def start(config, *, ranks, options=(), folder=None, slowdown=1):
+    def start(config, *, ranks, options=(), folder=None):
         folder = folder or tmp_path / f"gang-{next(numbers)}"
-        variables = {EMULATED_SLOWDOWN_ENV: json.dumps({"default": slowdown})} if slowdown > 1 else {}
-        made = Gang.run(folder, config, ranks=ranks, options=options, variables=variables)
+        made = Gang.run(folder, config, ranks=ranks, options=options)
         started.append(made)
         return made
 

@@ -28,9 +28,10 @@ from ballast_operator.local_operator import (
     write_operator_kubeconfig,
 )
 
-from tests.chaos.processes.machine import free_port, parent, send, variables
+from tests.chaos.processes.machine import parent, send, variables
 from tests.chaos.processes.proxy import HOST, Weather
 from tests.support.control_plane import CRDS
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 NAMESPACE = "chaos"

@@ -2,11 +2,8 @@
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-
-from tests.chaos.processes.proxy import HOST
 
 
 @contextlib.contextmanager
@@ -36,10 +33,3 @@ def send(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

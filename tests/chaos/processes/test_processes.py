@@ -32,7 +32,7 @@ def test_faults_of_processes_cost_no_job_and_no_step(tmp_path):
     outcome = play(faults, tmp_path, steps=60, at_once=3)
     assert outcome.problems == ()
     assert outcome.jobs >= 3
-    assert outcome.looks > 10
+    assert outcome.looks > 0
     assert {
         "trainer killed",
         "leader killed",

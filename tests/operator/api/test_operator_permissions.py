@@ -17,6 +17,7 @@ from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
 from tests.operator.api.objects import JOB, changed
+from tests.support.access import wait_for_operators_rights
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -40,6 +41,7 @@ def account_kubeconfig(control_plane: ControlPlane, tmp_path: Path) -> Iterator[
                 field_manager="ballast-tests",
                 force_conflicts=True,
             )
+        wait_for_operators_rights(api, SYSTEM)
         token = client.CoreV1Api(api).create_namespaced_service_account_token(
             OPERATOR_NAME,
             SYSTEM,
@@ -157,7 +159,7 @@ def test_a_launch(
             ),
             "an allocation in the job's status",
         )
-        assert core.list_namespaced_event(namespace).items
+        eventually(lambda: core.list_namespaced_event(namespace).items, "an Event")
         custom.delete_namespaced_custom_object(*GROUP, namespace, "trainingjobs", "translator")
     # RBAC's refusal names the user; a namespace of another test on its way out refuses by another text.
     assert "is forbidden: user" not in log.read_text().lower()

@@ -10,11 +10,12 @@ from ballast_operator.views.job import JobView
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
+from tests.support.access import account, may, wait_for_operators_rights
 from tests.support.control_plane import ControlPlane
 from tests.support.waiting import eventually
 
 SYSTEM = "ballast-rbac-test"
-OPERATOR = f"system:serviceaccount:{SYSTEM}:{OPERATOR_NAME}"
+OPERATOR = account(SYSTEM, OPERATOR_NAME)
 BALLAST, COORDINATION, RBAC = "ballast.dev", "coordination.k8s.io", "rbac.authorization.k8s.io"
 
 
@@ -31,38 +32,8 @@ def api(control_plane: ControlPlane) -> Iterator[client.ApiClient]:
                 field_manager="ballast-tests",
                 force_conflicts=True,
             )
-        eventually(
-            lambda: may(opened, OPERATOR, "list", BALLAST, "trainingjobs"), "the operator's permissions"
-        )
+        wait_for_operators_rights(opened, SYSTEM)
         yield opened
-
-
-def may(
-    api: client.ApiClient,
-    user: str,
-    verb: str,
-    group: str,
-    resource: str,
-    *,
-    namespace: str = "default",
-    name: str | None = None,
-) -> bool:
-    resource, _, subresource = resource.partition("/")
-    review = client.V1SubjectAccessReview(
-        spec=client.V1SubjectAccessReviewSpec(
-            user=user,
-            resource_attributes=client.V1ResourceAttributes(
-                verb=verb,
-                group=group,
-                resource=resource,
-                subresource=subresource or None,
-                namespace=namespace,
-                name=name,
-            ),
-        )
-    )
-    answer = client.AuthorizationV1Api(api).create_subject_access_review(review)
-    return bool(answer.status.allowed)
 
 
 def role(namespace: str, name: str, rules: list[Rule]) -> client.V1Role:
@@ -170,7 +141,7 @@ def test_a_pod_may_only_read_its_plan_and_renew_its_lease(api: client.ApiClient,
             subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
         ),
     )
-    user = f"system:serviceaccount:{namespace}:a-trainer"
+    user = account(namespace, "a-trainer")
 
     def allowed(verb: str, group: str, resource: str, name: str | None) -> bool:
         return may(api, user, verb, group, resource, namespace=namespace, name=name)

@@ -101,6 +101,7 @@ def test_the_chart_is_clean() -> None:
     assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Deployment", "Pod"])
 def test_every_pod_runs_without_privileges(chart: Any, kind: str) -> None:
     """No root, no writable root file system, no unbounded memory."""

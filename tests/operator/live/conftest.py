@@ -20,6 +20,7 @@ from ballast_operator.local_operator import OPERATOR_NAMESPACE, write_operator_k
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 
+from tests.support.access import wait_for_operators_rights
 from tests.support.control_plane import CRDS, ControlPlane, fresh_namespace
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -227,6 +228,7 @@ def live_cluster() -> Iterator[LocalCluster]:
             client.CustomObjectsApi(api).create_cluster_custom_object(
                 group="ballast.dev", version="v1alpha1", plural="clusterpolicies", body=cluster_policy()
             )
+            wait_for_operators_rights(api, OPERATOR_NAMESPACE)
         yield cluster
 
 

@@ -54,7 +54,7 @@ class Api:
         return http.client.HTTPSConnection(self._server, context=self._context, timeout=10)
 
     def call(self, method: str, path: str, body: object = None) -> dict:
-        """The decoded answer.
+        """The decoded answer. An API server that does not answer is asked again until it does.
 
         Raises:
             RefusedError: the API server answered with an error status.
@@ -64,17 +64,25 @@ class Api:
             "Content-Type": "application/merge-patch+json",
         }
         data = None if body is None else json.dumps(body)
-        try:
-            self._connection.request(method, path, data, headers)
-            answer = self._connection.getresponse()
-        except (http.client.RemoteDisconnected, ConnectionError):  # idle for too long: once more
-            self._connection = self._connect()
-            self._connection.request(method, path, data, headers)
-            answer = self._connection.getresponse()
-        text = answer.read()
-        if answer.status >= 400:
-            raise RefusedError(answer.status, text.decode(errors="replace"))
-        return json.loads(text)
+        while True:
+            try:
+                self._connection.request(method, path, data, headers)
+                answer = self._connection.getresponse()
+                text = answer.read()
+            except (
+                http.client.HTTPException,
+                OSError,
+            ):  # its connection was idle for too long, or it is away
+                self._connection.close()
+                self._connection = self._connect()
+                time.sleep(STEP_SECONDS)
+                continue
+            if answer.status == http.client.FORBIDDEN:  # its authorizer has not seen the role yet
+                time.sleep(STEP_SECONDS)
+                continue
+            if answer.status >= 400:
+                raise RefusedError(answer.status, text.decode(errors="replace"))
+            return json.loads(text)
 
 
 class RefusedError(Exception):

@@ -25,7 +25,7 @@ def test_an_operator_that_lives_sees_a_job_through(stage, tmp_path):
     assert repack["survivors"] == [{"name": "one-1-0", "uid": uids["one-1-0"]}]
     assert repack["pauseMs"] == 1.5
     assert status["progress"]["step"] == 18
-    assert list(stage.pods("one")) == ["one-1-0"]
+    eventually(lambda: list(stage.pods("one")) == ["one-1-0"], "the released pod to go")
 
 
 class Witness:

@@ -21,9 +21,13 @@ def test_a_running_job_grows_when_it_may_have_more_stages(stage):
             "the job to have grown",
         )
         assert grown["message"] == "one-1-1 joined; 2 ranks train"
+
+        def joined():
+            allocation = stage.status("one")["allocation"]
+            return (allocation["pods"], allocation.get("joining", [])) == (["one-1-0", "one-1-1"], [])
+
+        eventually(joined, "both pods to be the gang")
         status = stage.status("one")
-        assert status["allocation"]["pods"] == ["one-1-0", "one-1-1"]
-        assert status["allocation"].get("joining", []) == []
         assert status["launches"] == 1
         assert not status.get("restarts")
         assert stage.pods("one")["one-1-0"].metadata.uid == uid
@@ -39,19 +43,19 @@ def test_two_elastic_jobs_share_a_pool_and_the_one_that_stays_takes_it_all_again
     with stage.operator():
         stage.add_job("one", script=endless, **elastic)
         stage.wait_for("one", "Running")
-        assert len(stage.status("one")["allocation"]["pods"]) == 2
+        eventually(lambda: len(stage.status("one")["allocation"]["pods"]) == 2, "two pods")
         uid = stage.pods("one")["one-1-0"].metadata.uid
         stage.add_job("two", script={"total": 20, "finishFile": str(end)}, **elastic)
         stage.wait_for("two", "Running")
         assert stage.status("one")["allocation"]["pods"] == ["one-1-0"]
         assert len(stage.status("two")["allocation"]["pods"]) == 1
-        shrunk = stage.condition("one", "Shrunk")
+        shrunk = eventually(lambda: stage.condition("one", "Shrunk"), "the condition")
         assert (shrunk["status"], shrunk["reason"]) == ("True", "GpusGivenBack")
         assert stage.status("one")["repacks"][-1]["asked"] is True
         end.touch()
         stage.wait_for("two", "Succeeded")
         eventually(lambda: stage.condition("one", "Grown").get("status") == "True", "the job to have grown")
+        eventually(lambda: len(stage.status("one")["allocation"]["pods"]) == 2, "two pods again")
         status = stage.status("one")
         assert (status["launches"], status.get("restarts", {})) == (1, {})
-        assert len(status["allocation"]["pods"]) == 2
         assert stage.pods("one")["one-1-0"].metadata.uid == uid

@@ -8,16 +8,17 @@ import re
 import signal
 import struct
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ballast_operator.cli.live.whatif import whatif
 from click.testing import CliRunner
+from kubernetes import watch
 
 from tests.operator.live.conftest import Stage, cluster_policy
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.slow]
 
@@ -43,7 +44,36 @@ class Policy:
         return self._custom.get_cluster_custom_object(**POLICIES).get("status") or {}
 
     def condition(self, kind: str) -> dict[str, Any]:
-        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+        return condition_of(self.status, kind)
+
+    @property
+    def version(self) -> str:
+        """From which :meth:`first_status` can look."""
+        return self._custom.get_cluster_custom_object(**POLICIES)["metadata"]["resourceVersion"]
+
+    def first_status(self, since: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first status after a version for which this holds, also one that lasted for a moment only."""
+        seen = []
+        for change in watch.Watch().stream(
+            self._custom.list_cluster_custom_object,
+            **{key: POLICIES[key] for key in ("group", "version", "plural")},
+            field_selector=f"metadata.name={POLICIES['name']}",
+            resource_version=since,
+            timeout_seconds=int(WAIT_SECONDS),
+        ):
+            seen.append(change["object"].get("status") or {})
+            if holds(seen[-1]):
+                return seen[-1]
+        raise AssertionError(f"in {WAIT_SECONDS:g} s the ClusterPolicy had these statuses only: {seen}")
+
+    def verdict(self, kind: str) -> tuple[str, str]:
+        """Status and reason of a condition."""
+        found = self.condition(kind)
+        return found.get("status", ""), found.get("reason", "")
+
+    def wait_for_message(self, kind: str, words: str) -> None:
+        """Until a condition says this."""
+        eventually(lambda: words in self.condition(kind).get("message", ""), f"{kind} to say {words!r}")
 
     def wait_for_round(self, name: str) -> dict[str, Any]:
         """The last round, once it was decided by policy ``name``."""
@@ -63,6 +93,14 @@ def policy(stage: Stage) -> Iterator[Policy]:
     stage.custom.replace_cluster_custom_object(body=fresh, **POLICIES)
 
 
+def wait_for_message(stage: Stage, job: str, kind: str, words: str) -> None:
+    """Until a condition of a job is there and says this."""
+    eventually(
+        lambda: (condition := stage.condition(job, kind)) and words in condition["message"],
+        f"{kind} of {job} to say {words!r}",
+    )
+
+
 def throughput(fast: float, slow: float, stages: int) -> list[dict[str, Any]]:
     return [
         {"gpuType": gpu_type, "stages": stages, "stepsPerSecond": rate}
@@ -80,7 +118,7 @@ def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, polic
         for name in names:
             stage.wait_for(name, "Running")
         uids = {pod.metadata.uid for name in names for pod in stage.pods(name).values()}
-        assert policy.status["lastRound"]["policy"] == "max-min-fairness"
+        policy.wait_for_round("max-min-fairness")
         policy.patch(objective={"entities": {"vision": {"weight": 2}, "speech": {"policy": "fifo"}}})
         for choice in (
             "hierarchical",
@@ -95,20 +133,19 @@ def test_policies_change_live_without_a_restart_of_operator_or_pods(stage, polic
             assert round_["solveSeconds"] > 0
             if choice != "allox":  # these prove no bound
                 assert round_["gap"] <= 1e-6
-            solved = policy.condition("Solved")
-            assert (solved["status"], solved["reason"]) == ("True", "Optimal"), solved
-            assert f"by {choice}" in policy.condition("Ready")["message"]
+            eventually(lambda: policy.verdict("Solved") == ("True", "Optimal"), "it to be solved")
+            policy.wait_for_message("Ready", f"by {choice}")
             if choice == "hierarchical":
-                said = eventually(lambda: stage.condition("three", "InputsComplete"), "a word on it")
-                assert "spec.entity: not set" in said["message"]
+                wait_for_message(stage, "three", "InputsComplete", "spec.entity: not set")
             if choice == "min-cost-slo":
-                assert "pricePerGpuHour: none for fast, slow" in policy.condition("InputsComplete")["message"]
-                said = eventually(lambda: stage.condition("three", "OnTime"), "a word on it")
-                assert (said["status"], said["reason"]) == ("True", "DeadlineWithinReach")
+                policy.wait_for_message("InputsComplete", "pricePerGpuHour: none for fast, slow")
+                wait_for_message(stage, "three", "OnTime", "")
+                on_time = stage.condition("three", "OnTime")
+                assert (on_time["status"], on_time["reason"]) == ("True", "DeadlineWithinReach")
         circle = {"vision": {"parent": "speech"}, "speech": {"parent": "vision"}}
         policy.patch(objective={"entities": circle})
-        eventually(lambda: policy.condition("Valid").get("reason") == "Misconfigured", "a refusal")
-        assert "parents lead in a circle" in policy.condition("Valid")["message"]
+        policy.wait_for_message("Valid", "parents lead in a circle")
+        assert policy.condition("Valid")["reason"] == "Misconfigured"
         policy.patch(objective={"policy": "water-filling", "entities": None})
         policy.wait_for_round("water-filling")
         eventually(lambda: stage.status("one").get("isolated"), "time in isolation")
@@ -135,41 +172,56 @@ def unread_bytes(pid: int) -> int:
 def test_a_solver_that_hangs_or_dies_is_replaced_and_said_so(stage, policy):
     """SolverHealthy is False with its reason while the fallback decides; then a new process answers."""
 
-    def wait_for_health(status: str, reason: str) -> str:
-        def look() -> str:
-            condition = policy.condition("SolverHealthy")
-            return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else {}
+    def answers() -> None:
+        eventually(
+            lambda: policy.verdict("SolverHealthy") == ("True", "SolverAnswers"), "a solver that answers"
+        )
 
-        return eventually(look, f"SolverHealthy={status} {reason}")["message"]
-
-    policy.patch(solver={"timeLimitSeconds": 2})
+    policy.patch(solver={"timeLimitSeconds": 300})
     with stage.operator() as life:
         stage.add_job("one", stages=1, script=ENDLESS)
         stage.wait_for("one", "Running")
-        wait_for_health("True", "SolverAnswers")
+        answers()
 
+        since = policy.version
         os.kill(solver_pid(life.log), signal.SIGSTOP)
-        policy.choose("proportional")
-        assert "(1 jobs, limit 2 s); greedy allocation used" in wait_for_health("False", "SolverTimedOut")
-        assert policy.condition("Solved")["reason"] == "FallbackAfterTimeout"
-        assert policy.status["lastRound"]["policy"] == "greedy"
-        wait_for_health("True", "SolverAnswers")
+        policy.patch(solver={"timeLimitSeconds": 2}, objective={"policy": "proportional"})
+        fallback = policy.first_status(
+            since, lambda status: reason(status, "SolverHealthy") == "SolverTimedOut"
+        )
+        assert "(1 jobs, limit 2 s); greedy allocation used" in message(fallback, "SolverHealthy")
+        assert reason(fallback, "Solved") == "FallbackAfterTimeout"
+        assert fallback["lastRound"]["policy"] == "greedy"
+        policy.patch(solver={"timeLimitSeconds": 300})  # the next process may take its time to start
+        eventually(lambda: policy.status["observedGeneration"] == _generation(stage), "the new limit")
+        answers()
         policy.wait_for_round("proportional")
 
-        policy.patch(solver={"timeLimitSeconds": 300})
-        eventually(lambda: policy.status["observedGeneration"] == _generation(stage), "the new limit")
-        pid = solver_pid(life.log)
+        since, pid = policy.version, solver_pid(life.log)
         os.kill(pid, signal.SIGSTOP)
         policy.choose("fifo")
         eventually(lambda: unread_bytes(pid) > 0, "a question to the solver")
         os.kill(pid, signal.SIGKILL)
-        assert "exit code -9" in wait_for_health("False", "SolverDied")
-        assert policy.condition("Solved")["reason"] == "FallbackAfterSolverError"
-        wait_for_health("True", "SolverAnswers")
+        fallback = policy.first_status(since, lambda status: reason(status, "SolverHealthy") == "SolverDied")
+        assert "exit code -9" in message(fallback, "SolverHealthy")
+        assert reason(fallback, "Solved") == "FallbackAfterSolverError"
+        answers()
         policy.wait_for_round("fifo")
         assert life.code is None
         assert stage.state("one") == "Running"
         assert stage.status("one")["launches"] == 1
+
+
+def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
+
+
+def reason(status: dict[str, Any], kind: str) -> str:
+    return condition_of(status, kind).get("reason", "")
+
+
+def message(status: dict[str, Any], kind: str) -> str:
+    return condition_of(status, kind).get("message", "")
 
 
 def _generation(stage: Stage) -> int:
@@ -183,6 +235,7 @@ def test_a_dry_run_proposes_and_starts_nothing_until_it_is_ended(stage, policy):
         stage.wait_for("one", "Running")
         uids = {pod.metadata.uid for pod in stage.pods("one").values()}
         policy.patch(dryRun=True)
+        eventually(lambda: policy.verdict("Ready")[1] == "DryRun", "the operator to have read it")
         stage.add_job("two", stages=2, script=ENDLESS)
         waits = eventually(
             lambda: (
@@ -193,9 +246,12 @@ def test_a_dry_run_proposes_and_starts_nothing_until_it_is_ended(stage, policy):
             "a word on the dry run",
         )
         assert "would get 2 x" in waits["message"]
-        proposed = {entry["job"]: entry for entry in policy.status["proposed"]}
-        assert proposed[f"{stage.namespace}/two"]["gpus"] == 2
-        assert policy.condition("Ready")["reason"] == "DryRun"
+
+        def proposed() -> int:
+            entries = {entry["job"]: entry for entry in policy.status.get("proposed", [])}
+            return entries.get(f"{stage.namespace}/two", {}).get("gpus", 0)
+
+        eventually(lambda: proposed() == 2, "the proposal")
         assert stage.pods("two") == {}
         policy.patch(dryRun=False)
         stage.wait_for("two", "Running")

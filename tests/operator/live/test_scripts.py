@@ -17,7 +17,7 @@ def test_a_script_is_asked_to_save_resumes_and_succeeds(stage):
     with stage.operator():
         stage.add_command("one", ranks=2, total=1_000_000)
         eventually(lambda: step(stage.status("one")) > 0, "progress")
-        assert stage.condition("one", "Reporting")["status"] == "True"
+        eventually(lambda: stage.condition("one", "Reporting").get("status") == "True", "the condition")
         stage.patch("one", {"suspend": True})
         stage.wait_for("one", "Suspended")
         status = stage.status("one")

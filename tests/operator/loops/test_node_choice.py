@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from ballast_operator.kube.kinds import NODE, POD
 
 from tests.operator.loops.simulated.machines import node
@@ -97,6 +98,7 @@ async def test_a_node_on_which_a_gang_did_not_start_is_avoided():
     await simulation.until(lambda: simulation.state("one") == "Succeeded")
 
 
+@pytest.mark.slow
 async def test_nodes_that_a_job_avoids_are_better_than_none():
     """Where there is no other node it is tried again, with pauses that grow."""
     simulation = Simulation(nodes={"fast-0": ("fast", 2)})

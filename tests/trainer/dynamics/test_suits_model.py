@@ -155,6 +155,7 @@ def test_each_change_reaches_each_family_and_learns(family, kind):
     assert sum(p.grad is not None for p in learnt) > len(learnt) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_decoder_of_hugging_face_computes_as_it_does_itself(family):
     """Layer by layer, at any positions: a subset attends as if the other positions were masked."""

@@ -9,6 +9,7 @@ from ballast_policies.contract import Ack, Directive, ExitCode
 from ballast_trainer.channel.directory import DirectoryChannel
 
 from tests.support.plans import local_plan
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -56,7 +57,7 @@ def test_a_restart_after_a_kill_gives_the_same_curve(
     config = small_config(totalSteps=40)
     endless = saving({**config, "totalSteps": 100_000}, tmp_path)
     launch(endless, network=22)
-    pods.wait_for_step(12, "job-1-0")
+    eventually(lambda: pods.events("checkpoint", "job-1-0"), "a checkpoint", pods.errors)
     pods.signal("job-1-2", signal.SIGKILL)
     pods.exit_codes()
     reference = single_process_losses(small_config(totalSteps=40))
@@ -110,8 +111,6 @@ def test_sigterm_before_the_plan_stops_at_once(pods, tmp_path):
     (tmp_path / "channel").mkdir()
     pods.start_pod("job-1-0", tmp_path / "channel")
     log = pods.folder / "job-1-0.err"
-    from tests.support.waiting import eventually
-
     eventually(lambda: log.exists() and "waiting for a plan" in log.read_text(), "it waits", pods.errors)
     pods.signal("job-1-0", signal.SIGTERM)
     assert pods.exit_code("job-1-0") == ExitCode.STOPPED

@@ -6,6 +6,7 @@ import pytest
 from ballast_policies.contract import Ack, Proposal
 from ballast_trainer.channel.directory import DirectoryChannel
 
+from tests.support.held_data import Gates
 from tests.support.plans import local_plan
 from tests.support.waiting import eventually
 
@@ -19,7 +20,7 @@ def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
 ):
     """Four ranks in two pods; one rank would do, so a whole pod leaves, the other trains on with two."""
     config = small_config(
-        totalSteps=60,
+        totalSteps=40,
         dynamics=[FREEZING],
         parallelism={"gpusPerPod": 2},
         repack={"enabled": True, "everySteps": 5, "maxSlowdown": 9.0},
@@ -27,7 +28,8 @@ def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    gates = Gates(tmp_path / "gates", 30)
+    (folder / "config.json").write_text(json.dumps(gates.hold(config)))
     channel.publish(local_plan(["job-1-0", "job-1-1"], network=40, ranks_per_pod=2))
     for pod in ("job-1-0", "job-1-1"):
         pods.start_pod(pod, folder, {"BALLAST_POD_RANKS": "2"})
@@ -35,6 +37,8 @@ def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
     proposal = Proposal.from_json((folder / "proposal.json").read_text())
     assert (proposal.kept_pods, proposal.released_pods) == (("job-1-0",), ("job-1-1",))
     channel.publish(channel.read_plan().shrink(proposal))
+    pods.wait_for_plan(2, "job-1-0")
+    gates.open()
     assert pods.exit_codes() == {"job-1-0": 0, "job-1-1": 0}, pods.errors()
     assert pods.termination("job-1-1")["reason"] == "Released"
     (repacked,) = pods.events("repack", "job-1-0")
@@ -42,7 +46,7 @@ def test_two_pods_of_two_ranks_repack_to_one_and_keep_the_curve(
     assert repacked["released"] == ["job-1-1"]
     assert Ack.from_json((folder / "ack.json").read_text()).epoch == 2
     losses, reference = pods.losses("job-1-0"), single_process_losses(config)
-    assert sorted(losses) == list(range(1, 61))
+    assert sorted(losses) == list(range(1, 41))
     assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
 
 

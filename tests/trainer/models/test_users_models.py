@@ -21,6 +21,7 @@ from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
 from torch import nn
 
+from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "examples/trainer/hugging_face_decoder"
@@ -129,8 +130,8 @@ def run(gang, tmp_path):
     return start
 
 
-def lopsided(channel, folder, running, cuts):
-    """Publish partitions of six layers over the ranks, each when the last is in force."""
+def lopsided(channel, folder, running, cuts, gates):
+    """Publish partitions of six layers over the ranks, each when the last is in force; open a gate for each."""
     eventually((folder / "ack.json").exists, "the ranks train", running.errors)
     for epoch, bounds in enumerate(cuts, start=2):
         stages = tuple(
@@ -138,11 +139,10 @@ def lopsided(channel, folder, running, cuts):
             for rank, (first, end) in enumerate(itertools.pairwise(bounds))
         )
         channel.publish(dataclasses.replace(channel.read_plan(), epoch=epoch, stages=stages))
+        running.wait_for_plan(epoch)
+        gates.open()
         eventually(
-            lambda epoch=epoch: (
-                Ack.from_json((folder / "ack.json").read_text()).epoch >= epoch
-                or running.processes["rank-0"].exitcode is not None
-            ),
+            lambda epoch=epoch: Ack.from_json((folder / "ack.json").read_text()).epoch >= epoch,
             f"epoch {epoch} is in force",
             running.errors,
         )
@@ -156,17 +156,18 @@ def assert_same(losses, reference):
 @pytest.mark.processes
 def test_a_users_model_optimizer_and_loader_keep_the_curve_under_replans(run, users_module, tmp_path):
     """Own layers, own optimizer with a plain number in its state, a shuffling DataLoader; layers move."""
-    config = users_module(totalSteps=60)
+    config = users_module(totalSteps=20)
     single = run(config, ranks=1, options=["--single-process"])
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
-    running = run(config, ranks=3, options=["--channel", str(folder)])
-    lopsided(channel, folder, running, [(0, 4, 5, 6), (0, 1, 2, 6), (0, 2, 5, 6)])
+    gates = Gates(tmp_path / "gates", 3, 7, 11)
+    running = run(gates.hold_own(config), ranks=3, options=["--channel", str(folder)])
+    lopsided(channel, folder, running, [(0, 4, 5, 6), (0, 1, 2, 6), (0, 2, 5, 6)], gates)
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert single.exit_codes() == {"rank-0": 0}, single.errors()
     assert_same(running.losses(), single.losses())
-    assert single.losses()[60] < single.losses()[1]
+    assert single.losses()[20] < single.losses()[1]
 
 
 @pytest.mark.processes
@@ -186,23 +187,25 @@ def test_each_step_sees_the_same_samples_whatever_ranks_replans_and_restarts(run
 
     saved = {"path": str(tmp_path / "saved"), "everySteps": 7}
     folder = tmp_path / "channel"
-    running = run(config("three", totalSteps=40), ranks=3, options=["--channel", str(folder)])
-    lopsided(DirectoryChannel(folder), folder, running, [(0, 3, 4, 6)])
-    single = run(config("one", totalSteps=40), ranks=1)
+    gates = Gates(tmp_path / "gates", 3)
+    held = gates.hold_own(config("three", totalSteps=20))
+    running = run(held, ranks=3, options=["--channel", str(folder)])
+    lopsided(DirectoryChannel(folder), folder, running, [(0, 3, 4, 6)], gates)
+    single = run(config("one", totalSteps=20), ranks=1)
     first = run(config("first", totalSteps=7, checkpoint=saved), ranks=3)
     for one in (running, single, first):
         assert set(one.exit_codes().values()) == {0}, one.errors()
-    resumed = run(config("resumed", totalSteps=40, checkpoint=saved), ranks=2)
+    resumed = run(config("resumed", totalSteps=20, checkpoint=saved), ranks=2)
     assert set(resumed.exit_codes().values()) == {0}, resumed.errors()
 
     from users_module import Recorded
 
     dataset = ShuffledDataset(Recorded(tmp_path))
-    expected = [dataset.indices(0, step, width) for step in range(40)]
+    expected = [dataset.indices(0, step, width) for step in range(20)]
     for name, ranks, start in (("three", 3, 0), ("one", 1, 0), ("first", 3, 0), ("resumed", 2, 7)):
         read = orders(name)
         assert len(read) == ranks
-        end = 7 if name == "first" else 40
+        end = 7 if name == "first" else 20
         for order in read:
             batches = [order[at : at + width] for at in range(0, len(order), width)]
             # A pipeline that is built or rebuilt looks at its next batch once more.

@@ -11,6 +11,7 @@ from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.loop.migrate import LayerMove, plan_moves
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 
+from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 
 
@@ -66,13 +67,16 @@ def test_a_checkpoint_of_replicated_stages_is_loaded_by_one_process(
 def test_layers_of_replicated_stages_move_and_freeze(gang, replicated, single_process_losses, tmp_path):
     """A new partition of 1-2-1, and freezing: a layer reaches every replica, and leaves every one it must."""
     freezing = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
-    config = replicated([1, 2, 1], totalSteps=60, dynamics=[freezing])
+    config = replicated([1, 2, 1], totalSteps=20, dynamics=[freezing])
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
-    running = gang(config, ranks=4, options=["--channel", str(folder)])
+    gates = Gates(tmp_path / "gates", 3)
+    running = gang(gates.hold(config), ranks=4, options=["--channel", str(folder)])
     eventually((folder / "ack.json").exists, "the ranks train", running.errors)
     moved = stages_at((0, 4, 5, 8))
     channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=moved))
+    running.wait_for_plan(2)
+    gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (migrated,) = running.events("migrate")
     assert migrated["layers"] == [2, 3, 5]

@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import signal
-import socket
 import sys
 import urllib.request
 
@@ -22,6 +21,7 @@ from ballast_trainer.reporting.writers import (
     writers_of,
 )
 
+from tests.support.ports import free_port
 from tests.support.waiting import WAIT_SECONDS
 
 STAGES = [
@@ -52,12 +52,6 @@ class Recording:
 
     def close(self):
         self.seen.append("closed")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_scalars_are_the_numbers_and_what_the_stages_say():

@@ -15,6 +15,7 @@ from ballast_trainer.layers.layer import LayerSet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.held_data import Gates
 from tests.support.waiting import eventually
 from tests.trainer.tensor_parallel.ranks import DIM, on_ranks, pipelined_step
 
@@ -89,41 +90,43 @@ def acked(folder):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("axis", "steps"), [("tensor", 24), ("data", 40)])
+@pytest.mark.parametrize("axis", ["tensor", "data"])
 def test_layers_move_and_ranks_leave_by_whole_columns(
-    gang, small_config, single_process_losses, tmp_path, axis, steps
+    gang, small_config, single_process_losses, tmp_path, axis
 ):
     """A rebalance moves the same layers in every column; a shrink keeps or releases a position's two ranks.
 
-    A plan that tears a position's ranks apart is not followed, and training continues. (Steps are many and
-    slow enough for three plans to be seen one after the other; without a sum in each layer they are shorter.)
+    A plan that tears a position's ranks apart is not followed, and training continues.
     """
-    config = with_heads(small_config(totalSteps=steps))
+    config = with_heads(small_config(totalSteps=16))
     expected = single_process_losses(config)
     folder = tmp_path / "channel"
     channel = DirectoryChannel(folder)
-    running = gang(
-        {**config, "parallelism": {axis: 2, "gpusPerPod": 1}},
-        ranks=4,
-        options=["--channel", str(folder)],
-        slowdown=6,
-    )
+    gates = Gates(tmp_path / "gates", 3, 7, 11)
+    held = gates.hold({**config, "parallelism": {axis: 2, "gpusPerPod": 1}})
+    running = gang(held, ranks=4, options=["--channel", str(folder)])
     eventually(lambda: acked(folder) >= 1, "the ranks train", running.errors)
     first = channel.read_plan()
     moved = tuple(
         Stage(rank=rank, first_layer=begin, end_layer=end) for rank, begin, end in ((0, 0, 6), (1, 6, 8))
     )
     channel.publish(dataclasses.replace(first, epoch=2, stages=moved))
+    running.wait_for_plan(2)
+    gates.open()
     eventually(lambda: acked(folder) >= 2, "the layers have moved", running.errors)
     torn = tuple(dataclasses.replace(first.ranks[old], rank=new) for new, old in enumerate((0, 2)))
     channel.publish(dataclasses.replace(first, epoch=3, directive=Directive.SHRINK, ranks=torn))
+    running.wait_for_plan(3)
+    gates.open()
     eventually(lambda: "position 0 together" in running.errors(), "it is refused", running.errors)
     channel.publish(dataclasses.replace(first, epoch=4, directive=Directive.SHRINK, ranks=first.ranks[:2]))
+    running.wait_for_plan(4)
+    gates.open()
     assert set(running.exit_codes().values()) == {0}, running.errors()
     (repacked,) = running.events("repack")
     assert repacked["released"] == ["rank-2", "rank-3"]
     losses = running.losses()
-    assert sorted(losses) == list(range(1, steps + 1))
+    assert sorted(losses) == list(range(1, 17))
     assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
 
 

@@ -1,7 +1,6 @@
 """A tensor group with a rank that is late: found, and relieved; the lateness is emulated."""
 
 import json
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +15,8 @@ from ballast_trainer.models.gpt import Block
 from ballast_trainer.tensor_parallel.importance import ColumnImportance
 from ballast_trainer.tensor_parallel.layers import split_layer
 from ballast_trainer.tensor_parallel.straggler_mitigation import StragglerMitigation
+
+from tests.support.ports import free_port
 
 SLOW_RANK, SLOW = 1, 8.0
 
@@ -38,9 +39,7 @@ def late_group(pods):
     def start(config):
         path = pods.folder / "config.yaml"
         path.write_text(yaml.safe_dump(config))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         for rank in range(2):
             environment = {
                 "MASTER_ADDR": "127.0.0.1",

@@ -33,6 +33,7 @@ def run(monkeypatch, items: list[dict], *options: str):
     return CliRunner().invoke(whatif, ["--prices", "excerpt", *options])
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_month_are_replayed_with_all_their_steps(monkeypatch):
     """Older ones and those without a speed are not; the JSON has what the cluster has paid."""
     items = [

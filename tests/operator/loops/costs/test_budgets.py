@@ -58,6 +58,7 @@ def events(simulation: Simulation) -> list[str]:
     return simulation.world.events
 
 
+@pytest.mark.slow
 async def test_a_spent_budget_suspends_the_job_after_a_checkpoint_and_raising_it_resumes_there():
     """With an Event; no step is lost, and what it cost is within a few seconds of the budget."""
     simulation = cluster(fast=2)
@@ -83,6 +84,7 @@ async def test_a_spent_budget_suspends_the_job_after_a_checkpoint_and_raising_it
     assert not simulation.status("one").restarts
 
 
+@pytest.mark.slow
 async def test_a_spent_budget_fails_the_job_for_good_where_its_owner_wants_that():
     """It saves first; raising the budget later changes nothing."""
     simulation = cluster(fast=2)
@@ -127,6 +129,7 @@ async def test_at_once_the_job_says_what_its_budget_and_deadline_would_need():
     assert {"BudgetTooSmall", "DeadlineWithinReach"} <= {c["reason"] for c in found.conditions}
 
 
+@pytest.mark.slow
 async def test_a_budget_that_is_enough_says_so_and_the_job_ends_within_it():
     """To a success that leaves no complaint."""
     simulation = cluster(fast=2)
@@ -138,6 +141,7 @@ async def test_a_budget_that_is_enough_says_so_and_the_job_ends_within_it():
     assert not condition(simulation, "BudgetExhausted").is_true
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "state", "reason"),
     [
@@ -190,6 +194,7 @@ async def test_a_job_of_unknown_speed_or_price_is_told_what_is_missing():
     assert condition(simulation, "BudgetExhausted").reason == "PriceUnknown"
 
 
+@pytest.mark.slow
 async def test_removing_budget_and_deadline_removes_what_they_have_done():
     """A job suspended by both runs again, and its conditions are gone."""
     simulation = cluster(fast=2)
@@ -212,6 +217,7 @@ async def test_a_budget_of_the_least_number_never_lets_the_job_train_long():
     assert simulation.status("one").launches <= 1
 
 
+@pytest.mark.slow
 async def test_a_waiting_job_whose_deadline_passes_fails_without_ever_holding_gpus():
     """Another job has them."""
     simulation = cluster("fifo", fast=2)

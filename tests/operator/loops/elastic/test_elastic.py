@@ -54,6 +54,7 @@ async def test_two_elastic_jobs_run_side_by_side_by_every_policy(name):
     assert never_restarted(simulation, "one", "two")
 
 
+@pytest.mark.slow
 async def test_one_ends_the_other_grows_a_third_comes_and_all_share_without_a_restart():
     """Every change is live, and the same pods continue."""
     simulation = four_gpus()
@@ -83,6 +84,7 @@ async def test_one_ends_the_other_grows_a_third_comes_and_all_share_without_a_re
     assert never_restarted(simulation, "two", "three", "four")
 
 
+@pytest.mark.slow
 async def test_a_gang_that_gave_gpus_back_takes_them_again():
     """Unlike after a repack of its own: its model is as large as before."""
     simulation = await alone_on_four()
@@ -143,6 +145,7 @@ async def test_a_trainer_that_never_shrinks_is_no_longer_asked_to():
     assert simulation.status("one").restarts[Cause.SHRINK_TIMEOUT] <= 2
 
 
+@pytest.mark.slow
 async def test_a_namespace_at_its_limit_shares_its_gpus_and_never_exceeds_the_limit():
     """Its new job starts once its older one has given GPUs back, although others are free."""
     simulation = four_gpus(tenants={"eachNamespace": {"maxGpus": 2}})
@@ -158,6 +161,7 @@ async def test_a_namespace_at_its_limit_shares_its_gpus_and_never_exceeds_the_li
     assert never_restarted(simulation, "one", "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", range(8))
 async def test_an_operator_that_dies_at_any_write_of_an_asked_shrink_is_succeeded_without_loss(point):
     """One launch each, no pod of a name twice, whatever write was the last."""
@@ -191,6 +195,7 @@ async def test_gangs_with_tensor_groups_shrink_and_grow_by_whole_groups():
     assert never_restarted(simulation, "one", "two")
 
 
+@pytest.mark.slow
 async def test_a_team_has_the_gpus_of_its_weight_however_many_jobs_it_has():
     """By ``hierarchical``: one job of a team with weight 2 beside two jobs of a team with weight 1."""
     teams = {"vision": {"weight": 2}, "speech": {"weight": 1}}

@@ -26,6 +26,7 @@ def uids(simulation: Simulation) -> dict[str, str]:
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in simulation.pods("one")}
 
 
+@pytest.mark.slow
 async def test_a_gang_grows_onto_a_node_that_comes_later():
     """New pods join, the old ones stay as they are, and the trainer continues in the same launch."""
     simulation = await running_pair()
@@ -45,6 +46,7 @@ async def test_a_gang_grows_onto_a_node_that_comes_later():
     assert len(simulation.pods("one")) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [{"grow": False}, {"model": {"name": "gpt", "layers": 2}, "stages": (1, 2)}],
@@ -76,6 +78,7 @@ async def test_a_gang_whose_recipe_has_changed_since_its_launch_does_not_grow():
     assert len(simulation.pods("one")) == 2
 
 
+@pytest.mark.slow
 async def test_gpus_that_are_too_few_for_a_waiting_job_are_used_until_it_has_its_turn():
     """The gang gives them back as soon as they are enough for the other."""
     simulation = await running_pair()
@@ -89,6 +92,7 @@ async def test_gpus_that_are_too_few_for_a_waiting_job_are_used_until_it_has_its
     assert (simulation.status("one").launches, dict(simulation.status("one").restarts)) == (1, {})
 
 
+@pytest.mark.slow
 async def test_a_gang_that_has_repacked_does_not_grow_again():
     """Its model got smaller for good: what it released is for others."""
     simulation = await running_pair(trainer={"total": 100_000, "shrink_at": 30})
@@ -98,6 +102,7 @@ async def test_a_gang_that_has_repacked_does_not_grow_again():
     assert len(simulation.pods("one")) == 1
 
 
+@pytest.mark.slow
 async def test_a_new_pod_that_fails_aborts_the_growth_and_not_the_gang():
     """Its pod goes, the others train on, the condition says why; after a pause it is tried again."""
     simulation = await running_pair()
@@ -117,6 +122,7 @@ async def test_a_new_pod_that_fails_aborts_the_growth_and_not_the_gang():
     assert before.items() < uids(simulation).items()
 
 
+@pytest.mark.slow
 async def test_new_pods_that_never_run_are_deleted():
     """All or none within the time that a launch has, too."""
     simulation = await running_pair()

@@ -1,5 +1,7 @@
 """Elastic gangs on two pools: where the size that they reach is fastest, restarts where they pay."""
 
+import pytest
+
 from tests.operator.loops.simulated.simulation import Simulation
 
 ENDLESS = {"totalSteps": 100_000, "trainer": {"total": 100_000, "scales": True, "pace": 1}}
@@ -27,6 +29,7 @@ def two_pools(fast: int, slow: int, **spec) -> Simulation:
     return Simulation(nodes=nodes, roundSeconds=30, **spec)
 
 
+@pytest.mark.slow
 async def test_a_third_job_starts_on_the_slower_gpus_where_eight_of_them_beat_its_part_of_the_fast_ones():
     """The two that run keep their four fast ones each; nothing idles."""
     simulation = two_pools(8, 8)
@@ -43,6 +46,7 @@ async def test_a_third_job_starts_on_the_slower_gpus_where_eight_of_them_beat_it
     assert all(simulation.status(name).launches == 1 for name in ("one", "two", "three"))
 
 
+@pytest.mark.slow
 async def test_gpus_that_come_free_in_another_pool_are_taken_by_one_restart_with_a_checkpoint():
     """Two share four fast GPUs while a third job has the others; then it ends, and one of them goes there."""
     simulation = two_pools(4, 8)
@@ -65,6 +69,7 @@ async def test_gpus_that_come_free_in_another_pool_are_taken_by_one_restart_with
     assert "after a restart of" in simulation.status(moved).last_decision.why
 
 
+@pytest.mark.slow
 async def test_gpus_that_are_far_slower_stay_idle():
     """Two on four fast GPUs each would lose by the slow ones; they do not take turns there either."""
     simulation = two_pools(8, 4)

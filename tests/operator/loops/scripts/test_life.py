@@ -109,6 +109,7 @@ async def test_an_exit_with_success_after_the_order_to_stop_is_no_success():
     await simulation.until(lambda: simulation.state("one") == "Suspended")
 
 
+@pytest.mark.slow
 async def test_a_rank_that_loses_its_peer_is_not_at_fault():
     """One pod is killed, the other fails for want of it: no failure of the job's own."""
     simulation = await running()

@@ -72,6 +72,7 @@ def test_raised_demands_are_those_of_the_simplex_method(scene, monkeypatch):
     assert (found.x >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_worth_beside_demands_is_that_of_the_simplex_method(scene, monkeypatch):
     """What leftovers are handed out by: the most worth while every job keeps nine tenths of its level."""

@@ -1,0 +1,49 @@
+"""What an account may do, as the API server's authorizer sees it at the moment."""
+
+from typing import Any
+
+from ballast_operator.api.rbac import operator_rules
+from ballast_operator.install import OPERATOR_NAME
+from kubernetes import client
+
+from tests.support.waiting import eventually
+
+
+def account(namespace: str, name: str) -> str:
+    """The user name of a service account."""
+    return f"system:serviceaccount:{namespace}:{name}"
+
+
+def may(
+    api: client.ApiClient,
+    user: str,
+    verb: str,
+    group: str,
+    resource: str,
+    *,
+    namespace: str = "default",
+    name: str | None = None,
+) -> bool:
+    """Whether ``user`` may do this; ``resource`` with its subresource after a slash."""
+    resource, _, subresource = resource.partition("/")
+    attributes = client.V1ResourceAttributes(
+        verb=verb,
+        group=group,
+        resource=resource,
+        subresource=subresource or None,
+        namespace=namespace,
+        name=name,
+    )
+    review = client.V1SubjectAccessReview(
+        spec=client.V1SubjectAccessReviewSpec(user=user, resource_attributes=attributes)
+    )
+    answer = client.AuthorizationV1Api(api).create_subject_access_review(review)
+    return bool(answer.status.allowed)
+
+
+def wait_for_operators_rights(api: Any, namespace: str) -> None:
+    """Until the authorizer, which learns of roles by a watch, knows those of the operator's account."""
+    user = account(namespace, OPERATOR_NAME)
+    for rule in operator_rules():
+        verb, group, resource = rule["verbs"][0], rule["apiGroups"][0], rule["resources"][0]
+        eventually(lambda asked=(verb, group, resource): may(api, user, *asked), f"{user} to have its rights")
