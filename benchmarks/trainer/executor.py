@@ -106,7 +106,7 @@ def overhead(schedule, blocks, forward):
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ballast_trainer.preload", "calibrated"])
-    results, port = context.Queue(), free_port("127.0.0.1")
+    results, port = context.Queue(), free_port()
     ranks = [
         context.Process(target=rank_main, args=(rank, port, schedule, blocks, forward, results))
         for rank in range(RANKS)

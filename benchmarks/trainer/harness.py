@@ -8,7 +8,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from tests.support.gang import Gang, free_port
+from tests.support.gang import Gang
 from tests.support.plans import local_plan
+from tests.support.ports import free_port
 
 __all__ = ["Gang", "free_port", "local_plan"]

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from tests.support.ports import free_port
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 PRELOAD = ["ballast_trainer.preload", "ballast_trainer.cli.run", "torch.distributed.checkpoint"]
@@ -45,7 +45,7 @@ class Gang:
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(dict(config)))
         gang = cls(folder)
-        port = free_port("127.0.0.1")
+        port = free_port()
         for rank in range(ranks):
             environment = {**(variables or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
@@ -135,14 +135,6 @@ class Gang:
             if process.exitcode is None:
                 process.kill()
             process.join(WAIT_SECONDS)
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _main(folder: str, name: str, arguments: list[str], environment: dict[str, str]) -> None:

@@ -131,7 +131,7 @@ def run(gang, tmp_path):
 
 
 def lopsided(channel, folder, running, cuts, gates):
-    """Publish partitions of six layers over the ranks, each when the last is in force; open a gate for each."""
+    """Publish partitions of six layers over the ranks, after the last is in force; each opens a gate."""
     eventually((folder / "ack.json").exists, "the ranks train", running.errors)
     for epoch, bounds in enumerate(cuts, start=2):
         stages = tuple(
