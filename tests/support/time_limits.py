@@ -12,7 +12,7 @@ from ballast_localcluster.supervision.processes import MARK_VARIABLE
 
 from tests.support.waiting import WAIT_SECONDS
 
-LIMIT_SECONDS = 2 * WAIT_SECONDS
+LIMIT_SECONDS = 3 * WAIT_SECONDS
 """Of a test with its fixtures: a wait that fails says so first. Tests marked ``timeout`` have their own."""
 
 STACKS_VARIABLE = "PYTHONFAULTHANDLER"

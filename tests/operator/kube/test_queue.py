@@ -71,7 +71,7 @@ async def test_workers_share_the_keys_and_never_meet_on_one():
         for key in range(5):
             queue.add(key)
         await asyncio.sleep(0) if turn % 3 else None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_SECONDS):
         while len(queue) or busy:  # noqa: ASYNC110 - lets the workers run, one turn at a time
             await asyncio.sleep(0)
     for worker in workers:

@@ -15,11 +15,16 @@ from ballast_policies.allocation import registry
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.allocation.registry import allocate
 
+from tests.support.waiting import WAIT_SECONDS
+
 PROBLEM = Problem(
     gpu_types=("a", "b"),
     capacity={"a": 1, "b": 1},
     jobs=(Job(name="one", throughput={"a": 4.0, "b": 1.0}), Job(name="two", throughput={"a": 1.0, "b": 1.0})),
 )
+PATIENT = SolverSettings(limit_seconds=WAIT_SECONDS, start_seconds=WAIT_SECONDS)
+"""A machine with other work is no reason for the fallback."""
+
 READY = """import sys, time, pickle, struct
 body = pickle.dumps("ready")
 sys.stdout.buffer.write(struct.pack(">Q", len(body)) + body)
@@ -30,7 +35,7 @@ sys.stdout.buffer.flush()
 @pytest.mark.processes
 async def test_the_process_solves_and_is_used_again():
     """The same process answers twice; the allocation is the policy's."""
-    async with Solver(SolverSettings()) as solver:
+    async with Solver(PATIENT) as solver:
         first = await solver.solve("max-min-fairness", PROBLEM)
         process = solver._process.pid
         second = await solver.solve("max-min-fairness", PROBLEM)
@@ -43,12 +48,12 @@ async def test_the_process_solves_and_is_used_again():
 @pytest.mark.processes
 async def test_a_process_that_was_warmed_up_answers_the_first_question():
     """No second one is started; one that cannot start is told of by the first question."""
-    async with Solver(SolverSettings()) as solver:
+    async with Solver(PATIENT) as solver:
         await solver.warm_up()
         process = solver._process.pid
         assert (await solver.solve("max-min-fairness", PROBLEM)).outcome is PolicyReason.OPTIMAL
         assert solver._process.pid == process
-    async with Solver(SolverSettings(), command=(sys.executable, "-c", "raise SystemExit(4)")) as solver:
+    async with Solver(PATIENT, command=(sys.executable, "-c", "raise SystemExit(4)")) as solver:
         await solver.warm_up()
         assert (await solver.solve("max-min-fairness", PROBLEM)).health is PolicyReason.SOLVER_DIED
 
@@ -81,7 +86,7 @@ def test_a_question_is_answered_from_the_last_answer_of_its_policy(monkeypatch):
 async def test_a_solver_that_is_late_is_killed_and_the_greedy_allocation_is_used():
     """The condition's reason says which; the next solve starts a fresh process."""
     command = (sys.executable, "-c", READY + "time.sleep(3600)")
-    async with Solver(SolverSettings(), command=command) as solver:
+    async with Solver(PATIENT, command=command) as solver:
         late = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.2)
         assert solver._process is None
     assert late.outcome is PolicyReason.FALLBACK_AFTER_TIMEOUT
@@ -99,7 +104,7 @@ async def test_a_solver_that_is_late_is_killed_and_the_greedy_allocation_is_used
 async def test_a_solver_whose_process_dies_over_a_question_is_replaced_by_the_fallback(end, code):
     """An out-of-memory kill of the solver costs optimality, not the round."""
     command = (sys.executable, "-c", READY + "sys.stdin.buffer.read(8); " + end)
-    async with Solver(SolverSettings(), command=command) as solver:
+    async with Solver(PATIENT, command=command) as solver:
         died = await solver.solve("max-min-fairness", PROBLEM)
         assert solver._process is None
     assert died.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR
@@ -112,7 +117,7 @@ async def test_a_solver_whose_process_dies_over_a_question_is_replaced_by_the_fa
 async def test_a_solver_that_never_becomes_ready_is_replaced_by_the_fallback():
     """A process that hangs over its imports has its own limit."""
     command = (sys.executable, "-c", "import time; time.sleep(3600)")
-    async with Solver(SolverSettings(start_seconds=0.2), command=command) as solver:
+    async with Solver(dataclasses.replace(PATIENT, start_seconds=0.2), command=command) as solver:
         late = await solver.solve("max-min-fairness", PROBLEM)
         assert solver._process is None
     assert late.health is PolicyReason.SOLVER_TIMED_OUT
@@ -140,7 +145,7 @@ async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, he
     """One bad process costs one answer."""
     met = str(tmp_path / "met")
     script = FIRST_ONLY.format(met=met) + READY + "sys.stdin.buffer.read(8); " + end
-    async with Solver(SolverSettings(), command=(sys.executable, "-c", script)) as solver:
+    async with Solver(PATIENT, command=(sys.executable, "-c", script)) as solver:
         bad = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.5)
         good = await solver.solve("max-min-fairness", PROBLEM)
     assert (bad.health, bad.allocation.status) == (health, "greedy")
@@ -150,7 +155,7 @@ async def test_after_a_hang_or_a_death_a_fresh_process_answers(tmp_path, end, he
 @pytest.mark.processes
 async def test_a_solver_that_is_stopped_in_its_tracks_counts_as_hung():
     """SIGSTOP: the process lives and says nothing."""
-    async with Solver(SolverSettings()) as solver:
+    async with Solver(PATIENT) as solver:
         await solver.solve("max-min-fairness", PROBLEM)
         solver._process.send_signal(signal.SIGSTOP)
         late = await solver.solve("max-min-fairness", PROBLEM, limit_seconds=0.2)
@@ -162,7 +167,7 @@ async def test_a_solver_that_is_stopped_in_its_tracks_counts_as_hung():
 @pytest.mark.processes
 async def test_an_unknown_policy_is_a_solver_error_with_its_name():
     """The process lives on; the message says what it refused."""
-    async with Solver(SolverSettings()) as solver:
+    async with Solver(PATIENT) as solver:
         refused = await solver.solve("max-max-unfairness", PROBLEM)
         good = await solver.solve("max-min-fairness", PROBLEM)
     assert refused.outcome is PolicyReason.FALLBACK_AFTER_SOLVER_ERROR

@@ -8,6 +8,8 @@ from ballast_operator.api.policy_conditions import PolicyReason
 from ballast_operator.settings import SolverSettings
 from ballast_policies.allocation.problem import Job, Problem
 
+from tests.support.waiting import WAIT_SECONDS
+
 pytestmark = pytest.mark.processes
 
 PROBLEM = Problem(
@@ -52,7 +54,8 @@ def solver(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "hangs.py").write_text("while True: pass\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    return Solver(SolverSettings())
+    # The import of cvxpy alone may take a busy machine longer than an operator would wait.
+    return Solver(SolverSettings(limit_seconds=WAIT_SECONDS, start_seconds=WAIT_SECONDS))
 
 
 async def test_an_own_policy_is_solved_in_the_process(solver):
