@@ -10,7 +10,8 @@ STAMP := $(VENV)/.ballast-setup
 # Four workers also on two cores: many tests wait for processes. `make test WORKERS=0` runs one at a time.
 WORKERS ?= 4
 # Unit tests wait for nothing, and each worker imports everything: one a core.
-test-unit: WORKERS = logical --maxprocesses=8
+test-unit coverage-unit: WORKERS = logical --maxprocesses=8
+UNIT = -m "not api and not processes and not e2e and not slow"
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder $(if $(CI),--durations=25)
 ARGS ?=
 
@@ -18,10 +19,10 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of Python processes; where no bytecode is kept, each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs setup demo test test-unit test-api test-e2e bench coverage chaos check format generate clean
+.PHONY: help docs setup demo test test-unit test-api test-e2e bench coverage coverage-unit chaos check format generate clean
 
 help: ## list the commands
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install the locked Python packages into .venv and build the local control plane (once)
 	@$(BIN)/python -m ballast_localcluster.setup
@@ -46,7 +47,7 @@ else
 endif
 
 test-unit: $(STAMP) ## run the fast tests: no cluster, no processes, nothing marked slow; within a minute
-	@$(PYTEST) -m "not api and not processes and not e2e and not slow" $(ARGS)
+	@$(PYTEST) $(UNIT) $(ARGS)
 
 test-api: setup ## run the tests on a real API server
 	@$(PYTEST) -m api $(ARGS)
@@ -64,6 +65,9 @@ chaos: $(if $(findstring --real,$(ARGS)),setup,$(STAMP)) ## let seeded faults lo
 
 coverage: setup ## run the tests (ARGS="tests/policies") and print which lines they do not reach
 	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:out/coverage $(ARGS)
+
+coverage-unit: $(STAMP) ## run the fast tests and print how much of each module they reach, lines and branches
+	@$(PYTEST) $(UNIT) --cov --cov-report=term:skip-covered $(ARGS)
 
 check: $(STAMP) ## format, lint, types, import contracts, generated files, documentation
 	@$(BIN)/ruff format --check .
