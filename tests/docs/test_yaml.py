@@ -9,8 +9,15 @@ from ballast_operator.api.read import read_cluster_policy, read_training_job
 from tests.docs.blocks import ROOT, Block, blocks
 
 READERS = {"TrainingJob": read_training_job, "ClusterPolicy": read_cluster_policy}
+NODE_POOL = ROOT / "examples/karpenter/nodepool.yaml"
+"""Karpenter's: tests/e2e/test_karpenter.py has real Karpenter make nodes of it."""
 YAML = blocks("yaml")
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "examples/demo").glob("*.yaml"))
+EXAMPLES = [
+    path
+    for folder in ("examples", "examples/demo", "examples/karpenter")
+    for path in sorted((ROOT / folder).glob("*.yaml"))
+    if path != NODE_POOL
+]
 
 
 def whole(value):
@@ -37,7 +44,9 @@ OBJECTS = [(where, value) for where, value in objects() if value.get("kind") in 
 def test_each_block_is_read_by_the_program_that_it_is_for(block: Block):
     """Objects by the operator; what has no kind is input of a command, which test_commands runs."""
     value = whole(yaml.safe_load(block.text))
-    if "kind" in value:
+    if value.get("kind") == "NodePool":
+        assert value == yaml.safe_load(NODE_POOL.read_text())
+    elif "kind" in value:
         READERS[value["kind"]](value)
     else:
         # Trainer configurations, profiles and clusters of `ballast plan`.
