@@ -2,8 +2,15 @@
 
 import dataclasses
 
-LEAVES_AT_ANNOTATIONS = ("ballast.dev/leaves-at", "karpenter.sh/nodeclaim-termination-timestamp")
-"""Annotations of a node that has a notice: when it goes, RFC 3339. The first that can be read counts."""
+LEAVES_AT_ANNOTATION = "ballast.dev/leaves-at"
+"""Of a node that has a notice: when it goes, RFC 3339."""
+
+KARPENTER_ENDS_AT_ANNOTATION = "karpenter.sh/nodeclaim-termination-timestamp"
+"""Of a node that Karpenter drains: when it ends the last pods by force, RFC 3339. It comes from the NodePool's
+``terminationGracePeriod``, and says nothing of when a cloud takes back a spot machine."""
+
+LEAVES_AT_ANNOTATIONS = (LEAVES_AT_ANNOTATION, KARPENTER_ENDS_AT_ANNOTATION)
+"""The first that can be read counts."""
 
 AWS_SECONDS = 120.0
 """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""

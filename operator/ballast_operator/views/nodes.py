@@ -56,7 +56,8 @@ def read_node(item: Object) -> NodeView:
     conditions = status.get("conditions") or []
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     taints = read_taints(content)
-    leaving = read_leaving(taints, conditions, item["metadata"].get("annotations") or {})
+    labels = item["metadata"].get("labels") or {}
+    leaving = read_leaving(taints, conditions, item["metadata"].get("annotations") or {}, labels)
     gone = [str(taint) for taint in taints if taint.key in GONE_KEYS]
     closed = ""
     if not ready:
@@ -69,7 +70,7 @@ def read_node(item: Object) -> NodeView:
         closed = "cordoned"
     return NodeView(
         name=item["metadata"]["name"],
-        labels=item["metadata"].get("labels") or {},
+        labels=labels,
         ready=ready,
         allocatable=status.get("allocatable") or {},
         closed=closed,

@@ -11,7 +11,15 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ballast_operator.kube.notice_kinds import CONDITIONS, LEAVES_AT_ANNOTATIONS, TAINTS, NoticeKind
+from ballast_operator.api.node_pool import CapacityType
+from ballast_operator.kube.notice_kinds import (
+    CONDITIONS,
+    KARPENTER_ENDS_AT_ANNOTATION,
+    LEAVES_AT_ANNOTATION,
+    TAINTS,
+    NoticeKind,
+)
+from ballast_operator.views.capacity_type import capacity_type_of
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.taints import Taint
 
@@ -25,27 +33,35 @@ class Leaving:
         seconds: how long it lasts from the mark on.
         since: when the mark was put there; None: it does not say.
         at: when it goes, where that is stated.
+        latest: when it goes at the latest, though it may go ``seconds`` from the mark on; None: not known.
     """
 
     by: str
     seconds: float = 0.0
     since: Time | None = None
     at: Time | None = None
+    latest: Time | None = None
 
     def goes_at(self, first_seen: Time) -> Time:
         """When it goes; ``first_seen``: when the mark was first seen here."""
         if self.at is not None:
             return self.at
         since = first_seen if self.since is None else min(self.since, first_seen)
-        return since + datetime.timedelta(seconds=self.seconds)
+        lasts = since + datetime.timedelta(seconds=self.seconds)
+        return lasts if self.latest is None else min(lasts, self.latest)
 
 
 def read_leaving(
     taints: Sequence[Taint],
     conditions: Iterable[Mapping[str, Any]],
     annotations: Mapping[str, str],
+    labels: Mapping[str, str],
 ) -> Leaving | None:
-    """Why and when a node goes, by the mark that leaves it the least time; None: it stays."""
+    """Why and when a node goes, by the mark that leaves it the least time; None: it stays.
+
+    Karpenter's limit of a drain counts as the time of a node that is no spot machine by its labels: those may
+    be taken back before.
+    """
     found = [
         Leaving(by=f"taint {taint} ({kind.means})", seconds=kind.seconds, since=_since(taint))
         for taint in taints
@@ -64,9 +80,14 @@ def read_leaving(
     ]
     if not found:
         return None
-    stated = [at for name in LEAVES_AT_ANNOTATIONS if (at := _time(annotations.get(name))) is not None]
     first = min(found, key=lambda leaving: leaving.seconds)
-    return dataclasses.replace(first, at=stated[0]) if stated else first
+    stated = _time(annotations.get(LEAVES_AT_ANNOTATION))
+    ends = _time(annotations.get(KARPENTER_ENDS_AT_ANNOTATION))
+    if stated is not None or ends is None:
+        return dataclasses.replace(first, at=stated)
+    kind = capacity_type_of(labels)
+    spot = kind is not None and kind[0] is CapacityType.SPOT
+    return dataclasses.replace(first, latest=ends) if spot else dataclasses.replace(first, at=ends)
 
 
 def _says_so(kind: NoticeKind, condition: Mapping[str, Any]) -> bool:
