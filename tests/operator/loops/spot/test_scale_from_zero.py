@@ -25,6 +25,7 @@ class Autoscaler:
     gpus: int = 2
     stock: int = 100
     karpenter: bool = False
+    interleaves: bool = False
     made: int = 0
     due: list[tuple[Time, str]] = dataclasses.field(default_factory=list)
 
@@ -35,7 +36,10 @@ class Autoscaler:
             made = node(name, "spot", self.gpus)
             made["metadata"]["creationTimestamp"] = show(now)
             world.put(NODE, made)
-        waiting = [pod for pod in world.items(POD) if self._waits(pod) and not self._bind(pod)]
+        pods = world.items(POD)
+        if self.interleaves:  # kube-scheduler takes a pod of each gang in turn
+            pods = sorted(pods, key=lambda pod: pod["metadata"]["name"].rpartition("-")[2])
+        waiting = [pod for pod in pods if self._waits(pod) and not self._bind(pod)]
         wanted = -(-sum(pod_gpus(pod, GPU) for pod in waiting) // self.gpus) - len(self.due)
         for _ in range(min(wanted, self.stock - self.made)):
             self.due.append((now + datetime.timedelta(seconds=self.seconds), f"new-{self.made}"))
@@ -150,6 +154,33 @@ async def test_a_second_gang_gets_nodes_of_its_own_beside_those_of_the_first(kar
     assert allowed == {karpenter}
     await autoscaler.until(lambda: simulation.state("a") == "Running")
     assert simulation.status("a").allocation.nodes == ("new-0", "new-0")
+
+
+async def test_two_gangs_whose_pods_are_bound_in_turn_both_run():
+    """Each has a pod on each node then: the nodes that come suffice for all, and the status has the truth."""
+    simulation, autoscaler = cluster(interleaves=True)
+    for name in "ab":
+        simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000})
+    await autoscaler.until(lambda: {simulation.state(name) for name in "ab"} == {"Running"})
+    for name in "ab":
+        status = simulation.status(name)
+        assert sorted(status.allocation.nodes) == ["new-0", "new-1"]
+        assert (status.launches, status.restarts) == (1, {})
+
+
+@pytest.mark.slow
+async def test_two_gangs_that_hold_half_of_a_node_each_do_not_wait_for_each_other_without_end():
+    """Only one of two nodes comes: both are taken back in time, and then one has the node for itself."""
+    simulation, autoscaler = cluster(interleaves=True, stock=1, seconds=60)
+    for name in "ab":
+        simulation.add_job(name, totalSteps=100_000, trainer={"total": 100_000})
+    bound = lambda name: [pod for pod in simulation.pods(name) if pod["spec"].get("nodeName")]  # noqa: E731
+    await autoscaler.until(lambda: len(bound("a")) == len(bound("b")) == 1)
+    running = lambda: [name for name in "ab" if simulation.state(name) == "Running"]  # noqa: E731
+    await autoscaler.until(lambda: len(running()) == 1, ticks=400)
+    (one,) = running()
+    assert simulation.status(one).allocation.nodes == ("new-0", "new-0")
+    assert set(simulation.status(one).restarts) == {"NotBound"}
 
 
 async def test_a_pool_never_has_more_nodes_than_it_may():
