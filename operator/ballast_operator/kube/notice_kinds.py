@@ -6,8 +6,8 @@ LEAVES_AT_ANNOTATION = "ballast.dev/leaves-at"
 """Of a node that has a notice: when it goes, RFC 3339."""
 
 KARPENTER_ENDS_AT_ANNOTATION = "karpenter.sh/nodeclaim-termination-timestamp"
-"""Of a node that Karpenter drains: when it ends the last pods by force, RFC 3339. It comes from the NodePool's
-``terminationGracePeriod``, and says nothing of when a cloud takes back a spot machine."""
+"""Of a node that Karpenter drains: when it ends the last pods by force, RFC 3339. It comes from
+``terminationGracePeriod`` of the NodePool, and says nothing of when a cloud takes back a spot machine."""
 
 LEAVES_AT_ANNOTATIONS = (LEAVES_AT_ANNOTATION, KARPENTER_ENDS_AT_ANNOTATION)
 """The first that can be read counts."""
