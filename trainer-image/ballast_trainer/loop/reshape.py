@@ -74,7 +74,7 @@ def move_layers(training: TrainingState, stages: tuple[Stage, ...]) -> ReshapeRe
     """
     watch = Stopwatch()
     moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
-    migration, boundaries = _move_and_try(training, moves, stages)
+    migration, boundaries = _move_and_try(training, moves, stages, in_force=training.stages)
     training.stages = stages
     _keep_own(training)
     training.rebuild(boundaries)
@@ -86,6 +86,7 @@ def _move_and_try(
     moves: tuple[LayerMove, ...],
     stages: tuple[Stage, ...],
     positions: int | None = None,
+    in_force: tuple[Stage, ...] | None = None,
 ) -> tuple[Migration, Boundaries]:
     """Send layers to their ranks under ``stages``, and try that partition; every rank keeps those it sent.
 
@@ -94,6 +95,7 @@ def _move_and_try(
         moves: from the partition in force.
         stages: the new partition, with ranks in the numbering of today.
         positions: of the pipeline that is to run them; None: unchanged.
+        in_force: today's partition where the ranks stay the same.
 
     Raises:
         MigrationFailed: nothing has changed.
@@ -102,7 +104,7 @@ def _move_and_try(
     migration = migrate(training.world, training.layers, moves)
     training.conform()
     try:
-        return migration, training.tried(stages, positions)
+        return migration, training.tried(stages, positions, in_force=in_force)
     except TrialFailed as error:
         training.layers.drop(set(training.layers.indices()).difference(before))
         raise CutRefused(f"these stages cannot run, all stays as it was: {error}") from error
@@ -164,6 +166,8 @@ def grow(
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.world.from_rank_0((_shared(training), old_stages, stages))
+    # The new ranks know nothing yet.
+    training.known_cuts.forget()
     try:
         migration, boundaries = _move_and_try(training, plan_moves(old_stages, stages), stages)
     except MigrationFailed:

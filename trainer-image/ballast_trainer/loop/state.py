@@ -16,6 +16,7 @@ from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
+from ballast_trainer.pipeline.known_cuts import KnownCuts
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.stages import Boundaries, Pipeline, PipelineBuilder
 from ballast_trainer.profiling.meter import Meter
@@ -53,6 +54,7 @@ class TrainingState:
         loss_scale: the factor on the loss; 1 unless the precision is fp16.
         balance: straggler mitigation of this rank's tensor group.
         rank_speeds: how fast the pipeline positions are, apart from what their layers cost.
+        known_cuts: what trials have shown of the layers; the same on every rank.
         exchange_due: some rank wants its tensor group to exchange times before the next step.
         overhead: seconds spent on rebalancing.
     """
@@ -76,6 +78,7 @@ class TrainingState:
     straggler_mitigation: StragglerMitigation = dataclasses.field(init=False)
     exchange_due: bool = False
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
+    known_cuts: KnownCuts = dataclasses.field(default_factory=KnownCuts)
     _probe: SpeedProbe | None = None
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
@@ -112,16 +115,26 @@ class TrainingState:
         Raises:
             TrialFailed: a stage cannot run.
         """
+        if boundaries is None:
+            self.known_cuts.forget()
         builder = self._builder(self.stages, self.world.positions)
         self.pipeline = builder.build(self.tried(self.stages) if boundaries is None else boundaries)
         self.meter.start_step(self.step)
 
-    def tried(self, stages: tuple[Stage, ...], positions: int | None = None) -> Boundaries:
+    def tried(
+        self,
+        stages: tuple[Stage, ...],
+        positions: int | None = None,
+        *,
+        in_force: tuple[Stage, ...] | None = None,
+    ) -> Boundaries:
         """Try a partition of the layers held, which need not be in force; collective over the world.
 
         Args:
             stages: with ranks in the numbering of today.
             positions: of the pipeline that is to run them; None: unchanged.
+            in_force: where the ranks stay the same, the partition that they run: what is known need not run
+                again.
 
         Raises:
             TrialFailed: on every rank; a stage cannot run.
@@ -131,7 +144,7 @@ class TrainingState:
             return ()
         self.meter.start_step(self.step)
         builder = self._builder(stages, positions or self.world.positions)
-        return builder.tried(self.batch(), self.world.gather)
+        return builder.tried(self.batch(), self.world.gather, known=self.known_cuts, in_force=in_force)
 
     def _builder(self, stages: tuple[Stage, ...], positions: int) -> PipelineBuilder:
         return PipelineBuilder(

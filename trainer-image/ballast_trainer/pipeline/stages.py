@@ -20,6 +20,7 @@ from ballast_trainer.layers.layer_stack import LayerStack, own_storage
 from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.pipelines import AsynchronousPipeline, ExecutedPipeline
 from ballast_trainer.pipeline.executor.split_backward import backward_in_halves as executor_halves
+from ballast_trainer.pipeline.known_cuts import KnownCuts
 from ballast_trainer.pipeline.layout import ScheduleRequest, holders_of
 from ballast_trainer.pipeline.torch_pipeline import backward_in_halves, build_torch_pipeline
 from ballast_trainer.pipeline.trial import BackwardTrial, Trial
@@ -128,6 +129,11 @@ class PipelineBuilder:
     def _in_executor(self) -> bool:
         return self.schedule.asynchronous or any(len(ranks) > 1 for ranks in self.holders)
 
+    @property
+    def _sends_parts(self) -> bool:
+        """Whether the ranks of a tensor group send a part of a layer's output each."""
+        return self.tensor is not None and self.tensor.size > 1 and not self._in_executor
+
     @functools.cached_property
     def _one_step(self) -> Schedule:
         return self.schedule.one_step()
@@ -150,22 +156,39 @@ class PipelineBuilder:
         for number, stack in held.items():
             stack.sends = number < last
             stack.owns_output = self._splits_backward and not self._in_executor
-            if self.tensor is not None and self.tensor.size > 1 and not self._in_executor:
+            if self._sends_parts:
+                assert self.tensor is not None
                 stack.entrance = functools.partial(gather, axis=self.tensor) if number > 0 else None
                 stack.exit = functools.partial(scatter, axis=self.tensor) if number < last else None
         return held
 
-    def tried(self, batch: Batch, everywhere: Callable[[Any], list[Any]] | None = None) -> Boundaries:
+    def tried(
+        self,
+        batch: Batch,
+        everywhere: Callable[[Any], list[Any]] | None = None,
+        *,
+        known: KnownCuts | None = None,
+        in_force: Sequence[Stage] | None = None,
+    ) -> Boundaries:
         """Run one microbatch through every stage of the partition; collective.
 
         Args:
             batch: inputs and targets of a step.
             everywhere: gathers a value of every rank over all axes of the mesh; None: there is one pipeline.
+            known: by earlier trials; receives what this one finds.
+            in_force: the partition that the same ranks run: of what is known, only new stages are tried, on
+                a CPU none of which every cut has run before.  None: all are tried.
 
         Raises:
             TrialFailed: on every rank; a stage cannot run so.
         """
         line = self.line or Axis(ranks=tuple(range(self.schedule.ranks)), index=self.rank)
+        gathered = everywhere or line.gather_objects
+        known = KnownCuts() if known is None else known
+        boundaries = None if in_force is None or self._sends_parts else known.boundaries(self.stages)
+        if boundaries is not None and known.all_ran(self.stages) and self.layers.device.type == "cpu":
+            known.mark(self.layers)
+            return boundaries
         backward: BackwardTrial | None = None
         if self._splits_backward:
             backward = executor_halves if self._in_executor else backward_in_halves
@@ -179,7 +202,21 @@ class PipelineBuilder:
         )
         count = self.schedule.microbatches
         first = batch[0].chunk(count)[0], batch[1].chunk(count)[0]
-        return trial.run(first, everywhere or line.gather_objects)
+        if boundaries is None:
+            boundaries, found = trial.run(first, gathered)
+        else:
+            ran = {(stage.rank, stage.first_layer, stage.end_layer) for stage in in_force or ()}
+            new = [
+                number
+                for number in trial.stacks
+                if (self.stages[number].rank, self.stages[number].first_layer, self.stages[number].end_layer)
+                not in ran
+            ]
+            # What another stage leaves in this process counts, too.
+            found = trial.run_some(list(trial.stacks) if new else [], boundaries, first, gathered)
+        known.add(self.stages, found)
+        known.mark(self.layers)
+        return boundaries
 
     def build(self, boundaries: Boundaries) -> Pipeline:
         """The pipeline, given what its trial has found; collective over the pipeline's ranks.

@@ -2,12 +2,14 @@
 
 It finds the shapes of the tensors between stages, and whether the stages can run; no
 parameter, gradient or buffer is changed.  A stage that fails is named on all ranks, and
-all of them stop at the same place.
+all of them stop at the same place.  Where the shapes are known from earlier trials, the ranks try
+their new stages side by side.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +23,15 @@ from ballast_trainer.errors import TrainerError
 from ballast_trainer.layers.buffers import copies_of, in_place
 from ballast_trainer.layers.layer_stack import LayerStack
 from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.pipeline.known_cuts import Findings
 from ballast_trainer.seeding import host_seeded
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+Gather = Callable[[Any], list[Any]]
+
+_Run = tuple[LayerStack, torch.Tensor, torch.Tensor, bool]
+"""A forward: stage, input, output, and whether its backward may be split."""
 
 BackwardTrial = Callable[[LayerStack, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 """Computes a stage's gradients as its schedule will: ``(stack, source, result, gradient or None)``."""
@@ -55,55 +63,112 @@ class Trial:
     backward: BackwardTrial | None
     device: torch.device
 
-    def run(self, batch: Batch, gather: Callable[[Any], list[Any]]) -> tuple[Boundary, ...]:
-        """Try; collective over all ranks.
+    def run(self, batch: Batch, gather: Gather) -> tuple[tuple[Boundary, ...], list[Findings]]:
+        """Try all stages, one after the other; collective over all ranks.
 
         Args:
             batch: inputs and targets of one microbatch.
             gather: a value of every rank, by rank, over all replicas of the pipeline.
 
         Returns:
-            The boundaries between the stages.
+            The boundaries between the stages, and what each rank has seen.
 
         Raises:
             TrialFailed: on every rank, with the first cause.  At the rank that failed its error is the cause.
         """
         boundaries: list[Boundary] = []
         error: Exception | None = None
-        with self._undone():
+        with self._observed() as seen:
+            runs: list[_Run] = []
+            problem: str | None = None
+            for stage in range(len(self.holders)):
+                found: Boundary | str | None = None
+                if stage in self.stacks:
+                    try:
+                        found = self._forward(stage, batch, boundaries, runs)
+                    except Exception as failure:
+                        error, found = failure, describe(failure)
+                        problem = problem or found
+                if stage + 1 < len(self.holders):
+                    agreed = self._share(stage, found)
+                    if isinstance(agreed, str):
+                        problem = problem or agreed
+                        break
+                    boundaries.append(agreed)
+            try:
+                while runs and problem is None:
+                    self._backward(*runs.pop())
+            except Exception as failure:
+                error, problem = failure, describe(failure)
+        return tuple(boundaries), self._agree(seen(), gather, problem, error)
+
+    def run_some(
+        self, stages: Collection[int], boundaries: Sequence[Boundary], batch: Batch, gather: Gather
+    ) -> list[Findings]:
+        """Try some stages of this rank between boundaries that are known; collective over all ranks.
+
+        Args:
+            stages: those to try; may be none.
+            boundaries: between all stages.
+            batch: inputs and targets of one microbatch.
+            gather: a value of every rank, by rank, over all replicas of the pipeline.
+
+        Returns:
+            What each rank has seen.
+
+        Raises:
+            TrialFailed: as of :meth:`run`; also where a stage sends something else than is known.
+        """
+        error: Exception | None = None
+        problem: str | None = None
+        with self._observed() as seen:
+            try:
+                for stage in sorted(stages):
+                    runs: list[_Run] = []
+                    sends = self._forward(stage, batch, boundaries[:stage], runs)
+                    if stage < len(boundaries) and sends != boundaries[stage]:
+                        raise TypeError(
+                            f"stage {stage} sends {sends}, and was known to send {boundaries[stage]}"
+                        )
+                    self._backward(*runs.pop())
+            except Exception as failure:
+                error, problem = failure, describe(failure)
+        return self._agree(seen(), gather, problem, error)
+
+    @contextlib.contextmanager
+    def _observed(self) -> Iterator[Callable[[], Findings]]:
+        """Forwards and backwards inside change nothing; yields what they have shown of the layers."""
+        outputs: dict[int, Boundary] = {}
+
+        def note(layer: int, module: nn.Module, given: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor):
+                outputs[layer] = Boundary.of(output)
+
+        layers = {
+            i: m for stack in self.stacks.values() for i, m in zip(stack.indices, stack.stack, strict=True)
+        }
+        stateful: dict[int, tuple[str, ...]] = {}
+        with contextlib.ExitStack() as undoing:
+            for index, layer in layers.items():
+                handle = layer.register_forward_hook(functools.partial(note, index))
+                undoing.callback(handle.remove)
+            undoing.enter_context(self._undone())
             copies = copies_of(module for stack in self.stacks.values() for module in stack.modules())
-            with in_place(copies) as changed, host_seeded():
-                runs: list[tuple[LayerStack, torch.Tensor, torch.Tensor, bool]] = []
-                problem: str | None = None
-                for stage in range(len(self.holders)):
-                    found: Boundary | str | None = None
-                    if stage in self.stacks:
-                        try:
-                            found = self._forward(stage, batch, boundaries, runs)
-                        except Exception as failure:
-                            error, found = failure, describe(failure)
-                            problem = problem or found
-                    if stage + 1 < len(self.holders):
-                        agreed = self._share(stage, found)
-                        if isinstance(agreed, str):
-                            problem = problem or agreed
-                            break
-                        boundaries.append(agreed)
-                stateful = changed()
-                try:
-                    while runs and problem is None:
-                        self._backward(*runs.pop())
-                except Exception as failure:
-                    error, problem = failure, describe(failure)
-        self._note(stateful, gather, problem, error)
-        return tuple(boundaries)
+            changed = undoing.enter_context(in_place(copies))
+            undoing.enter_context(host_seeded())
+            yield lambda: Findings(outputs, stateful)
+            modules = {id(module) for module in changed()}
+            for index, layer in layers.items():
+                names = tuple(name for name, module in layer.named_modules() if id(module) in modules)
+                if names:
+                    stateful[index] = names
 
     def _forward(
         self,
         stage: int,
         batch: Batch,
-        boundaries: list[Boundary],
-        runs: list[tuple[LayerStack, torch.Tensor, torch.Tensor, bool]],
+        boundaries: Sequence[Boundary],
+        runs: list["_Run"],
     ) -> Boundary:
         source = batch[0]
         if stage > 0:
@@ -151,26 +216,12 @@ class Trial:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
-    def _note(
-        self,
-        stateful: list[nn.Module],
-        gather: Callable[[Any], list[Any]],
-        problem: str | None,
-        error: Exception | None,
-    ) -> None:
-        """Agree on whether it works, and tell the layers which of their modules have state."""
-        mine = {
-            index: [name for name, module in layer.named_modules() if any(module is one for one in stateful)]
-            for stack in self.stacks.values()
-            for index, layer in zip(stack.indices, stack.stack, strict=True)
-            if any(one is module for one in stateful for module in layer.modules())
-        }
+    def _agree(
+        self, mine: Findings, gather: Gather, problem: str | None, error: Exception | None
+    ) -> list[Findings]:
+        """Agree on whether it works; what each rank has seen."""
         everywhere = gather((problem, mine))
         for rank, (reason, _) in enumerate(everywhere):
             if reason is not None:
                 raise TrialFailed(f"rank {rank}: {reason}" if len(everywhere) > 1 else reason) from error
-        for stack in self.stacks.values():
-            for layer in stack.held:
-                # Replicas must agree, even where their microbatches differ.
-                names = {name for _, by_layer in everywhere for name in by_layer.get(layer.index, ())}
-                layer.stateful = tuple(m for name, m in layer.module.named_modules() if name in names)
+        return [found for _, found in everywhere]

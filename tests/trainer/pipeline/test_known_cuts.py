@@ -1,0 +1,170 @@
+"""A move runs only what no trial of an earlier partition has run; all ranks decide alike."""
+
+import collections
+import itertools
+
+import pytest
+import torch
+from ballast_policies.contract import Stage
+from ballast_policies.contract.job import TrainingConfig
+from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.pipeline.executor.boundaries import Boundary
+from ballast_trainer.pipeline.known_cuts import Findings, KnownCuts
+from ballast_trainer.pipeline.layout import ScheduleRequest
+from ballast_trainer.pipeline.stages import PipelineBuilder
+from ballast_trainer.pipeline.trial import TrialFailed
+from ballast_trainer.profiling.meter import Meter
+
+LAYERS = 6
+BEFORE, AFTER = (0, 2, 4, 6), (0, 2, 5, 6)
+
+
+def stages_at(bounds, ranks=None):
+    return tuple(
+        Stage(rank=rank if ranks is None else ranks[rank], first_layer=first, end_layer=end)
+        for rank, (first, end) in enumerate(itertools.pairwise(bounds))
+    )
+
+
+class Job:
+    """A model all of whose layers are in this process, for trials as any rank of it."""
+
+    def __init__(self):
+        self.model = build_gpt(layers=LAYERS, dim=8, heads=2, context=4)
+        self.layers = LayerSet(self.model, TrainingConfig(), torch.device("cpu"), lambda _, module: module)
+        self.layers.hold(self.layers.make(index) for index in range(LAYERS))
+        self.known = KnownCuts()
+        self.forwards = collections.Counter()
+        for layer in self.layers:
+            layer.module.register_forward_hook(lambda *_, index=layer.index: self.forwards.update([index]))
+
+    def tried(self, bounds, *, rank=0, in_force=None, known=None):
+        """The boundaries, and the layers that ran."""
+        self.forwards.clear()
+        stages = stages_at(bounds)
+        builder = PipelineBuilder(
+            stages=stages,
+            schedule=ScheduleRequest(name="1F1B", ranks=len(stages), microbatches=4),
+            rank=rank,
+            layers=self.layers,
+            meter=Meter(LAYERS, torch.device("cpu"), None),
+            loss=self.model.loss,
+        )
+        boundaries = builder.tried(
+            self.model.batch(0, 0, 4),
+            lambda value: [value],
+            known=self.known if known is None else known,
+            in_force=in_force and stages_at(in_force),
+        )
+        return boundaries, sorted(self.forwards.elements())
+
+    def learn(self, *cuts):
+        """A trial of the whole model finds all outputs; partitions at ``cuts`` are said to have run."""
+        self.tried((0, LAYERS))
+        for bounds in cuts:
+            self.known.add(stages_at(bounds), [])
+
+
+@pytest.mark.parametrize(("rank", "ran"), [(0, []), (1, [2, 3, 4]), (2, [5])])
+def test_a_new_stage_runs_once_and_the_others_do_not(rank, ran):
+    """Between boundaries that are known, so that no rank waits for another's forward."""
+    job = Job()
+    job.learn(BEFORE)
+    gradients = [parameter.grad for parameter in job.layers.parameters()]
+    boundaries, forwards = job.tried(AFTER, rank=rank, in_force=BEFORE)
+    assert forwards == ran
+    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
+    assert [parameter.grad for parameter in job.layers.parameters()] == gradients
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_where_every_cut_has_run_nothing_runs_again(rank):
+    """Also for stages that are new: each cut has separated all layers before it from all behind it."""
+    job = Job()
+    job.learn((0, 2, 4, 6), (0, 1, 5, 6))
+    boundaries, forwards = job.tried((0, 2, 5, 6), rank=rank, in_force=(0, 2, 4, 6))
+    assert forwards == []
+    assert len(boundaries) == 2
+
+
+def test_a_new_stage_that_cannot_run_is_refused():
+    """As by a trial of all stages: the cause is named, and nothing is recorded."""
+    job = Job()
+    job.learn(BEFORE)
+
+    def refuse(*_):
+        raise LookupError("layer 0 is not in this process")
+
+    handle = job.layers[4].module.register_forward_pre_hook(refuse)
+    with pytest.raises(TrialFailed, match="layer 0 is not in this process"):
+        job.tried(AFTER, rank=1, in_force=BEFORE)
+    assert not job.known.all_ran(stages_at(AFTER))
+    handle.remove()
+    job.tried(AFTER, rank=1, in_force=BEFORE)
+    assert job.known.all_ran(stages_at(AFTER))
+
+
+def test_a_stage_that_sends_something_else_than_before_is_refused():
+    """Its neighbour has made room for what was known."""
+    job = Job()
+    job.learn(BEFORE)
+    job.layers[4].module.register_forward_hook(lambda module, given, output: output.double())
+    with pytest.raises(TrialFailed, match="stage 1 sends"):
+        job.tried(AFTER, rank=1, in_force=BEFORE)
+
+
+def test_a_refusal_of_another_rank_reaches_this_one():
+    """Whose own stage ran well, or did not run at all."""
+    job = Job()
+    job.learn(BEFORE)
+    builder = PipelineBuilder(
+        stages=stages_at(AFTER),
+        schedule=ScheduleRequest(name="1F1B", ranks=3, microbatches=4),
+        rank=0,
+        layers=job.layers,
+        meter=Meter(LAYERS, torch.device("cpu"), None),
+        loss=job.model.loss,
+    )
+    refused = ("no memory", Findings({}, {}))
+    with pytest.raises(TrialFailed, match="rank 1: no memory"):
+        builder.tried(
+            job.model.batch(0, 0, 4),
+            lambda value: [value, refused],
+            known=job.known,
+            in_force=stages_at(BEFORE),
+        )
+
+
+def test_cuts_between_stages_of_one_rank_separate_nothing():
+    """Both stages were in one process: as stages of two ranks they are tried."""
+    known = KnownCuts()
+    known.add(stages_at((0, 2, 4, 6), ranks=(0, 1, 0)), [])
+    assert not known.all_ran(stages_at((0, 2, 4, 6)))
+    known.add(stages_at((0, 2, 4, 6)), [])
+    assert known.all_ran(stages_at((0, 2, 4, 6)))
+    assert not known.all_ran(stages_at((0, 2, 4, 6), ranks=(0, 1, 0)))
+
+
+def test_what_is_forgotten_is_tried_again():
+    """Layers that changed may send something else, and new ranks know nothing."""
+    known = KnownCuts()
+    sent = Boundary(shape=(1, 4, 8), dtype=torch.float32, requires_grad=True)
+    known.add(stages_at(BEFORE), [Findings({1: sent}, {}), Findings({3: sent}, {})])
+    assert known.boundaries(stages_at(BEFORE)) == (sent, sent)
+    assert known.boundaries(stages_at(AFTER)) is None
+    known.forget()
+    assert known.boundaries(stages_at(BEFORE)) is None
+    assert not known.all_ran(stages_at(BEFORE))
+
+
+def test_modules_with_state_are_known_on_the_rank_that_receives_them():
+    """Recomputation and replicas need to know them; the receiver need not run the layer for it."""
+    known, layers = KnownCuts(), Job().layers
+    module = layers[2].module
+    name = next(name for name, _ in module.named_modules() if name)
+    known.add(stages_at(BEFORE), [Findings({}, {2: (name,)}), Findings({}, {})])
+    known.mark(layers)
+    assert [layer.stateful for layer in layers] == [
+        (module.get_submodule(name),) if layer.index == 2 else () for layer in layers
+    ]
