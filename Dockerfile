@@ -18,11 +18,11 @@ COPY localcluster/pyproject.toml localcluster/
 
 FROM workspace AS build-operator
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-dev --package ballast-operator --no-install-workspace
+    uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --no-install-workspace
 COPY policies policies
 COPY operator operator
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-dev --package ballast-operator --no-editable
+    uv sync --locked --no-dev --package ballast-operator --extra aws --extra gcp --no-editable
 
 FROM workspace AS build-trainer
 RUN --mount=type=cache,target=/root/.cache/uv \

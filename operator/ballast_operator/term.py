@@ -82,6 +82,7 @@ class Term:
         board = AssignmentBoard()
         self._events = Recorder(cluster, in_background=True)
         self._changes = Changes(self._observer, board, self._queue, settings=settings.job)
+        self._feeds = PriceFeeds(cluster, lease_namespace)
         self._allocator = Allocator(
             cluster,
             self._observer,
@@ -92,9 +93,10 @@ class Term:
             enqueue=self._changes.decided,
             waits=waits,
             store=StateStore(cluster, lease_namespace),
-            feeds=PriceFeeds(cluster, lease_namespace),
+            feeds=self._feeds,
             recorder=self._events,
         )
+        self._feeds.clouds.changed = self._allocator.trigger
         self._changes.allocate = self._allocator.trigger
         reconciler = Reconciler(
             cluster,
@@ -125,6 +127,7 @@ class Term:
             ("allocator", self._allocator.run),
             ("resync", self._resync),
             ("gauges", self._gauges),
+            ("prices", self._feeds.clouds.run),
             ("events", self._events.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
             *[("launcher", lambda: self._queue.work(self._worker, Lane.URGENT))] * self._settings.launchers,

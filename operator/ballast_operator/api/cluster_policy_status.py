@@ -78,7 +78,7 @@ class PoolPrice(StatusModel):
     pool: _Name
     """The pool's name."""
     feed: Annotated[str, Field(max_length=507)] = ""
-    """Where it was read: ConfigMap/key."""
+    """Where it was read: ConfigMap/key, or the cloud's list."""
     price_per_gpu_hour: Annotated[float, Field(ge=0)]
     """The price that counts."""
     time: Time

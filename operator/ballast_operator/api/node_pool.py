@@ -45,6 +45,25 @@ class NodePool(ApiModel):
             field=".gpusPerNode",
             holds=lambda pool: pool.max_nodes is None or pool.gpus_per_node is not None,
         ),
+        Rule(
+            "!has(self.priceFeed) || !has(self.priceFeed.azure) || has(self.capacityType)",
+            "Azure lists spot machines and others, at two prices. To fix: set capacityType",
+            field=".capacityType",
+            holds=lambda pool: (
+                pool.price_feed is None or pool.price_feed.azure is None or pool.capacity_type is not None
+            ),
+        ),
+        Rule(
+            "!has(self.priceFeed) || !has(self.priceFeed.aws) || !has(self.capacityType) || "
+            "self.capacityType == 'spot'",
+            "priceFeed.aws has prices of spot machines. To fix: state pricePerGpuHour of machines on demand",
+            field=".priceFeed",
+            holds=lambda pool: (
+                pool.price_feed is None
+                or pool.price_feed.aws is None
+                or pool.capacity_type in (None, CapacityType.SPOT)
+            ),
+        ),
     )
 
     name: DnsLabel

@@ -21,6 +21,7 @@ class FeedProblem(enum.StrEnum):
     """Why a feed has no price that is new, good and recent."""
 
     MISSING = "missing"
+    UNAVAILABLE = "unavailable"
     UNREADABLE = "unreadable"
     IMPLAUSIBLE = "implausible"
     STALE = "stale"
@@ -88,6 +89,35 @@ def read_feed(
     except ContractError as error:
         fix = "" if "To fix:" in str(error) else f". To fix: write {_EXAMPLE}"
         return Reading(known=before, problem=FeedProblem.UNREADABLE, message=f"{error}{fix}")
+    return judge(
+        found,
+        before,
+        now=now,
+        stale_after=stale_after,
+        on_demand=on_demand,
+        when_stale="see to what writes the ConfigMap",
+    )
+
+
+def judge(
+    found: FeedPrice,
+    before: FeedPrice | None,
+    *,
+    now: float,
+    stale_after: float,
+    on_demand: float | None,
+    when_stale: str,
+) -> Reading:
+    """``found``, unless it is far from the on-demand price; where that is so, the price from ``before``.
+
+    Args:
+        found: what the feed has.
+        before: the last good price.
+        now: seconds since 1970.
+        stale_after: seconds after which a price is old.
+        on_demand: of a GPU hour of this type; None: not known, and not compared with.
+        when_stale: what to do where the price is old.
+    """
     if not is_plausible(found.price, on_demand):
         assert on_demand is not None
         message = (
@@ -99,7 +129,7 @@ def read_feed(
     if now - found.time > stale_after:
         message = (
             f"{found.price:g} of {shown_time(found.time)} is more than {stale_after:g} s old. "
-            "To fix: see to what writes the ConfigMap, or raise staleAfterSeconds"
+            f"To fix: {when_stale}, or raise staleAfterSeconds"
         )
         return Reading(known=found, problem=FeedProblem.STALE, message=message)
     return Reading(known=found)

@@ -188,11 +188,22 @@ def budgets() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def price_feeds() -> st.SearchStrategy[dict[str, Any]]:
-    feed = st.fixed_dictionaries(
-        {"configMap": NAMES, "key": st.just("") | NAMES, "staleAfterSeconds": st.floats(1, 1e9)}
+def prices() -> st.SearchStrategy[dict[str, Any]]:
+    more = {"key": st.just(""), "staleAfterSeconds": st.floats(1, 1e9), "currency": st.just("USD")}
+    aws = st.just({"region": "us-east-1", "zone": "", "instanceType": "p3.8xlarge"})
+    gcp = st.just({"skus": [{"id": "039F-D0DA-4055", "perGpu": 1.0}]})
+    spot, either = st.just("spot"), st.sampled_from(["onDemand", "spot"])
+    return st.one_of(
+        st.fixed_dictionaries({"capacityType": either}),
+        *(
+            st.fixed_dictionaries({"capacityType": kind, "priceFeed": st.fixed_dictionaries(more | feed)})
+            for kind, feed in (
+                (either, {"configMap": NAMES, "key": st.just("") | NAMES}),
+                (spot, {"aws": aws}),
+                (either, {"gcp": gcp}),
+            )
+        ),
     )
-    return st.fixed_dictionaries({}, optional={"priceFeed": feed})
 
 
 @st.composite
@@ -203,11 +214,10 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "nodeSelector": {"pool": name},
             "gpuType": draw(NAMES),
             "gpuResource": "amd.com/gpu",
-            "capacityType": draw(st.sampled_from(["onDemand", "spot"])),
             "pricePerGpuHour": draw(NUMBERS),
             "startSeconds": draw(st.floats(0, 86_400)),
             **draw(st.sampled_from([{}, {"gpusPerNode": 8}, {"gpusPerNode": 1, "maxNodes": 0}])),
-            **draw(price_feeds()),
+            **draw(prices()),
         }
         for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))
     ]

@@ -1,7 +1,8 @@
-"""Prices of pools from ConfigMaps in the operator's namespace, in place of those that the policy states.
+"""Prices of pools from feeds, in place of those that the policy states.
 
-A ConfigMap is read every :data:`READ_SECONDS`. What cannot be used leaves the last good price in force, which
-is in ``status.prices`` and so outlives the operator.
+A feed is a ConfigMap in the operator's namespace, read every :data:`READ_SECONDS`, or a cloud's price list,
+which :class:`CloudPrices` asks beside the decisions. What cannot be used leaves the last good price in force,
+which is in ``status.prices`` and so outlives the operator.
 """
 
 import dataclasses
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.prices.feed import FeedPrice, FeedProblem, Reading, read_feed, shown_time
 
+from ballast_operator.allocator.costs.clouds.pool_price import cloud_reading, feed_name, wanted_of
+from ballast_operator.allocator.costs.clouds.prices import CloudPrices
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.cluster_policy_status import PoolPrice
 from ballast_operator.api.node_pool import NodePool
@@ -27,6 +30,7 @@ MOST_NAMED = 5
 
 _REASONS = {
     FeedProblem.MISSING: PolicyReason.PRICE_MISSING,
+    FeedProblem.UNAVAILABLE: PolicyReason.PRICE_UNAVAILABLE,
     FeedProblem.UNREADABLE: PolicyReason.PRICE_UNREADABLE,
     FeedProblem.IMPLAUSIBLE: PolicyReason.PRICE_IMPLAUSIBLE,
     FeedProblem.STALE: PolicyReason.PRICE_STALE,
@@ -35,7 +39,7 @@ _REASONS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReading:
-    """The price feed of a pool at one moment; ``feed``: ConfigMap/key; ``stated``: ``pricePerGpuHour``."""
+    """The price feed of a pool at one moment: its name in the status, and ``pricePerGpuHour`` as stated."""
 
     pool: str
     feed: str
@@ -55,10 +59,12 @@ class PriceFeeds:
     """The price feeds of one policy after the other.
 
     Attributes:
-        next_at: when ConfigMaps are read again, epoch seconds; None: no pool has a feed.
+        clouds: what clouds have answered; its loop asks them.
+        next_at: when feeds are read again, epoch seconds; None: no pool has one.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, clouds: CloudPrices | None = None) -> None:
+        self.clouds = CloudPrices() if clouds is None else clouds
         self._cluster = cluster
         self._namespace = namespace
         self._contents: dict[str, _Content] = {}
@@ -68,10 +74,11 @@ class PriceFeeds:
     async def read(self, policy: ClusterPolicy, status: object, now: Time) -> tuple[PoolReading, ...]:
         """The price of each pool that has a feed; ``status``: of the policy, as an operator has left it."""
         moment, pools = now.timestamp(), [pool for pool in policy.spec.node_pools if pool.price_feed]
+        self.clouds.want([wanted for pool in pools if (wanted := wanted_of(pool)) is not None])
         if not pools:
             self.next_at, self._contents, self._known = None, {}, {}
             return ()
-        names = {pool.price_feed.config_map for pool in pools if pool.price_feed is not None}
+        names = {feed.config_map for pool in pools if (feed := pool.price_feed) and feed.config_map}
         if self.next_at is None or moment >= self.next_at or not names <= self._contents.keys():
             await self._fetch(names)
             self.next_at = moment + READ_SECONDS
@@ -105,17 +112,22 @@ class PriceFeeds:
         before: Mapping[tuple[str, str], FeedPrice],
         moment: float,
     ) -> PoolReading:
-        feed = pool.price_feed
+        feed, wanted, name = pool.price_feed, wanted_of(pool), feed_name(pool)
         assert feed is not None
+        on_demand = max(other.price_per_gpu_hour for other in policy.spec.node_pools if _alike(other, pool))
+        last = before.get((pool.name, name))
+        if wanted is not None:
+            answer = self.clouds.answers.get(wanted)
+            reading = cloud_reading(pool, wanted, answer, last, now=moment, on_demand=on_demand or None)
+            return PoolReading(pool=pool.name, feed=name, stated=pool.price_per_gpu_hour, reading=reading)
+        assert feed.config_map is not None
         key, content = feed.key or pool.name, self._contents[feed.config_map]
-        name = _feed_name(pool)
-        stated = [other.price_per_gpu_hour for other in policy.spec.node_pools if _alike(other, pool)]
         reading = read_feed(
             None if content.data is None else content.data.get(key),
-            before.get((pool.name, name)),
+            last,
             now=moment,
             stale_after=feed.stale_after_seconds,
-            on_demand=max(stated) or None,
+            on_demand=on_demand or None,
             why_missing=content.why or f"there is no key {key}. To fix: write it, or correct priceFeed.key",
         )
         return PoolReading(pool=pool.name, feed=name, stated=pool.price_per_gpu_hour, reading=reading)
@@ -123,11 +135,6 @@ class PriceFeeds:
 
 def _alike(one: NodePool, other: NodePool) -> bool:
     return one.gpu_type == other.gpu_type
-
-
-def _feed_name(pool: NodePool) -> str:
-    feed = pool.price_feed
-    return "" if feed is None else f"{feed.config_map}/{feed.key or pool.name}"
 
 
 def saved_prices(status: object) -> dict[tuple[str, str], FeedPrice]:
@@ -148,7 +155,7 @@ def with_prices(policy: ClusterPolicy, prices: Mapping[tuple[str, str], FeedPric
     """``policy`` with ``prices``, by pool and feed, in place of ``pricePerGpuHour`` of pools with a feed."""
     pools = []
     for pool in policy.spec.node_pools:
-        known = prices.get((pool.name, _feed_name(pool)))
+        known = prices.get((pool.name, feed_name(pool)))
         if pool.price_feed is None or known is None:
             pools.append(pool)
         else:

@@ -50,12 +50,17 @@ def parse_aws_prices(text: str, *, source: str) -> Iterator[PriceRow]:
         )
     for number, row in enumerate(rows):
         where = f"{source}: SpotPriceHistory[{number}]"
-        read = _row(row, where)
+        read = aws_price_row(row, where)
         if read is not None:
             yield read
 
 
-def _row(row: Any, where: str) -> PriceRow | None:
+def aws_price_row(row: Any, where: str) -> PriceRow | None:
+    """One row; None: of another product than :data:`PRODUCT`.
+
+    Raises:
+        PriceLogError: it is wrong.
+    """
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
         raise PriceLogError(f"{where}: needs the texts {', '.join(_TEXTS)}")
     if row.get("ProductDescription", PRODUCT) != PRODUCT:

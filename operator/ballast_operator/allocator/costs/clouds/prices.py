@@ -1,0 +1,147 @@
+"""Keeps asking clouds for the prices that pools want, beside the decisions: nothing waits for an answer."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice, Wanted
+from ballast_policies.prices.errors import PriceLogError
+
+from ballast_operator.allocator.costs.clouds.aws import AwsSpotHistory
+from ballast_operator.allocator.costs.clouds.azure import AzureRetailPrices
+from ballast_operator.allocator.costs.clouds.gcp import GcpCatalog
+from ballast_operator.allocator.costs.clouds.source import Answers, PriceSource, SourceUnavailableError
+from ballast_operator.views.clock import Time, now
+
+logger = logging.getLogger(__name__)
+
+SOURCE_SECONDS = 300.0
+"""A source that has not answered for all of its prices by then has failed."""
+
+RETRY_SECONDS = 60.0
+"""First pause after a failure; doubles up to the source's own pause."""
+
+LONGEST_REASON = 500
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CloudAnswer:
+    """What a cloud has answered last.
+
+    Attributes:
+        price: in the list's currency, for a machine or a GPU; None: there is none.
+        time: when it was asked, epoch seconds.
+        why: there is no price, with what to change.
+        unavailable: the cloud has not answered at all.
+    """
+
+    price: float | None
+    time: float
+    why: str = ""
+    unavailable: bool = False
+
+
+def sources() -> dict[type, PriceSource]:
+    """The price lists of the clouds."""
+    return {AwsSpotPrice: AwsSpotHistory(), AzurePrice: AzureRetailPrices(), GcpPrice: GcpCatalog()}
+
+
+class CloudPrices:
+    """The newest answers, and the loop that asks.
+
+    Attributes:
+        answers: of the clouds, for what is wanted.
+        changed: called when there are new answers.
+    """
+
+    def __init__(
+        self,
+        lists: Mapping[type, PriceSource] | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], Time] = now,
+    ) -> None:
+        self._sources = sources() if lists is None else lists
+        self._clock = clock
+        self._wanted: frozenset[Wanted] = frozenset()
+        self._due: dict[type, float] = {}
+        self._failures: dict[type, int] = {}
+        self._asked = asyncio.Event()
+        self.answers: dict[Wanted, CloudAnswer] = {}
+        self.changed = changed
+
+    def want(self, wanted: Collection[Wanted]) -> None:
+        """Keep the prices of ``wanted``, and of nothing else."""
+        new = frozenset(wanted)
+        if new == self._wanted:
+            return
+        for kind in {type(one) for one in new - self._wanted}:
+            self._due[kind] = 0.0
+        self._wanted = new
+        self.answers = {one: answer for one, answer in self.answers.items() if one in new}
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Ask whenever a price is due, until cancelled."""
+        while True:
+            times = [self._due[kind] for kind in {type(one) for one in self._wanted}]
+            wait = max(0.0, min(times) - self._clock().timestamp()) if times else None
+            try:
+                async with asyncio.timeout(wait):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            self._asked.clear()
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Ask the sources whose prices are due."""
+        moment = self._clock().timestamp()
+        kinds = {type(one) for one in self._wanted}
+        due = sorted((kind for kind in kinds if self._due.get(kind, 0.0) <= moment), key=lambda k: k.__name__)
+        if not due:
+            return
+        await asyncio.gather(*(self._ask(kind, moment) for kind in due))
+        self.changed()
+
+    async def _ask(self, kind: type, moment: float) -> None:
+        source = self._sources[kind]
+        wanted = sorted((one for one in self._wanted if type(one) is kind), key=str)
+        found: Answers = {}
+        failure: SourceUnavailableError | None = None
+        try:
+            async with asyncio.timeout(SOURCE_SECONDS):
+                found = await source.prices(wanted)
+        except SourceUnavailableError as error:
+            failure = error
+        except TimeoutError:
+            failure = SourceUnavailableError(
+                f"no answer within {SOURCE_SECONDS:g} s. To fix: let the operator's pod reach the cloud"
+            )
+        except Exception as error:  # a price list must never stop the operator
+            logger.exception("prices of %s not read", kind.__name__)
+            failure = SourceUnavailableError(
+                f"{type(error).__name__}: {error}. To fix: report this; the operator's log has more"
+            )
+        left_out = failure or SourceUnavailableError(
+            "the cloud has left it out. To fix: see to its price list"
+        )
+        got = {one: found.get(one, left_out) for one in wanted if one in self._wanted}
+        for one, answer in got.items():
+            self.answers[one] = _answer(answer, moment)
+        failed = bool(got) and all(isinstance(answer, SourceUnavailableError) for answer in got.values())
+        self._failures[kind] = self._failures.get(kind, 0) + 1 if failed else 0
+        pause = source.refresh_seconds
+        if failed:
+            pause = min(pause, RETRY_SECONDS * 2 ** min(self._failures[kind] - 1, 20))
+        # What was wanted in the meantime is asked for at once.
+        more = any(type(one) is kind and one not in self.answers for one in self._wanted)
+        self._due[kind] = 0.0 if more else moment + pause
+
+
+def _answer(found: float | PriceLogError | SourceUnavailableError, moment: float) -> CloudAnswer:
+    if isinstance(found, Exception):
+        unavailable = isinstance(found, SourceUnavailableError)
+        return CloudAnswer(price=None, time=moment, why=str(found)[:LONGEST_REASON], unavailable=unavailable)
+    return CloudAnswer(price=found, time=moment)

@@ -1,0 +1,157 @@
+"""Prices of clouds decide and are paid; a cloud that does not answer stops nothing and loses no price."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from ballast_operator.allocator.costs.clouds.prices import CloudPrices
+from ballast_operator.allocator.costs.clouds.source import SourceUnavailableError
+from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
+from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.kube.kinds import POLICY
+from ballast_policies.prices.clouds.wanted import AwsSpotPrice, AzurePrice, GcpPrice
+from ballast_policies.prices.errors import PriceLogError
+
+from tests.operator.loops.simulated.simulation import Simulation
+
+SPEEDS = [{"gpuType": kind, "stages": 2, "stepsPerSecond": 1.0} for kind in ("sure", "spot")]
+AWS = {"aws": {"region": "us-east-1", "instanceType": "p3.8xlarge"}}
+
+
+class Cloud:
+    """Every price list: one price for a machine, or what the test puts in its place."""
+
+    refresh_seconds = 300.0
+
+    def __init__(self) -> None:
+        self.price: Any = 4.0
+
+    async def prices(self, wanted: Sequence[Any]) -> Any:
+        if isinstance(self.price, SourceUnavailableError):
+            raise self.price
+        return dict.fromkeys(wanted, self.price)
+
+
+class Cluster(Simulation):
+    """Pool sure at 2.0; pool spot with a cloud's price, and 3.0 until it is known."""
+
+    def __init__(self, feed: dict[str, Any], **pool: Any) -> None:
+        self.cloud = Cloud()
+        super().__init__(nodes={"a": ("sure", 2), "b": ("spot", 2)}, roundSeconds=10)
+        item = self.world.get(POLICY, "", "default")
+        item["spec"]["objective"] = {"policy": "min-cost"}
+        item["spec"]["nodePools"][0]["pricePerGpuHour"] = 2.0
+        item["spec"]["nodePools"][1] |= {
+            "pricePerGpuHour": 3.0,
+            "capacityType": "spot",
+            "priceFeed": feed,
+            **pool,
+        }
+        self.world.put(POLICY, item)
+
+    def start_operator(self) -> None:
+        super().start_operator()
+        lists = dict.fromkeys((AwsSpotPrice, AzurePrice, GcpPrice), self.cloud)
+        self.feeds = PriceFeeds(self.cluster, "ballast-system", CloudPrices(lists, clock=lambda: self.now))
+        self.allocator._feeds = self.feeds
+
+    async def ask(self, seconds: float = 300.0) -> None:
+        """The loop that asks has had its turn, and a decision has been made since."""
+        await self.tick(seconds=seconds)
+        await self.feeds.clouds.refresh()
+        await self.tick()
+
+    def policy_status(self) -> ClusterPolicyStatus:
+        return ClusterPolicyStatus.model_validate(self.world.get(POLICY, "", "default")["status"])
+
+    def condition(self) -> Any:
+        return next((c for c in self.policy_status().conditions if c.type == "PricesCurrent"), None)
+
+    def price(self) -> float:
+        return {entry.pool: entry.price_per_gpu_hour for entry in self.policy_status().bill}["spot"]
+
+
+@pytest.mark.parametrize(
+    ("feed", "pool", "price"),
+    [
+        (AWS, {}, 1.0),  # a p3.8xlarge has four GPUs, by the catalogue
+        (AWS, {"gpusPerNode": 8}, 0.5),
+        ({**AWS, "rate": 0.25}, {}, 0.25),
+        ({"azure": {"region": "eastus", "vmSize": "Standard_NC12s_v3"}}, {}, 2.0),
+        ({"gcp": {"skus": [{"id": "039F-D0DA-4055"}]}}, {"gpusPerNode": 8}, 4.0),
+        ({"gcp": {"skus": [{"id": "039F-D0DA-4055"}]}, "currency": "EUR", "rate": 1.25}, {}, 5.0),
+    ],
+)
+async def test_a_machines_price_becomes_that_of_a_gpu_in_the_pools_currency(feed, pool, price):
+    """Until there is an answer the stated price counts, and the condition says so."""
+    cluster = Cluster(feed, **pool)
+    await cluster.tick()
+    assert (cluster.price(), cluster.condition().reason) == (3.0, PolicyReason.PRICE_MISSING)
+    await cluster.ask()
+    assert (cluster.price(), cluster.condition().reason) == (price, PolicyReason.PRICES_READ)
+
+
+async def test_a_job_follows_the_cloud():
+    """To the pool that has become cheaper, and back."""
+    cluster = Cluster(AWS)
+    await cluster.ask()
+    cluster.add_job("one", totalSteps=100_000, throughput=SPEEDS)
+    await cluster.until(lambda: cluster.state("one") == "Running")
+    assert cluster.status("one").allocation.pool == "spot"
+    cluster.cloud.price = 11.6
+    await cluster.ask()
+    await cluster.until(lambda: (held := cluster.status("one").allocation) and held.pool == "sure")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (SourceUnavailableError("AWS does not answer. To fix: wait"), PolicyReason.PRICE_UNAVAILABLE),
+        (PriceLogError("no such type. To fix: correct it"), PolicyReason.PRICE_UNREADABLE),
+        (4000.0, PolicyReason.PRICE_IMPLAUSIBLE),
+        (0.001, PolicyReason.PRICE_IMPLAUSIBLE),
+    ],
+)
+async def test_the_last_good_price_outlives_an_outage_and_the_operator(answer, reason):
+    """The condition names pool, reason and the price that counts; a new answer clears it."""
+    cluster = Cluster(AWS)
+    await cluster.ask()
+    cluster.cloud.price = answer
+    for restart in (False, True):
+        if restart:
+            cluster.start_operator()
+            await cluster.tick()
+            assert cluster.condition().is_true  # the kept price is recent, and the cloud was not asked yet
+        await cluster.ask()
+        found = cluster.condition()
+        assert (found.status, found.reason, cluster.price()) == ("False", reason, 1.0)
+        assert "pool spot, aws/us-east-1/p3.8xlarge: " in found.message
+        assert "To fix:" in found.message
+        assert "(1 of 2" in found.message
+    cluster.cloud.price = 4.4
+    await cluster.ask()
+    assert cluster.condition().is_true
+    assert cluster.price() == pytest.approx(1.1)
+
+
+async def test_a_kept_price_grows_old_while_nothing_answers():
+    """It still counts; its age is in the metrics."""
+    cluster = Cluster({**AWS, "staleAfterSeconds": 1000})
+    await cluster.ask()
+    cluster.cloud.price = SourceUnavailableError("AWS does not answer. To fix: wait")
+    cluster.start_operator()
+    await cluster.tick(seconds=2000)
+    assert cluster.condition().reason == PolicyReason.PRICE_STALE
+    assert cluster.price() == 1.0
+    age = cluster.metrics.price_age_seconds.labels("spot")._value.get()
+    assert age >= 2000
+
+
+async def test_a_machine_that_no_catalogue_knows_needs_gpus_per_node():
+    """Nothing is guessed; the stated price counts."""
+    cluster = Cluster({"aws": {"region": "us-east-1", "instanceType": "p9.huge"}})
+    await cluster.ask()
+    assert cluster.condition().reason == PolicyReason.PRICE_UNREADABLE
+    assert "To fix: set gpusPerNode of the pool (pricePerGpuHour 3 counts)" in cluster.condition().message
+    assert cluster.price() == 3.0
