@@ -9,9 +9,6 @@ from ballast_localcluster.errors import NodesFileError
 from ballast_localcluster.karpenter.binary import Karpenter
 from ballast_localcluster.rest import Rest
 
-NAME = "karpenter"
-"""Among the cluster's processes."""
-
 INSTANCE_TYPES = Path(__file__).with_name("instance-types.json")
 """The usual instance types: one or two emulated GPUs of three types, spot and on demand."""
 
@@ -49,13 +46,18 @@ def read_instance_types(path: Path) -> tuple[str, ...]:
 
 
 def start_karpenter(
-    cluster: LocalCluster, karpenter: Karpenter, *, instance_types: Path = INSTANCE_TYPES
+    cluster: LocalCluster,
+    karpenter: Karpenter,
+    *,
+    name: str = "karpenter",
+    instance_types: Path = INSTANCE_TYPES,
 ) -> Path:
     """Install Karpenter's definitions and a node class, run it as the administrator, and serve its nodes.
 
     Args:
         cluster: it runs.
         karpenter: the program.
+        name: among the cluster's processes.
         instance_types: a JSON file as the kwok provider reads it.
 
     Returns:
@@ -71,7 +73,7 @@ def start_karpenter(
     rest.apply(f"/apis/{group}/kwoknodeclasses/{NODE_CLASS}", node_class)
     cluster.adopt_nodes(NODE_LABELS)
     return cluster.run(
-        NAME,
+        name,
         [
             "/usr/bin/env",
             f"KUBECONFIG={cluster.kubeconfig}",

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 OPERATOR = "operator"
 """Name of the operator among the cluster's processes."""
 
+KARPENTER = "karpenter"
+"""Name of Karpenter among them."""
+
 OPERATOR_GRACE_SECONDS = 10.0
 
 TOKEN_SECONDS = 365 * 24 * 3600
@@ -82,10 +85,10 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str |
         with tempfile.TemporaryDirectory(prefix="ballast-up-") as folder:
             crds = [write_definitions(Path(folder))] if operator else []
             cluster = start(name, chosen, crds, warm_start=warm_start, prepare=prepare)
-    except LocalClusterError as error:
+    except (LocalClusterError, TimeoutError) as error:
         raise click.ClickException(str(error)) from error
-    log = cluster.folder / "logs" / f"{OPERATOR}.log"
-    running = log.exists()
+    log, karpenter_log = (cluster.folder / "logs" / f"{part}.log" for part in (OPERATOR, KARPENTER))
+    running, scales = log.exists(), karpenter_log.exists()
     if output == "json":
         click.echo(
             json.dumps(
@@ -97,6 +100,7 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str |
                     "nodes": list(cluster.nodes),
                     "wasRunning": cluster.was_running,
                     "operatorLog": str(log) if running else None,
+                    "karpenterLog": str(karpenter_log) if scales else None,
                 }
             )
         )
@@ -107,6 +111,8 @@ def up(nodes: str, name: str, warm_start: bool, operator: bool, karpenter: str |
         click.echo(f"Cluster {name} is up, with {len(cluster.nodes)} process nodes (emulated GPUs).")
     kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.kubectl)
     click.echo(_operator_text(log) if running else NO_OPERATOR)
+    if scales:
+        click.echo(f"Karpenter makes nodes for pods that wait. Its log: {karpenter_log}")
     click.echo(f"""
 Next:
   export KUBECONFIG={cluster.kubeconfig}
@@ -132,7 +138,7 @@ def _autoscaler(instance_types: str | None) -> Callable[["LocalCluster"], object
     path = INSTANCE_TYPES if instance_types == "default" else Path(instance_types)
     read_instance_types(path)
     found = find_karpenter()
-    return lambda cluster: start_karpenter(cluster, found, instance_types=path)
+    return lambda cluster: start_karpenter(cluster, found, name=KARPENTER, instance_types=path)
 
 
 def _operator_text(log: Path) -> str:
