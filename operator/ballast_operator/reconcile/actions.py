@@ -20,11 +20,24 @@ from ballast_operator.views.job import JobView
 logger = logging.getLogger(__name__)
 
 
+PODS_AT_ONCE = 16
+"""Pods of a gang that are created at the same time."""
+
+
 def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
-    """The actions in their order; neighbours that only make sure that an object is there, in one batch."""
-    for applies, group in itertools.groupby(actions, key=lambda action: isinstance(action, Apply)):
-        if applies:
-            yield tuple(group)
+    """The actions in their order, those of a batch at the same time.
+
+    Neighbours that only make sure that an object is there are a batch. The first of several new pods is alone:
+    what is in the way of one, be it a quota or a webhook, is mostly in the way of all.
+    """
+    for kind, neighbours in itertools.groupby(actions, key=type):
+        group = tuple(neighbours)
+        if kind is Apply:
+            yield group
+        elif kind is CreatePod:
+            yield group[:1]
+            rest = group[1:]
+            yield from (rest[at : at + PODS_AT_ONCE] for at in range(0, len(rest), PODS_AT_ONCE))
         else:
             yield from ((action,) for action in group)
 

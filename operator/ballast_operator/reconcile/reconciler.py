@@ -262,7 +262,7 @@ class Reconciler:
         again = result.requeue_after_seconds
         old, new = view.status, reconciled(result.status, self._clock(), view.generation)
         new = new.replace(state=new.summary_state)
-        if old != new:
+        if old != new and not result.write_later:
             wait = self._too_soon(view.key, old, new)
             if wait > 0:
                 return wait if again is None else min(again, wait)

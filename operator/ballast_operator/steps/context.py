@@ -75,6 +75,7 @@ class StepResult:
     Attributes:
         actions: to carry out in this order; each is safe to repeat.
         status: to write after the actions, if it differs.
+        write_later: the allocator's decision is due, and its status contains all of this one.
         requeue_after_seconds: look again after this long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
         needs_fresh_view: carry it out only if a fresh look at the job's pods and lease shows the same.
@@ -85,6 +86,7 @@ class StepResult:
     actions: tuple[Action, ...] = ()
     requeue_after_seconds: float | None = None
     allocate: bool = False
+    write_later: bool = False
     needs_fresh_view: bool = False
     metric_increments: tuple[tuple[str, str, int], ...] = ()
 

@@ -15,6 +15,9 @@ from ballast_operator.views.clock import show
 LOOK_AGAIN_SECONDS = 5.0
 """Until a job that waits for GPUs is looked at again, even if nothing is told."""
 
+DECIDED_SOON_SECONDS = 3.0
+"""Age up to which a new job's first status is left to the allocator's decision: one write for most jobs."""
+
 ENDED_REASONS = frozenset(Cause) - {Cause.COMPLETED}
 """Reasons of Running that say why the last launch ended."""
 
@@ -47,9 +50,20 @@ def wait(context: ReconcileContext, waiting: Wait) -> StepResult:
             status = _not_admitted(context, status, JobReason.WAITING_FOR_RELEASED_PODS, message)
             return StepResult(status=status, requeue_after_seconds=LOOK_AGAIN_SECONDS)
     if status.condition(JobCondition.ADMITTED) is None:
+        soon = _decided_soon(context)
+        if soon > 0:
+            return StepResult(status=status, allocate=True, write_later=True, requeue_after_seconds=soon)
         text = "the allocator has not looked at the job yet"
         status = _not_admitted(context, status, JobReason.PENDING, text)
     return StepResult(status=status, allocate=True, requeue_after_seconds=LOOK_AGAIN_SECONDS)
+
+
+def _decided_soon(context: ReconcileContext) -> float:
+    """Seconds that are left to the allocator before a new job is told that there is no decision yet."""
+    if context.view.created is None:
+        return 0.0
+    age = (context.now - context.view.created).total_seconds()
+    return DECIDED_SOON_SECONDS - age if age >= 0 else 0.0  # clocks differ: better told too early
 
 
 def _why_it_pauses(context: ReconcileContext) -> tuple[JobReason, str]:

@@ -6,7 +6,7 @@ import pytest
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.steps.context import DeletePod
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.steps.waiting import decided
+from ballast_operator.steps.waiting import LOOK_AGAIN_SECONDS, decided
 
 from tests.operator.steps.contexts import (
     FOUR_V100,
@@ -60,6 +60,28 @@ def test_a_job_waits_with_the_reason(status, context, want):
     result = take_step(a_context(view, **context))
     assert result.status.allocation is None
     assert conditions(result)["Admitted"] == (False, want)
+
+
+@pytest.mark.parametrize(
+    ("age", "writes", "again"),
+    [(0.0, False, 3.0), (2.0, False, 1.0), (3.0, True, LOOK_AGAIN_SECONDS), (-1.0, True, LOOK_AGAIN_SECONDS)],
+)
+def test_a_new_job_is_not_told_that_there_is_no_decision_yet(age, writes, again):
+    """The decision, which it asks for, writes its first status; one that is late is not waited for."""
+    view = an_idle_view(created=after(1 - age))
+    result = take_step(a_context(view, assignment=None))
+    assert result.allocate
+    assert result.write_later is not writes
+    assert ("Admitted" in conditions(result)) is writes
+    assert result.requeue_after_seconds == again
+
+
+def test_a_job_that_waits_again_is_told_at_once():
+    """Its status says something else, which no longer holds."""
+    view = an_idle_view(created=after(0), status=an_idle_view().status.replace(next_launch_at=after(9)))
+    result = take_step(a_context(view, assignment=place()))
+    assert not result.write_later
+    assert conditions(result)["Admitted"] == (False, "BackingOff")
 
 
 def test_pods_of_an_earlier_launch_are_deleted_before_the_next_one():
