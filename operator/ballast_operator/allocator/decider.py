@@ -144,7 +144,7 @@ class Decider:
             snapshot,
             solve.allocation,
             classes=classes,
-            parts=_parts(policy.spec.objective.policy, inputs.problem),
+            parts=team_parts(policy.spec.objective.policy, inputs.problem),
             moment=started.timestamp(),
         )
         # From here on by GPU type: that is what people asked for, and read.
@@ -179,7 +179,7 @@ class Decider:
             self._metrics.reconcile_errors.labels("Report").inc()
 
 
-def _parts(policy: str, problem: Problem) -> Mapping[str, float] | None:
+def team_parts(policy: str, problem: Problem) -> Mapping[str, float] | None:
     """Job -> its team's part of the cluster, by a policy that reads teams; None: it does not."""
     if Reads.TEAMS not in find_policy(policy).reads:
         return None

@@ -27,8 +27,8 @@ PODS_AT_ONCE = 16
 def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
     """The actions in their order, those of a batch at the same time.
 
-    Neighbours that only make sure that an object is there are a batch. The first of several new pods is alone:
-    what is in the way of one, be it a quota or a webhook, is mostly in the way of all.
+    Neighbours that only make sure that an object is there are a batch. The first of several new pods is
+    alone: what is in the way of one, be it a quota or a webhook, is mostly in the way of all.
     """
     for kind, neighbours in itertools.groupby(actions, key=type):
         group = tuple(neighbours)

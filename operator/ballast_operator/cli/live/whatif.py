@@ -1,6 +1,7 @@
 """``ballast whatif``: another policy, more GPUs, other prices, for the jobs of a live cluster."""
 
 import asyncio
+import dataclasses
 import datetime
 import json
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ballast_policies.simulator.whatif import Comparison
 
     from ballast_operator.allocator.problem.snapshot import Snapshot
-    from ballast_operator.api.cluster_policy import Objective
+    from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
     from ballast_operator.kube.client import Cluster
 
 
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     help="With --prices FOLDER: the moment of the logs at which "
     "the first of them arrives. [default: the first price]",
 )
+@click.option(
+    "--over-time",
+    "hours",
+    type=click.FloatRange(min=0, min_open=True, max=8760),
+    metavar="HOURS",
+    help="Also when each job would start and end in the next so many hours, without further jobs.",
+)
 @click.option("--cluster-policy", default="", help="Name of the ClusterPolicy; default: the only one.")
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -59,6 +67,7 @@ def whatif(
     prices: str | None,
     days: float,
     start: str | None,
+    hours: float | None,
     cluster_policy: str,
     kubeconfig: str | None,
     output: str,
@@ -72,9 +81,10 @@ def whatif(
 
     if is_folder_of_prices(prices):
         assert prices is not None
-        if agnostic or more is not None or cluster_policy:
+        if agnostic or more is not None or hours is not None or cluster_policy:
             raise click.UsageError(
-                "--agnostic, --add, --cluster-policy: not with --prices FOLDER. To fix: leave them out"
+                "--agnostic, --add, --over-time, --cluster-policy: not with --prices FOLDER. "
+                "To fix: leave them out"
             )
         _replay(prices, policy, days, start, kubeconfig, output)
         return
@@ -84,19 +94,31 @@ def whatif(
     priced = {} if prices is None else read_amounts(prices, "--prices", float)
     import_from_here(policy or "")
     try:
-        snapshot, objective = asyncio.run(_read(kubeconfig, cluster_policy))
+        live = asyncio.run(_read(kubeconfig, cluster_policy))
+        snapshot, objective = live.snapshot, live.policy.spec.objective
         problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
         after = Setup(policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced)
         before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
         found = compare(problem, before, after, snapshot.capacity.pools)
+        courses = None
+        if hours is not None:
+            from ballast_operator.cli.live.whatif_over_time import over_time
+
+            moment = live.at.timestamp()
+            courses = over_time(
+                snapshot, live.policy, (before, after), hours=hours, now=moment, live=live.resizable
+            )
     except (OperatorError, ConfigException) as error:
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
     if output == "json":
-        click.echo(json.dumps({**found.to_json(), "notes": list(notes)}, indent=2))
+        more_keys = {} if courses is None else {"over_time": courses.to_json()}
+        click.echo(json.dumps({**found.to_json(), "notes": list(notes), **more_keys}, indent=2))
     else:
         click.echo("\n".join([as_text(found), *(f"note: {note}" for note in notes)]))
+        if courses is not None:
+            click.echo(f"\n{courses.as_text()}")
 
 
 def _replay(
@@ -114,15 +136,39 @@ def _replay(
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
 
 
-async def _read(kubeconfig: str | None, cluster_policy: str) -> tuple["Snapshot", "Objective"]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCluster:
+    """What the operator would decide on at a moment.
+
+    Attributes:
+        resizable: names of the jobs that change their size without a restart, once they train.
+    """
+
+    at: datetime.datetime
+    policy: "ClusterPolicy"
+    snapshot: "Snapshot"
+    resizable: frozenset[str]
+
+
+async def _read(kubeconfig: str | None, cluster_policy: str) -> LiveCluster:
     from ballast_operator.kube.client import connect
 
     async with await connect(kubeconfig) as cluster:
-        return await read_snapshot(cluster, cluster_policy)
+        return await read_cluster(cluster, cluster_policy)
 
 
 async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["Snapshot", "Objective"]:
     """The snapshot that the operator would decide on now, and the objective in force.
+
+    Raises:
+        ProblemError: as :func:`read_cluster`.
+    """
+    live = await read_cluster(cluster, cluster_policy)
+    return live.snapshot, live.policy.spec.objective
+
+
+async def read_cluster(cluster: "Cluster", cluster_policy: str = "") -> LiveCluster:
+    """All that the operator would decide on now.
 
     Raises:
         ProblemError: there is no such ClusterPolicy, or several and none was named, or it is not usable.
@@ -134,7 +180,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
     from ballast_operator.allocator.problem.throughput import Measurements
     from ballast_operator.api.read import InvalidObject, read_cluster_policy
     from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
-    from ballast_operator.kube.kinds import POD, POLICY
+    from ballast_operator.kube.kinds import POD, POLICY, job_id
     from ballast_operator.observation.observer import Observer
 
     caches = Caches()
@@ -152,6 +198,7 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
         raise ProblemError(f"ClusterPolicy {name} cannot be used: {error}") from error
     policy = with_prices(policy, saved_prices(policies[name].get("status")))
     observer, measurements = Observer(caches), Measurements()
+    now = datetime.datetime.now(datetime.UTC)
     jobs = observer.jobs()
     for view in jobs:
         measurements.record(view)
@@ -161,9 +208,14 @@ async def read_snapshot(cluster: "Cluster", cluster_policy: str = "") -> tuple["
         pods=list(caches[POD]),
         jobs=jobs,
         measurements=measurements,
-        now=datetime.datetime.now(datetime.UTC),
+        now=now,
     )
-    return snapshot, policy.spec.objective
+    resizable = {
+        job_id(view.key)
+        for view in jobs
+        if view.spec is not None and view.spec.grow and not view.spec.is_script
+    }
+    return LiveCluster(at=now, policy=policy, snapshot=snapshot, resizable=frozenset(resizable))
 
 
 def pose(
@@ -180,8 +232,6 @@ def pose(
     Raises:
         ProblemError: there is no such policy.
     """
-    import dataclasses
-
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.allocation.registry import find_policy
 

@@ -1,15 +1,19 @@
 """``ballast whatif`` reads a cluster's jobs and compares; it writes nothing."""
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from ballast_operator.cli.live.whatif import as_text, pose, read_snapshot, whatif
+from ballast_operator.cli.live.whatif import as_text, pose, read_cluster, read_snapshot, whatif
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
 from click.testing import CliRunner
+
+whatif_module = sys.modules[whatif.callback.__module__]
 
 DEMO = Path(__file__).parents[4] / "examples" / "demo"
 GPUS = {"v100": 4, "p100": 2, "k80": 4, "p100-spot": 2}
@@ -144,3 +148,40 @@ def test_which_of_two_policies_is_meant_must_be_said():
     for name in ("", "gone"):
         with pytest.raises(ProblemError, match="the cluster has demo, demo-1"):
             read(cluster(policies=2), name=name)
+
+
+def test_over_time_shows_when_each_job_would_start_and_end(monkeypatch):
+    """Beside the comparison, in text and in JSON; the demo's jobs all end within the hour."""
+
+    async def found(*_):
+        return await read_cluster(cluster())
+
+    monkeypatch.setattr(whatif_module, "_read", found)
+    arguments = ["--add", "v100=2", "--over-time", "1"]
+    text = CliRunner().invoke(whatif, arguments)
+    assert "1 gain, 0 lose, 2 the same" in text.stdout
+    assert "3 -> 3 of 3 jobs end" in text.stdout
+    content = json.loads(CliRunner().invoke(whatif, [*arguments, "--output", "json"]).stdout)
+    assert content["after"]["more"] == {"v100": 2}
+    (transformer,) = [row for row in content["over_time"]["jobs"] if row["job"] == "default/transformer"]
+    assert transformer["after"]["ends_seconds"] < transformer["before"]["ends_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prices", "excerpt"], "--over-time, --cluster-policy: not with --prices FOLDER"),
+        (["--policy", "gandiva"], "--over-time: policy gandiva puts two jobs on the same GPUs"),
+    ],
+)
+def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, words):
+    """With the reason, and what to change."""
+
+    async def found(*_):
+        return await read_cluster(cluster())
+
+    monkeypatch.setattr(whatif_module, "_read", found)
+    done = CliRunner().invoke(whatif, [*arguments, "--over-time", "1"])
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.split())
+    assert "To fix:" in done.stderr

@@ -1,0 +1,193 @@
+"""``ballast whatif --over-time``: when each of a cluster's jobs would start and end, now and then."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ballast_policies.rounds import Node
+    from ballast_policies.simulator.whatif import Setup
+
+    from ballast_operator.allocator.forecast import Course
+    from ballast_operator.allocator.problem.snapshot import Snapshot
+    from ballast_operator.api.cluster_policy import ClusterPolicy
+
+HOUR = 3600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OverTime:
+    """Both courses of each job, over ``hours``; jobs that cannot be placed are ``left_out``, with why."""
+
+    hours: float
+    jobs: "tuple[tuple[Course, Course], ...]"
+    left_out: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of ``over_time`` in ``ballast whatif --output json``."""
+        rows = [
+            {"job": before.job, "before": _row(before), "after": _row(after)} for before, after in self.jobs
+        ]
+        return {
+            "hours": self.hours,
+            "before": _total([before for before, _ in self.jobs]),
+            "after": _total([after for _, after in self.jobs]),
+            "jobs": rows,
+            "left_out": list(self.left_out),
+        }
+
+    def as_text(self) -> str:
+        """A table in hours from now, and the totals."""
+        lines = [
+            f"in the next {self.hours:g} hours, without further jobs:",
+            f"{'job':40} {'starts now':>11} {'then':>8} {'ends now':>11} {'then':>8}",
+        ]
+        for before, after in self.jobs:
+            starts, ends = (before.begins, after.begins), (before.ends, after.ends)
+            lines.append(
+                f"{before.job:40} {_hours(starts[0]):>11} {_hours(starts[1]):>8} "
+                f"{_hours(ends[0]):>11} {_hours(ends[1]):>8}"
+            )
+        totals = [_total([pair[side] for pair in self.jobs]) for side in (0, 1)]
+        lines.append(
+            "{} -> {} of {} jobs end; cost {:.2f} -> {:.2f}".format(
+                *(total["jobs_ended"] for total in totals),
+                len(self.jobs),
+                *(total["cost"] for total in totals),
+            )
+        )
+        return "\n".join([*lines, *(f"left out: {line}" for line in self.left_out)])
+
+
+def over_time(
+    snapshot: "Snapshot",
+    policy: "ClusterPolicy",
+    setups: "tuple[Setup, Setup]",
+    *,
+    hours: float,
+    now: float,
+    live: Collection[str],
+) -> OverTime:
+    """The courses under both ``setups``; ``live``: jobs that change their size without a restart.
+
+    Raises:
+        ProblemError: a policy cannot be used on what is there at some moment.
+    """
+    from ballast_operator.allocator.forecast import forecast
+
+    before, after = (
+        forecast(
+            changed(snapshot, setup),
+            _under(policy, setup.policy),
+            now=now,
+            seconds=hours * HOUR,
+            live=live,
+            agnostic=setup.agnostic,
+        )
+        for setup in setups
+    )
+    return OverTime(
+        hours=hours,
+        jobs=tuple(zip(before, after, strict=True)),
+        left_out=tuple(f"{'/'.join(one.key)}: {one.refusal.message}" for one in snapshot.refused),
+    )
+
+
+def changed(snapshot: "Snapshot", setup: "Setup") -> "Snapshot":
+    """The snapshot with a setup's prices, and its GPUs; those are of the cheapest pools of their type.
+
+    GPUs that are taken away are free ones first. A gang that loses one holds nothing.
+    """
+    nodes = _changed_nodes(snapshot, setup)
+    room = {node.name: node.gpus for node in nodes}
+    total = Counter[str]()
+    for node in nodes:
+        total[node.pool] += node.gpus
+    capacity = dataclasses.replace(
+        snapshot.capacity,
+        nodes=nodes,
+        prices={**snapshot.capacity.prices, **setup.prices},
+        pools=tuple(
+            dataclasses.replace(
+                pool, price=setup.prices.get(pool.gpu_type, pool.price), gpus=total[pool.pool]
+            )
+            for pool in snapshot.capacity.pools
+        ),
+    )
+    jobs = []
+    for job in snapshot.jobs:
+        held = Counter(() if job.placement is None else job.placement.nodes)
+        if any(room.get(node, gpus) < gpus for node, gpus in held.items()):
+            jobs.append(dataclasses.replace(job, placement=None))
+        else:
+            room.update({node: room[node] - gpus for node, gpus in held.items() if node in room})
+            jobs.append(job)
+    return dataclasses.replace(snapshot, capacity=capacity, jobs=tuple(jobs))
+
+
+def _changed_nodes(snapshot: "Snapshot", setup: "Setup") -> "tuple[Node, ...]":
+    from ballast_policies.rounds import Node
+
+    nodes = {node.name: node for node in snapshot.capacity.nodes}
+    held = Counter[str]()
+    for job in snapshot.jobs:
+        held.update(() if job.placement is None else job.placement.nodes)
+    by_price = sorted(snapshot.capacity.pools, key=lambda pool: (pool.price, pool.pool))
+    for gpu_type, more in setup.more.items():
+        there = [node for node in nodes.values() if node.gpu_type == gpu_type]
+        pools = [pool.pool for pool in by_price if pool.gpu_type == gpu_type]
+        size = max((node.gpus for node in there), default=0) or max(more, 1)
+        for number, start in enumerate(range(0, max(0, more), size)):
+            name = f"added-{gpu_type}-{number}"
+            nodes[name] = Node(name=name, pool=pools[0], gpu_type=gpu_type, gpus=min(size, more - start))
+        surplus = max(0, -more)
+        for free_only in (True, False):
+            for pool in pools:
+                for node in [node for node in nodes.values() if node.pool == pool]:
+                    taken = min(surplus, max(0, node.gpus - held[node.name]) if free_only else node.gpus)
+                    nodes[node.name] = dataclasses.replace(node, gpus=node.gpus - taken)
+                    surplus -= taken
+    return tuple(nodes.values())
+
+
+def _under(policy: "ClusterPolicy", name: str) -> "ClusterPolicy":
+    """The ClusterPolicy with another objective, in force.
+
+    Raises:
+        ProblemError: no cluster can have it.
+    """
+    from ballast_policies.allocation.policy import SpaceSharing
+    from ballast_policies.allocation.problem import ProblemError
+    from ballast_policies.allocation.registry import find_policy
+
+    if find_policy(name).space_sharing is SpaceSharing.ALWAYS:
+        raise ProblemError(
+            f"--over-time: policy {name} puts two jobs on the same GPUs, which the operator's rounds do not. "
+            "To fix: leave --over-time out, or name another policy"
+        )
+    objective = policy.spec.objective.model_copy(update={"policy": name})
+    spec = policy.spec.model_copy(update={"objective": objective, "dry_run": False})
+    return policy.model_copy(update={"spec": spec})
+
+
+def _row(course: "Course") -> dict[str, Any]:
+    row = dataclasses.asdict(course)
+    del row["job"]
+    return {"begins_seconds": row.pop("begins"), "ends_seconds": row.pop("ends"), **row}
+
+
+def _total(courses: "list[Course]") -> Mapping[str, Any]:
+    ends = [course.ends for course in courses if course.ends is not None]
+    return {
+        "jobs_ended": len(ends),
+        "last_end_seconds": max(ends) if ends and len(ends) == len(courses) else None,
+        "mean_end_seconds": sum(ends) / len(ends) if ends and len(ends) == len(courses) else None,
+        "starts": sum(course.starts for course in courses),
+        "gpu_hours": sum(course.gpu_hours for course in courses),
+        "cost": sum(course.cost for course in courses),
+    }
+
+
+def _hours(seconds: float | None) -> str:
+    return "later" if seconds is None else f"{seconds / HOUR:.2f} h"

@@ -1,0 +1,169 @@
+"""When jobs would start and end, from a snapshot on: by hand on small clusters."""
+
+import pytest
+from ballast_operator.allocator.forecast import HOUR, Course, forecast
+from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.gang_size import DEFAULT_RESTART_SECONDS
+from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
+from ballast_operator.api.cluster_policy import CHOOSABLE
+from ballast_operator.api.read import read_cluster_policy
+from ballast_operator.cli.live.whatif_over_time import OverTime, changed, over_time
+from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.allocation.problem import Job, ProblemError
+from ballast_policies.rounds import Node, Placement
+from ballast_policies.rounds.sizes import ElasticGang
+from ballast_policies.simulator.whatif import Setup
+
+NOW = 1_800_000_000.0
+ROUND = 360
+BY_AGE = "fifo"
+
+
+def policy(name=BY_AGE):
+    pool = {"name": "fast", "gpuType": "v100", "nodeSelector": {"pool": "fast"}}
+    spec = {"objective": {"policy": name}, "roundSeconds": ROUND, "nodePools": [pool]}
+    metadata = {"name": "one", "uid": "one", "generation": 1}
+    return read_cluster_policy(
+        {"apiVersion": "ballast.dev/v1alpha1", "kind": "ClusterPolicy", "metadata": metadata, "spec": spec}
+    )
+
+
+def job(name, *, steps, runs=False, gpus=2, elapsed=0.0, elastic=None):
+    """A gang of two V100s that does 10 steps/s there."""
+    placement = Placement(gpu_type="v100", pool="fast", nodes=("node-0",) * gpus)
+    return SnapshotJob(
+        key=("team", name),
+        job=Job(
+            name=f"team/{name}",
+            throughput={"v100": 10.0},
+            gpus=gpus,
+            steps_remaining=float(steps),
+            elapsed=elapsed,
+        ),
+        launches=int(runs),
+        placement=placement if runs else None,
+        running_since=NOW - 3600 if runs else 0.0,
+        elastic=elastic,
+    )
+
+
+def cluster(*jobs, gpus=2, price=3.0):
+    node = Node(name="node-0", pool="fast", gpu_type="v100", gpus=gpus)
+    pool = PricedPool(pool="fast", gpu_type="v100", price=price, gpus=gpus)
+    capacity = Capacity(gpu_types=("v100",), nodes=(node,), pools=(pool,), prices={"v100": price})
+    return Snapshot(capacity=capacity, jobs=jobs)
+
+
+def courses(snapshot, *, hours=10.0, **how):
+    found = forecast(snapshot, policy(), now=NOW, seconds=hours * HOUR, **how)
+    return {course.job.removeprefix("team/"): course for course in found}
+
+
+def test_a_job_that_runs_ends_when_its_steps_are_done():
+    """It is not started again; its GPU time is paid for from now on."""
+    (course,) = courses(cluster(job("runs", steps=36_000, runs=True))).values()
+    assert course.job == "team/runs"
+    assert (course.begins, course.ends, course.starts) == (0.0, pytest.approx(HOUR), 0)
+    assert (course.gpu_hours, course.cost) == (pytest.approx(2.0), pytest.approx(6.0))
+
+
+def test_a_job_that_waits_starts_when_the_first_ends():
+    """Within the round; its start takes the restart time."""
+    snapshot = cluster(
+        job("runs", steps=10_000, runs=True, elapsed=9.0), job("waits", steps=10_000, elapsed=5.0)
+    )
+    found = courses(snapshot)
+    assert found["runs"].ends == pytest.approx(1000)
+    assert found["waits"].begins == pytest.approx(1000, abs=0.01)
+    assert found["waits"].ends == pytest.approx(2000 + DEFAULT_RESTART_SECONDS, abs=0.01)
+    assert found["waits"].starts == 1
+
+
+def test_what_lies_beyond_the_time_is_left_open():
+    """No end, and the cost so far."""
+    found = courses(cluster(job("runs", steps=36_000, runs=True), job("waits", steps=1)), hours=0.5)
+    assert (found["runs"].ends, found["waits"].begins, found["waits"].ends) == (None, None, None)
+    assert found["runs"].cost == pytest.approx(3.0)
+    assert found["waits"].gpu_hours == 0.0
+
+
+def test_a_job_without_a_known_speed_never_ends():
+    """It holds its GPUs until the time is over, and no longer is computed."""
+    stuck = job("stuck", steps=10, runs=True)
+    snapshot = cluster(
+        SnapshotJob(
+            key=stuck.key,
+            job=Job(name="team/stuck", throughput={"v100": 0.0}, gpus=2, steps_remaining=10.0),
+            placement=stuck.placement,
+            running_since=NOW,
+            launches=1,
+        )
+    )
+    assert courses(snapshot, hours=1)["stuck"].ends is None
+
+
+def test_an_elastic_job_takes_the_gpus_that_another_leaves():
+    """Live, after a pause; one that cannot change its size live keeps what it has."""
+    sizes = ElasticGang(speeds={"v100": {2: 10.0, 4: 20.0}}, pause_seconds=2.0)
+    snapshot = cluster(
+        job("other", steps=10_000, runs=True), job("grows", steps=30_000, runs=True, elastic=sizes), gpus=4
+    )
+    grown, kept = courses(snapshot, live={"team/grows"})["grows"], courses(snapshot)["grows"]
+    assert kept.ends == pytest.approx(3000)
+    assert grown.ends == pytest.approx(1000 + 2.0 + 1000, abs=0.01)
+    assert grown.starts == kept.starts == 0
+
+
+def test_every_policy_can_be_looked_ahead_with():
+    """All jobs end, and GPUs are never over capacity."""
+    for name in CHOOSABLE:
+        snapshot = cluster(*(job(f"j{n}", steps=3600 * (n + 1), elapsed=10.0 - n) for n in range(4)), gpus=4)
+        found = forecast(snapshot, policy(name), now=NOW, seconds=24 * HOUR)
+        assert all(course.ends is not None for course in found), name
+        last = max(course.ends for course in found)
+        assert sum(course.gpu_hours for course in found) <= 4 * last / HOUR + 1e-6, name
+
+
+def test_a_policy_that_no_cluster_can_have_is_refused():
+    """It shares GPUs in a way that rounds of the operator do not."""
+    setups = Setup(policy=BY_AGE), Setup(policy="gandiva")
+    with pytest.raises(ProblemError, match="--over-time: policy gandiva puts two jobs on the same GPUs"):
+        over_time(cluster(job("one", steps=10)), policy(), setups, hours=1.0, now=NOW, live=())
+
+
+def test_gpus_that_are_added_and_taken_away():
+    """Added ones are a node of the pool; of those taken away, a gang that loses one holds nothing."""
+    snapshot = cluster(job("runs", steps=10, runs=True), job("waits", steps=10))
+    more = changed(snapshot, Setup(policy=BY_AGE, more={"v100": 3}, prices={"v100": 1.0}))
+    assert [(node.pool, node.gpus) for node in more.capacity.nodes] == [("fast", 2), ("fast", 2), ("fast", 1)]
+    assert [(pool.gpus, pool.price) for pool in more.capacity.pools] == [(5, 1.0)]
+    assert more.problem.capacity == {"v100": 5}
+    fewer = changed(snapshot, Setup(policy=BY_AGE, more={"v100": -1}))
+    assert fewer.problem.capacity == {"v100": 1}
+    assert dict(fewer.running) == {}
+    free = changed(cluster(job("runs", steps=10, runs=True), gpus=8), Setup(policy=BY_AGE, more={"v100": -6}))
+    assert list(free.running) == ["team/runs"]
+
+
+def test_both_setups_side_by_side():
+    """With two more GPUs nobody waits; text and JSON agree."""
+    snapshot = cluster(job("runs", steps=36_000, runs=True), job("waits", steps=36_000))
+    setups = Setup(policy=BY_AGE), Setup(policy=BY_AGE, more={"v100": 2})
+    found = over_time(snapshot, policy(), setups, hours=10.0, now=NOW, live=())
+    content = found.to_json()
+    assert [row["job"] for row in content["jobs"]] == ["team/runs", "team/waits"]
+    waits = content["jobs"][1]
+    assert waits["before"]["begins_seconds"] == pytest.approx(HOUR, abs=0.01)
+    assert waits["after"]["begins_seconds"] == 0.0
+    assert content["before"]["jobs_ended"] == content["after"]["jobs_ended"] == 2
+    assert content["after"]["last_end_seconds"] == pytest.approx(HOUR + DEFAULT_RESTART_SECONDS)
+    assert "2 -> 2 of 2 jobs end; cost 12.05 -> 12.05" in found.as_text()
+
+
+def test_what_is_open_is_called_later():
+    """And has no totals of ends."""
+    found = OverTime(
+        hours=1.0, jobs=((Course(job="a"), Course(job="a", begins=0.0, ends=1800.0)),), left_out=()
+    )
+    assert found.as_text().splitlines()[2].split() == ["a", "later", "0.00", "h", "later", "0.50", "h"]
+    assert found.to_json()["before"]["mean_end_seconds"] is None
