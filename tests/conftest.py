@@ -8,6 +8,8 @@ from collections.abc import Generator
 os.environ.setdefault("BALLAST_PATIENCE", "5")
 # Processes that tests start write their stacks where one of them hangs (tests/support/time_limits.py).
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+# One thread a process, as with make: several would measure each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
