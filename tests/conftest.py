@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.control_plane import control_plane, namespace
-from tests.support.time_limits import is_over, limited, stacks_of_children
+from tests.support.time_limits import is_over, limited, now, stacks_of_children
 
 __all__ = ["control_plane", "namespace"]
 
@@ -62,6 +62,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+BEGAN = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What this test starts begins from here on."""
+    item.stash[BEGAN] = now()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -69,7 +78,7 @@ def pytest_runtest_makereport(
     """A test that waited too long says where the processes that it started were."""
     report = yield
     if call.excinfo is not None and is_over(call.excinfo.value):
-        report.sections.append(("stacks of child processes", stacks_of_children()))
+        report.sections.append(("stacks of child processes", stacks_of_children(item.stash[BEGAN])))
     return report
 
 

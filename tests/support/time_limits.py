@@ -33,22 +33,27 @@ def is_over(failure: BaseException) -> bool:
     return "from pytest-timeout" in text or text.startswith(f"waited {WAIT_SECONDS:g} s for ")
 
 
-def stacks_of_children() -> str:
-    """End the Python processes that this one has started, and return what they say about where they are.
+def now() -> float:
+    """Seconds since the machine has started: the clock by which the kernel notes when processes begin."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    Processes of local clusters, which other tests share, are left alone.
+
+def stacks_of_children(since: float, of: int | None = None) -> str:
+    """End Python processes that this one (or ``of``) has started, and return where each of them was.
+
+    Those from before ``since`` (:func:`now`) are left alone, as are local clusters: other tests share them.
     """
     found = []
-    for pid in _descendants(os.getpid()):
+    for pid in _descendants(of or os.getpid()):
         with contextlib.suppress(OSError):
+            if _began(pid) < since:
+                continue
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if any(v.startswith(f"{MARK_VARIABLE}=".encode()) for v in variables):
                 continue
             if not any(v.startswith(f"{STACKS_VARIABLE}=".encode()) for v in variables):
                 continue
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-            if "resource_tracker" in command:  # of Python's own: it is silent, and missed
-                continue
             errors = Path(f"/proc/{pid}/fd/2").readlink()
             begin = errors.stat().st_size if errors.is_file() else 0
             os.kill(pid, signal.SIGCONT)
@@ -72,6 +77,12 @@ def _descendants(pid: int) -> Iterator[int]:
     for child in map(int, children):
         yield from _descendants(child)
         yield child
+
+
+def _began(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    # The kernel rounds down.
+    return (int(ticks) + 1) / os.sysconf("SC_CLK_TCK")
 
 
 def _wait_for_end(pid: int) -> None:
