@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.balancers.several_stages import StagedPipeline
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 from ballast_policies.planning.step_time import predict_step_seconds
@@ -25,6 +26,7 @@ def lost_seconds(
     microbatches: int,
     min_gain: float,
     capacity: RankCapacity = UNLIMITED,
+    staged: StagedPipeline | None = None,
 ) -> float:
     """What a step loses under ``partition`` against the best one; 0 where that is below ``min_gain``.
 
@@ -34,10 +36,15 @@ def lost_seconds(
         microbatches: per step.
         min_gain: relative gain in step time below which no layer would move.
         capacity: speed and memory of the ranks.
+        staged: where ranks hold several stages, their schedule: it is played, and the best partition is the
+            one from which the balancer would begin to search.
 
     Raises:
         PlanningError: no partition fits the memory.
     """
+    if staged is not None:
+        now = staged.step_seconds(partition)
+        return _worth(now - staged.step_seconds(staged.evened(partition)), now, min_gain)
     loads = partition.loads(seconds, capacity.speeds)
     now = predict_step_seconds(loads, microbatches)
     if now <= 0:
@@ -48,7 +55,12 @@ def lost_seconds(
         if (loads.max() - bound) * (microbatches - 1) / microbatches < min_gain * now:
             return 0.0
     best = exact_partition(seconds, partition.ranks, capacity)
-    lost = now - predict_step_seconds(best.loads(seconds, capacity.speeds), microbatches)
+    return _worth(
+        now - predict_step_seconds(best.loads(seconds, capacity.speeds), microbatches), now, min_gain
+    )
+
+
+def _worth(lost: float, now: float, min_gain: float) -> float:
     return lost if lost > 0 and lost >= min_gain * now else 0.0
 
 

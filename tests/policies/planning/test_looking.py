@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from ballast_policies.planning import Partition, RankCapacity, exact_partition, predict_step_seconds
+from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.looking import Waiting, lost_seconds, measured_worse
-from hypothesis import given
+from ballast_policies.planning.schedules import build_schedule
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -71,3 +73,43 @@ def test_a_move_is_worse_only_where_every_step_after_it_is(after, predicted, wor
     """Slower than the slowest step before, each brought to what its layers cost."""
     before = [1.2, 1.8, 2.0]
     assert measured_worse(before, after, predicted=predicted, min_gain=0.1) == worse
+
+
+STAGED = st.sampled_from([("Interleaved1F1B", 2), ("LoopedBFS", 2), ("ZeroBubbleV", 2)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(staged=STAGED, seed=st.integers(0, 1000), min_gain=st.sampled_from([0.0, 0.03]))
+def test_of_several_stages_a_rank_no_more_is_lost_than_the_balancer_wins(staged, seed, min_gain):
+    """Both play the schedule: a look is never due where the balancer would find nothing."""
+    random = np.random.default_rng(seed)
+    layers, (schedule, chunks) = int(random.integers(6, 14)), staged
+    seconds = random.lognormal(0, 0.7, layers).tolist()
+    pipeline = StagedPipeline(
+        schedule=build_schedule(schedule, ranks=2, microbatches=4, chunks=chunks),
+        forward=[second / 3 for second in seconds],
+        backward=[second * 2 / 3 for second in seconds],
+        optimizer=[0.0] * layers,
+        capacity=RankCapacity(),
+    )
+    cuts = random.choice(np.arange(1, layers), size=3, replace=False)
+    partition = Partition(bounds=(0, *sorted(cuts.tolist()), layers))
+    lost = lost_seconds(partition, seconds, microbatches=4, min_gain=min_gain, staged=pipeline)
+    now = pipeline.step_seconds(partition)
+    won = now - pipeline.step_seconds(pipeline.balanced(partition))
+    assert 0 <= lost <= won + 1e-9
+    assert lost == 0 or lost >= min_gain * now
+
+
+def test_stages_that_make_up_for_each_other_on_a_rank_lose_nothing():
+    """By stage these would be uneven; in a V, the first and the last stage share a rank."""
+    seconds = [1.0, 2.0, 2.0, 3.0]
+    partition = Partition(bounds=(0, 1, 2, 3, 4))
+    pipeline = StagedPipeline(
+        schedule=build_schedule("ZeroBubbleV", ranks=2, microbatches=4),
+        forward=[second / 3 for second in seconds],
+        backward=[second * 2 / 3 for second in seconds],
+        optimizer=[0.0] * 4,
+        capacity=RankCapacity(),
+    )
+    assert lost_seconds(partition, seconds, microbatches=4, min_gain=0.0, staged=pipeline) == 0.0

@@ -9,7 +9,7 @@ from ballast_policies.planning.looking import Waiting, lost_seconds, measured_wo
 from ballast_policies.planning.stages import partition_of
 
 from ballast_trainer.loop.progress import ProgressTracker
-from ballast_trainer.loop.replanning import rank_capacity, unit_costs
+from ballast_trainer.loop.replanning import rank_capacity, staged_pipeline, unit_costs
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.profiling.profile import LayerCosts
 
@@ -17,6 +17,8 @@ _FEWEST_MEASURED = 3
 """Steps measured before their median is compared."""
 _STEPS_AFTER = 5
 """Steps after a move whose seconds are compared with those before."""
+_PLAYED = 4
+"""Predictions that are kept: those of the stages in force and of those before."""
 CHANGED = 0.25
 """Relative change of a layer's seconds from which a cut that was reverted may be tried again."""
 
@@ -43,6 +45,8 @@ class Looks:
         self._waiting = Waiting()
         self._moved: _Moved | None = None
         self._reverted: dict[tuple[Stage, ...], tuple[float, ...]] = {}
+        self._lost_by: tuple[tuple[Stage, ...], LayerCosts, float] | None = None
+        self._played: dict[tuple[tuple[Stage, ...], LayerCosts], float] = {}
 
     def step_done(self) -> None:
         """A step is done under the partition in force."""
@@ -121,13 +125,22 @@ class Looks:
         training = self._training
         if training.world.rank != 0 or len(training.profile) < _FEWEST_MEASURED:
             return 0.0
+        # Costs change with a measured step alone, and playing a schedule takes milliseconds.
+        if self._lost_by is None or self._lost_by[:2] != (training.stages, costs):
+            self._lost_by = training.stages, costs, self._lost_now(costs)
+        return self._lost_by[2]
+
+    def _lost_now(self, costs: LayerCosts) -> float:
+        training, capacity = self._training, rank_capacity(self._training)
+        costs = unit_costs(training, costs)
         try:
             return lost_seconds(
                 partition_of(training.stages),
-                unit_costs(training, costs).total,
+                costs.total,
                 microbatches=training.microbatches_per_drain,
                 min_gain=training.config.rebalance.min_gain,
-                capacity=rank_capacity(training),
+                capacity=capacity,
+                staged=staged_pipeline(training, costs, _placement(training.stages), capacity),
             )
         except PlanningError:
             return 0.0
@@ -142,6 +155,22 @@ class Looks:
         return self.stretch() * self._predicted(self._training.stages, costs) + progress.look_seconds
 
     def _predicted(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
-        training = self._training
-        loads = partition_of(stages).loads(unit_costs(training, costs).total, rank_capacity(training).speeds)
+        known = self._played.get((stages, costs))
+        if known is None:
+            while len(self._played) >= _PLAYED:
+                del self._played[next(iter(self._played))]
+            known = self._played[stages, costs] = self._predicted_now(stages, costs)
+        return known
+
+    def _predicted_now(self, stages: tuple[Stage, ...], costs: LayerCosts) -> float:
+        training, capacity = self._training, rank_capacity(self._training)
+        costs = unit_costs(training, costs)
+        staged = staged_pipeline(training, costs, _placement(stages), capacity)
+        if staged is not None:
+            return staged.step_seconds(partition_of(stages))
+        loads = partition_of(stages).loads(costs.total, capacity.speeds)
         return predict_step_seconds(loads, training.microbatches_per_drain)
+
+
+def _placement(stages: tuple[Stage, ...]) -> list[int]:
+    return [stage.rank for stage in stages]

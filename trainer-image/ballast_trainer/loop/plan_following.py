@@ -150,7 +150,7 @@ class PlanFollower:
         placement = training.placement(len(plan.ranks))
         stages: tuple[Stage, ...] = training.world.from_rank_0(
             usable_stages(plan.stages, placement, training.model.layer_count)
-            or best_stages(training.profile.costs(), placement, training.model.layer_count)
+            or best_stages(training, training.profile.costs(), placement)
         )
         before, costs = training.world.size, self._rank_zero.progress.costs
         predicted = None

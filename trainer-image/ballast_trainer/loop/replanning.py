@@ -18,6 +18,7 @@ from ballast_policies.planning import (
     repack,
 )
 from ballast_policies.planning.balancers import StagedPipeline
+from ballast_policies.planning.rank_capacity import UNLIMITED
 from ballast_policies.planning.stages import first_stages, partition_of, stages_over
 
 from ballast_trainer.errors import ConfigurationError
@@ -29,13 +30,37 @@ from ballast_trainer.profiling.profile import LayerCosts
 logger = logging.getLogger(__name__)
 
 
+def staged_pipeline(
+    training: TrainingState,
+    costs: LayerCosts,
+    placement: Sequence[int],
+    capacity: RankCapacity = UNLIMITED,
+) -> StagedPipeline | None:
+    """What plays the job's schedule where ranks hold several stages; None: one stage a rank."""
+    positions = 1 + max(placement)
+    if len(placement) <= positions:
+        return None
+    return StagedPipeline(
+        schedule=training.schedule_request(positions).one_step(),
+        forward=costs.forward,
+        backward=costs.backward,
+        optimizer=costs.optimizer,
+        capacity=capacity,
+    )
+
+
 def best_stages(
-    costs: LayerCosts | None, placement: tuple[int, ...], layer_count: int, replicas: Sequence[int] = ()
+    training: TrainingState,
+    costs: LayerCosts | None,
+    placement: tuple[int, ...],
+    replicas: Sequence[int] = (),
 ) -> tuple[Stage, ...]:
     """The best partition by measured costs; the first stages of a job before anything is measured."""
     if costs is None:
-        return first_stages(layer_count, placement, replicas)
-    return stages_over(exact_partition(costs.total, len(placement)), placement)
+        return first_stages(training.model.layer_count, placement, replicas)
+    partition = exact_partition(costs.total, len(placement))
+    staged = staged_pipeline(training, costs, placement)
+    return stages_over(partition if staged is None else staged.balanced(partition), placement)
 
 
 def best_step_seconds(training: TrainingState, costs: LayerCosts) -> float:
@@ -49,7 +74,10 @@ def best_step_seconds(training: TrainingState, costs: LayerCosts) -> float:
 
 
 def predicted_step_seconds(training: TrainingState, costs: LayerCosts, stages: Sequence[Stage]) -> float:
-    """Predicted seconds per step under ``stages``, by the load of each rank that holds any."""
+    """Predicted seconds per step under ``stages``: of several stages a rank by playing the schedule."""
+    staged = staged_pipeline(training, costs, [stage.rank for stage in stages])
+    if staged is not None:
+        return staged.step_seconds(partition_of(stages))
     loads = [0.0] * (1 + max(stage.rank for stage in stages))
     for stage, holders in zip(
         stages, holders_of(stages, training.config.pipeline.replicas, len(loads)), strict=True
@@ -123,15 +151,7 @@ def rebalance_decision(
         rank_capacity(training), memory=memory, layer_bytes=sizes.bytes, rank_bytes=taken
     )
     costs = unit_costs(training, costs)
-    staged = None
-    if stages > training.world.positions:
-        staged = StagedPipeline(
-            schedule=training.schedule_request(training.world.positions).one_step(),
-            forward=costs.forward,
-            backward=costs.backward,
-            optimizer=costs.optimizer,
-            capacity=capacity,
-        )
+    staged = staged_pipeline(training, costs, [stage.rank for stage in training.stages], capacity)
     try:
         return decide_rebalance(
             partition_of(training.stages),
@@ -243,7 +263,7 @@ def repack_proposal(
     if len(placement) == decision.partition.ranks:
         stages = stages_over(decision.partition, placement)
     else:
-        stages = best_stages(costs, placement, training.model.layer_count)
+        stages = best_stages(training, costs, placement)
     return Proposal(
         epoch=training.plan.epoch,
         step=training.step,

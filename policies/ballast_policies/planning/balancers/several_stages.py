@@ -20,6 +20,9 @@ from ballast_policies.planning.schedules import Schedule, StageCosts, simulate
 _ACTIONS = 2_000, 50_000
 """Fewest and most actions played in one search; ranks wait for it, and 10,000 take about 0.1 s."""
 
+_GLANCE = 60
+"""Partitions whose unevenness is compared where a step must not wait for the search."""
+
 _ACTIONS_A_STEP_SECOND = 20_000
 """A search takes about a hundredth of twenty steps."""
 
@@ -75,14 +78,7 @@ class StagedPipeline:
             PlanningError: the search finds nothing that fits the memory.
         """
         seconds = self._seconds() if weights is None else weights
-        starts = [partition]
-        try:
-            starts.append(exact_partition(seconds, partition.ranks, self.capacity))
-        except PlanningError:
-            # Stages that share a rank may fit its memory though each does not fit its part.
-            if not self.fits(partition):
-                raise
-        starts += [self._even_ranks(start, seconds) for start in starts]
+        starts = self._starts(partition, seconds, most_evaluations=400)
         if weights is not None:
             return min(starts, key=lambda start: self._unevenness(start, seconds))
         costs: dict[Partition, float] = {}
@@ -105,11 +101,38 @@ class StagedPipeline:
         # Of equals the first, which is the one in force.
         return min(costs, key=costs.__getitem__)
 
+    def evened(self, partition: Partition) -> Partition:
+        """The best of the partition in force, the most even stages and the most even ranks.
+
+        Where :meth:`balanced` begins its search: quick enough to be asked after each step.
+
+        Raises:
+            PlanningError: none of them fits the memory.
+        """
+        starts = self._starts(partition, self._seconds(), most_evaluations=_GLANCE)
+        return min((start for start in starts if self.fits(start)), key=self.step_seconds, default=partition)
+
+    def _starts(
+        self, partition: Partition, seconds: Sequence[float], *, most_evaluations: int
+    ) -> list[Partition]:
+        starts = [partition]
+        try:
+            starts.append(exact_partition(seconds, partition.ranks, self.capacity))
+        except PlanningError:
+            # Stages that share a rank may fit its memory though each does not fit its part.
+            if not self.fits(partition):
+                raise
+        return starts + [self._even_ranks(start, seconds, most_evaluations) for start in starts]
+
     def _seconds(self) -> list[float]:
         return [sum(parts) for parts in zip(self.forward, self.backward, self.optimizer, strict=True)]
 
-    def _even_ranks(self, start: Partition, weights: Sequence[float]) -> Partition:
-        return refine(start, lambda partition: self._unevenness(partition, weights), most_evaluations=400)
+    def _even_ranks(self, start: Partition, weights: Sequence[float], most_evaluations: int) -> Partition:
+        return refine(
+            start,
+            lambda partition: self._unevenness(partition, weights),
+            most_evaluations=most_evaluations,
+        )
 
     def _unevenness(self, partition: Partition, weights: Sequence[float]) -> float:
         """The largest load of a rank; the squares, a thousandth of it at most, decide between equals."""
