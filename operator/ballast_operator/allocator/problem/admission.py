@@ -110,7 +110,7 @@ def _admit_one(
             break
     if allocation is None and refusal is not None:
         return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
-    sizes = gang_sizes(view, room, allowed)
+    sizes = gang_sizes(view, room, allowed, size)
     size = sizes[0]
     small = memory.too_small(room.gpus, size)
     if barred or small:

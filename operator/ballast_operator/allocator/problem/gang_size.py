@@ -137,14 +137,14 @@ def gang_size(view: JobView, room: Room) -> int:
     return next((size for size in suiting if room.holds(size)), suiting[-1] if suiting else fewest)
 
 
-def gang_sizes(view: JobView, room: Room, allowed: Sequence[str]) -> tuple[int, ...]:
+def gang_sizes(view: JobView, room: Room, allowed: Sequence[str], largest: int) -> tuple[int, ...]:
     """Sizes that the gang may have, fewest ranks first; what it has now is one of them.
 
-    One size where it does not change, and where no pool can hold the smallest: see :func:`gang_size`.
+    One size where it does not change, and where no pool can hold the smallest.
+    ``largest``: by :func:`gang_size`.
     """
     spec, held = view.spec, view.held_placement
     assert spec is not None
-    largest = gang_size(view, room)
     if held is not None and (not spec.grow or view.shrinking or view.leaving):
         return (held.gpus,)
     if not spec.grow:
