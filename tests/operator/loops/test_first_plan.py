@@ -96,6 +96,13 @@ async def test_a_gang_has_a_size_that_its_schedule_exists_for():
     assert len(plan.ranks) == 2
 
 
+def test_a_gang_of_replicas_has_a_microbatch_of_each_for_every_stage():
+    """Of four microbatches each of two replicas has two: three stages would not run."""
+    pipeline = {"microbatches": 4, "globalBatchSize": 4, "maxStages": 3, "schedule": "1F1B"}
+    spec = a_spec(config=a_config(pipeline=pipeline, parallelism={"data": 2}))
+    assert [ranks for ranks in range(1, 9) if spec.suits(ranks)] == [2, 4]
+
+
 @pytest.mark.parametrize("schedule", trained_schedules())
 def test_a_schedule_can_be_built_for_every_size_that_it_suits(schedule):
     """And for no other."""

@@ -112,7 +112,17 @@ class ScheduleRequest:
         """
         if self.ranks == 1:
             return (0,)
+        if not used_replicas(self.replicas) and SCHEDULES[self.name].microbatch_a_rank:
+            self._check_microbatches()
         return tuple(holders[0] for holders in self.one_step().stage_ranks)
+
+    def _check_microbatches(self) -> None:
+        if self.microbatches < self.ranks:
+            raise ConfigurationError(
+                "pipeline.microbatches",
+                f"{self.name} over {self.ranks} positions of the pipeline needs as many microbatches on each "
+                f"of its replicas, and has {self.microbatches}. To fix: more microbatches, or fewer ranks",
+            )
 
     def _unsuitable(self, error: ScheduleError) -> ConfigurationError:
         field = "pipeline.replicas" if used_replicas(self.replicas) else "pipeline.schedule"

@@ -23,6 +23,7 @@ class ScheduleKind:
         asynchronous: it has no flush: steps flow into one another, each stage updates its weights on its
             own, and no stage knows the gradient's norm over all of them.
         equal_rounds: microbatches go in equal rounds, each of at least the number of ranks.
+        microbatch_a_rank: it is carried out with at least as many microbatches as ranks.
         splits_backward: the gradients of weights are computed apart from those of inputs.
         build_replicated: (replicas of each stage, microbatches) -> order; None: a stage has one rank.
         build_run: asynchronous only: (ranks, microbatches of a step, steps) -> the order of a run; None:
@@ -37,6 +38,7 @@ class ScheduleKind:
     placement: Callable[[int, int], tuple[tuple[int, ...], ...]] = loop_ranks
     asynchronous: bool = False
     equal_rounds: bool = False
+    microbatch_a_rank: bool = False
     splits_backward: bool = False
     build_replicated: Callable[[Sequence[int], int], Schedule] | None = None
     build_run: Callable[[int, int, int], Schedule] | None = None
@@ -48,8 +50,12 @@ class ScheduleKind:
         return self.stages_per_rank or asked or DEFAULT_STAGES_PER_RANK
 
     def suits(self, ranks: int, microbatches: int) -> bool:
-        """Whether the microbatches divide over the ranks as the schedule needs it."""
-        return ranks == 1 or not self.equal_rounds or rounds_of(ranks, microbatches) is not None
+        """Whether there are enough microbatches, and they divide over the ranks as the schedule needs it."""
+        if ranks == 1:
+            return True
+        if self.microbatch_a_rank and microbatches < ranks:
+            return False
+        return not self.equal_rounds or rounds_of(ranks, microbatches) is not None
 
     def stage_ranks(self, ranks: int, asked: int | None = None) -> tuple[int, ...]:
         """By stage, the first of its ranks; a rank alone has the whole model as one stage."""

@@ -29,6 +29,7 @@ SCHEDULES = Registry(
         "1F1B": ScheduleKind(
             summary="Forwards and backwards take turns (PipeDream-Flush): fewer activations in memory.",
             build=lambda ranks, microbatches, _: one_forward_one_backward(ranks, microbatches),
+            microbatch_a_rank=True,
             build_replicated=one_forward_one_backward_replicated,
             closed_form=True,
         ),
