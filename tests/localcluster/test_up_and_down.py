@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from tests.support.waiting import WAIT_SECONDS, eventually
 
-SCENARIO = "test_a_pod_may_only_read_its_plan_and_renew_its_lease"
+SCENARIO = "test_a_pod_may_only_follow_its_plan_and_renew_its_lease"
 
 
 @pytest.fixture

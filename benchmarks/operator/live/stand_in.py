@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from ballast_policies.contract import Ack, Directive, ExitReason, Plan, Report
+from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.channel_thread import ChannelThread
-from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.process_exit import end
 
 PLAN_POLL_SECONDS = 0.2

@@ -49,9 +49,9 @@ def operator_rules() -> list[Rule]:
 
 
 def trainer_rules(job: str) -> list[Rule]:
-    """What the pods of a job may do in its namespace: read their plan, renew their Lease. Nothing else."""
+    """What a job's pods may do in its namespace: follow their plan, renew their Lease. Nothing else."""
     return [
-        _rule("", ("configmaps",), ("get",), plan_config_map_name(job)),
+        _rule("", ("configmaps",), ("get", "watch"), plan_config_map_name(job)),
         _rule(_COORDINATION, ("leases",), ("get", "patch"), lease_name(job)),
     ]
 

@@ -1,12 +1,17 @@
 """Who may do what, asked of a real API server."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 from ballast_operator.api.rbac import Rule, trainer_rules
 from ballast_operator.desired.access import access_objects
 from ballast_operator.install import OPERATOR_NAME, install_objects
 from ballast_operator.views.job import JobView
+from ballast_trainer.channel.api_server import ApiServer
+from ballast_trainer.channel.base import ChannelError
+from ballast_trainer.channel.watched_object import WatchedObject
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
@@ -129,7 +134,7 @@ def test_the_operator_gives_a_job_its_role_and_no_further_right(
 
 
 @pytest.mark.api
-def test_a_pod_may_only_read_its_plan_and_renew_its_lease(api: client.ApiClient, namespace: str) -> None:
+def test_a_pod_may_only_follow_its_plan_and_renew_its_lease(api: client.ApiClient, namespace: str) -> None:
     """No other job's, and nothing else."""
     rbac = client.RbacAuthorizationV1Api(api)
     rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
@@ -147,7 +152,10 @@ def test_a_pod_may_only_read_its_plan_and_renew_its_lease(api: client.ApiClient,
         return may(api, user, verb, group, resource, namespace=namespace, name=name)
 
     eventually(lambda: allowed("get", "", "configmaps", "a-plan"), "the pod's permissions")
-    assert not allowed("watch", "", "configmaps", "a-plan")
+    assert allowed("watch", "", "configmaps", "a-plan")
+    assert not allowed("watch", "", "configmaps", "b-plan")
+    assert not allowed("watch", "", "configmaps", None)
+    assert not allowed("list", "", "configmaps", "a-plan")
     assert not allowed("update", COORDINATION, "leases", "a")
     assert allowed("patch", COORDINATION, "leases", "a")
     assert not allowed("patch", "", "configmaps", "a-plan")
@@ -157,6 +165,50 @@ def test_a_pod_may_only_read_its_plan_and_renew_its_lease(api: client.ApiClient,
     assert not allowed("create", COORDINATION, "leases", None)
     assert not allowed("get", BALLAST, "trainingjobs", "a")
     assert not allowed("list", "", "pods", None)
+
+
+@pytest.mark.api
+def test_a_trainer_follows_its_plan_with_these_rights(
+    control_plane: ControlPlane, api: client.ApiClient, namespace: str, tmp_path: Path
+) -> None:
+    """By a watch of the one ConfigMap, as its own account."""
+    rbac, core = client.RbacAuthorizationV1Api(api), client.CoreV1Api(api)
+    rbac.create_namespaced_role(namespace, role(namespace, "a-trainer", trainer_rules("a")))
+    core.create_namespaced_service_account(
+        namespace, client.V1ServiceAccount(metadata=client.V1ObjectMeta(name="a-trainer"))
+    )
+    rbac.create_namespaced_role_binding(
+        namespace,
+        client.V1RoleBinding(
+            metadata=client.V1ObjectMeta(name="a-trainer"),
+            role_ref=client.V1RoleRef(api_group=RBAC, kind="Role", name="a-trainer"),
+            subjects=[client.RbacV1Subject(kind="ServiceAccount", name="a-trainer", namespace=namespace)],
+        ),
+    )
+    request = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[]))
+    token = core.create_namespaced_service_account_token("a-trainer", namespace, request).status.token
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    plan = client.V1ConfigMap(metadata=client.V1ObjectMeta(name="a-plan"), data={"number": "1"})
+    core.create_namespaced_config_map(namespace, plan)
+    server = ApiServer.from_environment({"KUBECONFIG": str(kubeconfig)})
+    watched = WatchedObject(server, f"/api/v1/namespaces/{namespace}/configmaps", "a-plan")
+
+    def reads(number: str) -> bool:
+        try:
+            found = watched.newest()
+        except ChannelError:  # the Role is not in force everywhere at once
+            return False
+        return found is not None and found["data"]["number"] == number
+
+    eventually(lambda: reads("1") and watched.live, "the watch")
+    core.patch_namespaced_config_map("a-plan", namespace, {"data": {"number": "2"}})
+    eventually(lambda: reads("2"), "the change")
+    watched.close()
+    server.close()
 
 
 def test_installed_objects_come_in_an_order_that_can_be_applied() -> None:

@@ -8,10 +8,11 @@ import threading
 import pytest
 from ballast_policies.contract import Ack, Directive, Plan, Proposal, Rank, Report, Stage
 from ballast_trainer.channel import channel_thread as channel_thread_module
+from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import ChannelError, Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.errors import ConfigurationError
 
@@ -121,7 +122,9 @@ def kubeconfig(api, tmp_path):
 @pytest.fixture
 def kubernetes_channel(kubeconfig):
     server = ApiServer.from_environment(kubeconfig)
-    yield KubernetesChannel(server, namespace="team", job="a", pod="a-1-0")
+    channel = KubernetesChannel(server, namespace="team", job="a", pod="a-1-0")
+    yield channel
+    channel.close()
     server.close()
 
 

@@ -62,6 +62,9 @@ class Channel(Protocol):
             ChannelError: they cannot be written now.
         """
 
+    def close(self) -> None:
+        """End what runs beside the calls; they stay possible."""
+
 
 def plan_from(text: str | None, source: object) -> Plan | None:
     """The plan in a text; None where there is no text.

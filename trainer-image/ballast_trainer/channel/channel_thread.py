@@ -135,7 +135,9 @@ class ChannelThread:
         if plan is None:
             return
         with self._lock:
-            news, self._plan = plan.epoch > self._plan.epoch, plan
+            # A watch that begins again may tell of an older one first.
+            news = plan.epoch > self._plan.epoch
+            self._plan = plan if news else self._plan
         if news:
             logger.info("read plan %d: %s", plan.epoch, plan.directive)
 

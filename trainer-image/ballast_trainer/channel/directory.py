@@ -28,6 +28,9 @@ class DirectoryChannel:
         """``config.json``."""
         return config_from(self._read(CONFIG_KEY), self._path)
 
+    def close(self) -> None:
+        """Nothing runs."""
+
     def write(self, messages: Messages) -> None:
         """One file for each message given."""
         files: dict[str, Wire | None] = {

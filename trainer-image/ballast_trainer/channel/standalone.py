@@ -22,6 +22,9 @@ class StandaloneChannel:
         """None: the configuration comes from the command line."""
         return None
 
+    def close(self) -> None:
+        """Nothing runs."""
+
     def write(self, messages: Messages) -> None:
         """Answer a proposal with the plan it asks for."""
         proposal = messages.proposal

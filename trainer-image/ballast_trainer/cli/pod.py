@@ -25,9 +25,10 @@ from ballast_policies.contract import (
 from ballast_policies.contract.limits import MOST_RANKS
 
 from ballast_trainer.causes import describe, explains_itself
+from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
-from ballast_trainer.channel.kubernetes import ApiServer, KubernetesChannel
+from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.cli.pod_ranks import run_pod_ranks
 from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
 from ballast_trainer.errors import ConfigurationError, Stopped
@@ -162,6 +163,8 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
         job.check_layers()
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
+        # Rank 0 tells the others of later plans.
+        channel.close()
         store = reach_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS, stop)
     shared = shared_configuration(store, plan.launch, value, is_rank_0=rank == 0)
     if shared != value:
