@@ -100,15 +100,25 @@ class Heartbeat:
                 "renewTime": _micro_time(),
             },
         }
-        try:
-            await self._api.call_until_reached("POST", _LEASES, lease)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            await self._renew()
+        while True:
+            try:
+                await self._api.call_until_reached("POST", _LEASES, lease)
+                return
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+            # Of an earlier Node of this name: the garbage collector leaves it alone once it is this one's.
+            try:
+                await self._renew(owner)
+                return
+            except ApiError as error:
+                if error.status != 404:  # collected in between
+                    raise
 
-    async def _renew(self) -> None:
-        patch = {"spec": {"renewTime": _micro_time(), "holderIdentity": self._node.name}}
+    async def _renew(self, owner: Manifest | None = None) -> None:
+        patch: Manifest = {"spec": {"renewTime": _micro_time(), "holderIdentity": self._node.name}}
+        if owner is not None:
+            patch["metadata"] = {"ownerReferences": [owner]}
         await self._api.call_until_reached(
             "PATCH",
             f"{_LEASES}/{self._node.name}",
