@@ -123,24 +123,20 @@ def by_simplex(program: Program, *, start: highspy.HighsBasis | None = None) -> 
     """
     demanded = np.flatnonzero((program.base > 0) | (program.slope > 0))
     c, n, d = len(program.columns), len(program), len(demanded)
-    highs = highspy.Highs()
-    highs.silent()
-    highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
-    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
-    highs.passModel(_model(program, demanded))
-    if start is not None:
-        highs.setBasis(start)
-        highs.setOptionValue("simplex_strategy", PRIMAL)
-    highs.run()
-    status = highs.getModelStatus()
+    model = _model(program, demanded)
+    highs, status = _run(model, start)
+    worth = 1.0
+    if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible):
+        # Jobs that are a million million times faster than others: worths near 1 it may still solve.
+        worth = float(np.abs(model.col_cost_).max(initial=0.0)) or 1.0
+        model.col_cost_ = np.array(model.col_cost_) / worth
+        highs, status = _run(model, start)
     if status == highspy.HighsModelStatus.kInfeasible:
         raise InfeasibleError("the demands cannot be met")
     if status != highspy.HighsModelStatus.kOptimal:
         raise SolverError(f"HiGHS ended with {highs.modelStatusToString(status)}")
     solution = highs.getSolution()
-    duals = np.array(solution.row_dual)
+    duals = np.array(solution.row_dual) * worth
     level = np.zeros(n)
     level[demanded] = np.maximum(-duals[:d], 0.0)
     return Solved(
@@ -150,6 +146,24 @@ def by_simplex(program: Program, *, start: highspy.HighsBasis | None = None) -> 
         prices=np.maximum(duals[d + n :], 0.0),
         basis=highs.getBasis(),
     )
+
+
+def _run(
+    model: highspy.HighsLp, start: highspy.HighsBasis | None
+) -> tuple[highspy.Highs, highspy.HighsModelStatus]:
+    """HiGHS after it has ended, and how it has."""
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
+    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
+    highs.passModel(model)
+    if start is not None:
+        highs.setBasis(start)
+        highs.setOptionValue("simplex_strategy", PRIMAL)
+    highs.run()
+    return highs, highs.getModelStatus()
 
 
 def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:

@@ -15,7 +15,12 @@ FAMILIES = (
     "one configuration",
     "many configurations",
     "beside gangs",
+    "huge and tiny speeds",
+    "huge and tiny weights",
+    "ties",
 )
+RANGE_OF_SPEEDS = {"unlike jobs": (-2, 3), "huge and tiny speeds": (-6, 6)}
+"""Powers of ten between which jobs are faster than each other; twice elsewhere."""
 
 
 def problem_of(family: str, seed: int) -> Problem:
@@ -28,9 +33,9 @@ def problem_of(family: str, seed: int) -> Problem:
     like = _configurations(family, random, types, 1.0)
     every = []
     for m in range(jobs):
-        size = (
-            float(10 ** random.uniform(-2, 3)) if family == "unlike jobs" else float(random.uniform(0.5, 2))
-        )
+        size = float(random.uniform(0.5, 2))
+        if family in RANGE_OF_SPEEDS:
+            size = float(10 ** random.uniform(*RANGE_OF_SPEEDS[family]))
         shapes = {
             "configurations": like if family == "like jobs" else _configurations(family, random, types, size)
         }
@@ -44,7 +49,7 @@ def problem_of(family: str, seed: int) -> Problem:
             Job(
                 name=f"job-{m}",
                 **shapes,
-                weight=1.0 if family == "like jobs" else float(random.uniform(0.3, 3.0)),
+                weight=_weight(family, random),
                 entity=(None, "vision", "speech")[random.integers(3)],
                 steps_remaining=float(size * 10 ** random.uniform(1, 4)),
                 elapsed=float(random.uniform(0, 500)),
@@ -61,6 +66,14 @@ def problem_of(family: str, seed: int) -> Problem:
     )
 
 
+def _weight(family, random):
+    if family in ("like jobs", "ties"):
+        return 1.0
+    if family == "huge and tiny weights":
+        return float(10 ** random.uniform(-3, 3))
+    return float(random.uniform(0.3, 3.0))
+
+
 def _configurations(family, random, types, size):
     """Speeds grow less than sizes do, and differ by type; some are no faster than a smaller one."""
     count = {"one configuration": 1, "many configurations": 200}.get(family, int(random.integers(1, 7)))
@@ -73,6 +86,8 @@ def _configurations(family, random, types, size):
         gpus = {types[j]: int(random.integers(1, largest)) for j in chosen}
         power = sum(of_type[types.index(t)] * n for t, n in gpus.items())
         speed = size * power ** random.uniform(0.5, 1.0)
+        if family == "ties":
+            speed = float(sum(gpus.values()))  # in proportion on all types: all uses of a GPU are alike
         if family == "speeds of zero" and random.random() < 0.4:
             speed = 0.0
         found.append(Configuration(name=f"shape-{place}", gpus=gpus, throughput=float(speed)))
