@@ -40,10 +40,14 @@ def fill_idle_capacity(
     if not _usable(instance, x):
         return x
     value, base = normalized_throughput(instance), demand * (1 - 1e-9)
-    if not instance.elastic.any():
-        more = linear.maximise(instance, value=value, base=base, met_by=x).x
-    else:
-        more = _over_configurations(instance, x, value, base, raised)
+    try:
+        if not instance.elastic.any():
+            more = linear.maximise(instance, value=value, base=base, met_by=x).x
+        else:
+            more = _over_configurations(instance, x, value, base, raised)
+    except linear.InfeasibleError:
+        # By rounding only: x itself meets the demands to within 2e-9.
+        return x
     return more if value @ more > value @ x * (1 + IDLE) else x
 
 
@@ -67,11 +71,7 @@ def _over_configurations(
         return linear.maximise(instance, value=value, base=base).x
     some = dataclasses.replace(instance, columns=columns.take(kept))
     more = np.zeros(len(x))
-    try:
-        more[kept] = linear.maximise(some, value=value[kept], base=base, plain=True).x
-    except linear.InfeasibleError:
-        # By rounding only: x itself meets the demands to within 1e-9.
-        return x
+    more[kept] = linear.maximise(some, value=value[kept], base=base, plain=True).x
     return more
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.instance import instance
-from ballast_policies.allocation.problem import ProblemError
+from ballast_policies.allocation.problem import Job, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, allocate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,3 +194,29 @@ def test_pairs_that_cannot_help_are_left_out():
     p = dataclasses.replace(p, pairs=(pair(0, 1, (5, 2), (8, 3)),))
     columns = instance(p, space_sharing=True).columns
     assert columns.kind[columns.second >= 0].tolist() == [1]
+
+
+def test_speeds_that_differ_by_millions_are_no_obstacle_to_finish_time_fairness():
+    """Steps that take no time beside the time waited: the rest is then left as it is, not refused."""
+    jobs = (
+        Job(
+            name="j0",
+            throughput={"t1": 4.9e7, "t2": 2.6e5},
+            gpus=2,
+            steps_remaining=101300.63647800339,
+            elapsed=6463.129038671675,
+            isolated_elapsed=9934.934227892752,
+        ),
+        Job(
+            name="j1",
+            throughput={"t1": 559.0303745163907, "t2": 3.6129114546223176},
+            gpus=4,
+            steps_remaining=0.19649893489368214,
+            elapsed=8411.568243026597,
+            isolated_elapsed=4289.958072546792,
+        ),
+    )
+    answer = allocate(
+        "finish-time-fairness", Problem(gpu_types=("t1", "t2"), capacity={"t1": 4, "t2": 8}, jobs=jobs)
+    )
+    assert answer.gap <= 1e-6

@@ -17,8 +17,8 @@ Up to ``SMALL`` jobs: the Hungarian method. Beyond:
    whole numbers. Jobs with the same work count as one row with their number.
 
 Where a place has fewer than ``JOBS_PER_PLACE`` jobs to choose from (queues of dozens of jobs at each of a few
-GPUs), prices are too coarse for that: the better of two matchings is returned, with the bound on its distance
-from the optimum.
+GPUs), prices are too coarse for that: the best of several matchings is returned, with the bound on its
+distance from the optimum. Where this is above ``FAR``, steps over all places at once find better prices.
 """
 
 import dataclasses
@@ -38,10 +38,11 @@ from ballast_policies.allocation.solvers.queues.places import (
     prices_between,
     prices_of_matching,
 )
-from ballast_policies.allocation.solvers.queues.prices import smoothed_queue_prices
+from ballast_policies.allocation.solvers.queues.prices import sampled_queue_prices, smoothed_queue_prices
 
 SMALL = 1000
 JOBS_PER_PLACE = 12
+FAR = 0.01
 TIES = 8
 WALL = 0.1
 MAX_ROUNDS = 30
@@ -94,14 +95,23 @@ def match(work: np.ndarray, capacity: np.ndarray) -> Matching:
             _finished(work, capacity, kind, places, priced),
             _finished(work, capacity, tried, longer, prices_of_matching(work, tried, place, longer)),
         ]
-        best = min(found, key=lambda matching: matching.total)
-        return dataclasses.replace(best, bound=max(matching.bound for matching in found))
+        if _best(found).total > (1 + FAR) * _best(found).bound:
+            priced = sampled_queue_prices(work, places, first)
+            _, chosen = best_places(work, places, priced)
+            found.append(_finished(work, capacity, chosen, places, priced))
+        return _best(found)
     prices = smoothed_queue_prices(rows, size, places, first)
     exact = _exact(rows, size, places, prices)
     if exact is None:
         return _finished(work, capacity, kind, places, prices)
     amounts, prices = exact
     return _finished(work, capacity, one_by_one(amounts, of.ravel(), places), places, prices)
+
+
+def _best(found: list[Matching]) -> Matching:
+    """The least total, with the greatest of the bounds."""
+    best = min(found, key=lambda matching: matching.total)
+    return dataclasses.replace(best, bound=min(best.total, max(matching.bound for matching in found)))
 
 
 def _finished(

@@ -1,4 +1,4 @@
-"""Prices of places in queues, by Newton's steps on the dual smoothed by entropy (``matching``)."""
+"""Prices of places in queues, by steps on the dual smoothed by entropy (``matching``)."""
 
 import numpy as np
 
@@ -10,6 +10,12 @@ REACH = 0.25
 MOST_SELECTIONS = 6
 BARRIER = 0.1
 MAX_STEPS = 20
+UNUSABLE = 1e30
+"""Cost of a place that a job cannot have, in usual lengths."""
+LONG_QUEUES = ((2.0, 25), (0.5, 25), (0.1, 35))
+"""Temperatures, as parts of a job's shortest work, and most steps at each, where queues are long."""
+MOST_COSTS = 300_000
+"""Jobs x places that are looked at there; of more, jobs of all lengths stand for the others."""
 
 
 def smoothed_queue_prices(
@@ -29,6 +35,49 @@ def smoothed_queue_prices(
             if (np.abs(prices - before) < 0.5 * most).all():
                 break
     return prices
+
+
+def sampled_queue_prices(work: np.ndarray, places: Places, first: np.ndarray) -> np.ndarray:
+    """(places,) good prices, from ``first``, where a place has few jobs to choose from.
+
+    The best place of a job may be far from where these prices have it now, so all places count at each step.
+    """
+    from scipy.optimize import minimize
+
+    order = np.argsort(work.min(axis=1), kind="stable")
+    many = min(len(order), max(1, MOST_COSTS // len(first)))
+    jobs = work[order[((np.arange(many) + 0.5) * len(order) / many).astype(int)]]
+    each = len(order) / many
+    shortest = jobs.min(axis=1)
+    unit = float(np.median(shortest))
+    costs = places.costs(jobs) / unit
+    costs = np.where(np.isfinite(costs), costs, UNUSABLE)
+    prices = first / unit
+    for temperature, steps in LONG_QUEUES:
+        tau = temperature * shortest / unit
+        scaled = costs / tau[:, None]
+
+        def dual(prices: np.ndarray, tau: np.ndarray, scaled: np.ndarray) -> tuple[float, np.ndarray]:
+            shares = scaled + np.multiply.outer(1.0 / tau, prices)
+            least = shares.min(axis=1)
+            np.subtract(least[:, None], shares, out=shares)
+            np.exp(shares, out=shares)
+            together = shares.sum(axis=1)
+            value = places.count @ prices - each * float((tau * (least - np.log(together))).sum())
+            return float(value), places.count - each * ((1.0 / together) @ shares)
+
+        found = minimize(
+            dual,
+            prices,
+            args=(tau, scaled),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(0.0, None)] * len(prices),
+            options={"maxiter": steps, "maxcor": 20},
+        )
+        prices = found.x
+    better: np.ndarray = prices * unit
+    return better
 
 
 def nearest_places(work: np.ndarray, places: Places, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -69,6 +69,27 @@ def test_very_long_queues_are_matched_with_a_bound_that_holds(monkeypatch):
     assert found.total <= 1.2 * exact.total
 
 
+def alike(seed, jobs, types):
+    """All as long as each other on the type that suits them best, an hour."""
+    draw = np.random.default_rng(seed)
+    work = 3600.0 * np.exp(np.abs(draw.normal(0.0, 0.8, (jobs, types))))
+    work[draw.random(work.shape) < 0.1] = np.inf
+    work[np.arange(jobs), draw.integers(0, types, jobs)] = 3600.0
+    return work
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_on_long_queues_of_jobs_of_one_length_is_near_and_holds(monkeypatch, seed):
+    """Any job may be anywhere in a queue, so that its best place is far from the present one."""
+    work, capacity = alike(seed, 300, 3), np.array([2.0, 1.0, 3.0])
+    exact = matching.match(work, capacity)
+    monkeypatch.setattr(matching, "SMALL", 0)
+    found = matching.match(work, capacity)
+    assert found.bound <= exact.total * (1 + 1e-9)
+    assert exact.total <= found.total * (1 + 1e-9)
+    assert found.total <= 1.1 * found.bound
+
+
 @pytest.mark.parametrize("contention", [0.5, 2.0, 8.0])
 def test_allox_closes_the_gap_on_families_of_single_gpus(contention):
     """The policy's own gap, over the mean with the time waited."""
