@@ -172,6 +172,7 @@ class Allocator:
         self.decider.measurements.restore(
             {key: value for key, value in saved.jobs.items() if key in known}, saved.kinds
         )
+        self.decider.measurements.profiles.restore(saved.layers)
         if saved.memory is not None:
             self.decider.rounds.memory = saved.memory.of_jobs({job_id(key) for key in known})
             logger.info("restored accounts of %d jobs", len(self.decider.rounds.memory.shares))
@@ -184,6 +185,7 @@ class Allocator:
             memory=self.decider.rounds.memory,
             jobs=self.decider.measurements.jobs,
             kinds=self.decider.measurements.kinds,
+            layers=self.decider.measurements.profiles.profiles,
         )
         await self._store.save(state)
 

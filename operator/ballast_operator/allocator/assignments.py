@@ -52,6 +52,8 @@ def assignments_of(
                 "plan_id": plan_id,
                 "advice": advice.get(job.key, ()),
                 "isolated_speed": speeds.get(job.name, 0.0),
+                "layers": job.layers,
+                "memory": _memory_of(snapshot, round_.placements.get(job.name) or job.placement),
             },
         )
         for job in snapshot.jobs
@@ -168,6 +170,10 @@ def within_tenant_limits(snapshot: Snapshot, found: dict[Key, Assignment]) -> No
                 reason=JobReason.NAMESPACE_LIMIT,
                 why=why + assignment.why,
             )
+
+
+def _memory_of(snapshot: Snapshot, placement: Placement | None) -> float | None:
+    return None if placement is None else snapshot.capacity.memory.get(placement.pool)
 
 
 def _as_text(placement: Placement) -> str:

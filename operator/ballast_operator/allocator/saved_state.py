@@ -21,7 +21,9 @@ from ballast_policies.contract.limits import FILE
 from ballast_policies.rounds import Account, RoundMemory
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.problem.layer_profiles import KindProfile
 from ballast_operator.allocator.problem.throughput import Measured
+from ballast_operator.allocator.saved_layers import read_layers, saved_layers
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import CONFIG_MAP, Key
@@ -49,11 +51,13 @@ class SavedState:
         memory: of the rounds; None before the first.
         jobs: job -> what it has reported.
         kinds: kind of training -> (GPU type, stages) -> speed, the newest report last.
+        layers: kind of training in a namespace -> its layers, the newest report last.
     """
 
     memory: RoundMemory | None = None
     jobs: Mapping[Key, Measured] = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, Mapping[tuple[str, int], Estimate]] = dataclasses.field(default_factory=dict)
+    layers: Mapping[str, KindProfile] = dataclasses.field(default_factory=dict)
 
 
 class StateStore:
@@ -116,8 +120,8 @@ def _at(state: SavedState, at: float) -> SavedState:
 def encode(state: SavedState, *, most_bytes: int = MOST_BYTES) -> bytes:
     """The state in at most ``most_bytes``.
 
-    What is too much is given up in this order: digits of numbers, speeds that single jobs have reported (they
-    report again), and accounts, first of the jobs to which least is owed.
+    What is too much is given up in this order: digits of numbers, speeds that single jobs have reported and
+    layers (they are reported again), and accounts, first of the jobs to which least is owed.
     """
     content = _compressed(state, digits=9)
     if len(content) <= most_bytes:
@@ -125,7 +129,7 @@ def encode(state: SavedState, *, most_bytes: int = MOST_BYTES) -> bytes:
     content = _compressed(state, digits=4)
     if len(content) <= most_bytes:
         return content
-    state = dataclasses.replace(state, jobs={})
+    state = dataclasses.replace(state, jobs={}, layers={})
     content = _compressed(state, digits=4)
     while len(content) > most_bytes and state.memory is not None and state.memory.shares:
         kept = _most_owed(state.memory, max(0, len(state.memory.shares) * 3 // 4))
@@ -197,6 +201,7 @@ def _compressed(state: SavedState, *, digits: int) -> bytes:
         "/".join(key): [known.launch, known.step, speeds(known.speeds)] for key, known in state.jobs.items()
     }
     content["kinds"] = {kind: speeds(known) for kind, known in state.kinds.items()}
+    content["layers"] = saved_layers(state.layers)
     content["names"] = list(names)
     return zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 6)
 
@@ -254,6 +259,7 @@ def decode(content: bytes) -> SavedState:
         memory=memory,
         jobs={(name.partition("/")[0], name.partition("/")[2]): known for name, known in jobs.items()},
         kinds=_understood(found.get("kinds"), speeds),
+        layers=_understood(found.get("layers"), read_layers),
     )
 
 

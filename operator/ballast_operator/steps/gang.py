@@ -57,7 +57,11 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         launch=allocation.launch,
         directive=Directive.RUN,
         ranks=ranks_of(allocation, allocation.pods, gang),
-        stages=context.spec.first_stages(allocation.gpus),
+        stages=context.spec.first_stages(
+            allocation.gpus,
+            context.assignment.layers if context.assignment is not None else None,
+            context.assignment.memory if context.assignment is not None else None,
+        ),
         reason=f"launch {allocation.launch} on pool {allocation.pool}",
     )
     status = with_condition(

@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping
 
 from ballast_policies.contract import GPU_RESOURCE
+from ballast_policies.planning.launch.memory import MeasuredLayers
 from ballast_policies.rounds import Placement
 
 from ballast_operator.kube.kinds import Key
@@ -48,6 +49,8 @@ class Assignment:
         why: as a sentence.
         chosen, next_best: what was chosen and what would have been second.
         advice: conditions that the policy sets on the job.
+        layers: of the job, as measured by it or another of its kind; None: nothing is known.
+        memory: bytes of each GPU where it is placed; None: not known.
         isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
     """
 
@@ -63,6 +66,8 @@ class Assignment:
     next_best: str = ""
     advice: tuple[Advice, ...] = ()
     isolated_speed: float = 0.0
+    layers: MeasuredLayers | None = None
+    memory: float | None = None
 
 
 def alike(one: Assignment | None, other: Assignment | None) -> bool:

@@ -9,6 +9,9 @@ from typing import Any
 
 from ballast_policies.contract import Stage
 from ballast_policies.contract.job import JobConfig
+from ballast_policies.contract.job.reshaping import BalanceBy
+from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
 
@@ -155,10 +158,30 @@ class JobSpec:
         """Equal for jobs that may be started on the same nodes."""
         return json.dumps(self.tolerations, sort_keys=True), self.node_requirements
 
-    def first_stages(self, ranks: int) -> tuple[Stage, ...]:
+    def pipeline_form(self, positions: int = 1) -> PipelineForm:
+        """What the memory of the job's pipeline depends on besides its layers."""
+        pipeline = self.config.pipeline
+        return PipelineForm(
+            schedule=pipeline.schedule,
+            positions=positions,
+            microbatches=max(1, pipeline.microbatches // self.config.parallelism.data),
+            stages_per_rank=self.stages_per_rank,
+            replicas=self.replicas,
+            optimizer=self.config.training.optimizer,
+        )
+
+    def first_stages(
+        self, ranks: int, layers: MeasuredLayers | None = None, memory: float | None = None
+    ) -> tuple[Stage, ...]:
         """The stages of a launch; empty leaves them to the trainer.
 
         That is where the number of layers is not known, or is below the number of stages.
+
+        Args:
+            ranks: of the gang.
+            layers: as measured; None: even stages. Even are also those of a job that keeps its layers where
+                they are or spreads something else than time, if they fit.
+            memory: bytes of each GPU; None: not known.
         """
         placement = stage_placement(
             self.config.pipeline.schedule,
@@ -168,7 +191,18 @@ class JobSpec:
         )
         if self.layers is None or self.layers < len(placement):
             return ()
-        return first_stages(self.layers, placement, self.replicas)
+        even = first_stages(self.layers, placement, self.replicas)
+        if layers is None:
+            return even
+        if not self.config.rebalance.enabled or self.config.rebalance.by is not BalanceBy.TIME:
+            layers = dataclasses.replace(layers, seconds=())
+        limit = self.config.rebalance.memory_bytes
+        has = min((known for known in (memory, limit) if known is not None), default=None)
+        known_ranks = LaunchRanks(
+            placement=placement, memory=() if has is None else (float(has),) * (1 + max(placement))
+        )
+        gain = self.config.rebalance.min_gain
+        return first_cut(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)
 
     def suits(self, ranks: int) -> bool:
         """Whether a gang may have this many ranks.

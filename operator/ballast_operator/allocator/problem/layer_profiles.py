@@ -6,10 +6,11 @@ A namespace is told only what its own jobs have reported: a report decides where
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ballast_policies.planning.launch.memory import MeasuredLayers, MemoryNeed, PipelineForm
+from ballast_policies.planning.launch.memory import MeasuredLayers, MemoryNeed
+from ballast_policies.throughput.by_size import rounded
 
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
@@ -25,25 +26,40 @@ DIGITS = 3
 """Of bytes: measurements differ in their last digits, and what is known already is not computed again."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Profile:
-    """Of a kind.
+FRESH_STEPS = 50
+"""Of a model that changes while it trains: steps up to which its seconds tell those of a new job."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KindProfile:
+    """Layers of a kind.
 
     Attributes:
-        job: whose reports it is made of, the newest that has reported.
-        need: its bytes, each layer's largest so far.
+        job: whose reports they are made of, the newest that has reported.
+        layers: the bytes are each layer's largest so far.
     """
 
     job: Key
-    need: MemoryNeed
+    layers: MeasuredLayers
 
 
 class LayerProfiles:
     """The newest job's measurements of each kind, the newest kind last."""
 
     def __init__(self) -> None:
-        self._profiles: dict[str, _Profile] = {}
+        self._profiles: dict[str, KindProfile] = {}
+        self._needs: dict[str, MemoryNeed] = {}
+        self._seconds: dict[Key, tuple[float, ...]] = {}
         self._names: dict[Key, tuple[JobSpec, str]] = {}
+
+    @property
+    def profiles(self) -> Mapping[str, KindProfile]:
+        """Kind -> its layers, the newest report last."""
+        return self._profiles
+
+    def restore(self, profiles: Mapping[str, KindProfile]) -> None:
+        """Start from what an earlier operator knew."""
+        self._profiles, self._needs = dict(profiles), {}
 
     def record(self, view: JobView) -> None:
         """Take in the layers of the job's newest report, if it was made in the plan that is in force."""
@@ -55,33 +71,54 @@ class LayerProfiles:
         if report.epoch != plan.epoch or not 0 < count <= MOST_LAYERS or spec.layers not in (None, count):
             return
         kept = report.layer_activation_bytes
+        seconds = rounded(report.layer_seconds) if len(report.layer_seconds) == count else ()
         layers = MeasuredLayers(
+            seconds=seconds,
             held_bytes=tuple(map(_rounded, report.layer_bytes)),
             activation_bytes=tuple(map(_rounded, kept)) if len(kept) == count else (),
         )
         name = self._name(view.key, spec)
         before = self._profiles.pop(name, None)
         if before is not None and before.job == view.key:
-            layers = _largest(before.need.layers, layers)
-        if before is None or before.need.layers != layers:
-            before = _Profile(job=view.key, need=MemoryNeed(layers, _form(spec)))
-        before.job = view.key
-        self._profiles[name] = before
+            layers = _largest(before.layers, layers)
+        if before is not None and not (seconds and (not spec.config.dynamics or report.step <= FRESH_STEPS)):
+            layers = dataclasses.replace(layers, seconds=before.layers.seconds or seconds)
+        if before is None or _bytes_of(before.layers) != _bytes_of(layers):
+            self._needs.pop(name, None)
+        self._profiles[name] = KindProfile(view.key, layers)
+        if seconds:
+            self._seconds[view.key] = seconds
 
     def need(self, key: Key, spec: JobSpec) -> MemoryNeed | None:
         """What jobs of this one's kind have been measured to need; None: none has been measured."""
         if not self._profiles or spec.is_script:
             return None
+        name = self._name(key, spec)
+        if name not in self._profiles:
+            return None
+        if name not in self._needs:
+            self._needs[name] = MemoryNeed(self._profiles[name].layers, spec.pipeline_form())
+        return self._needs[name]
+
+    def layers(self, key: Key, spec: JobSpec) -> MeasuredLayers | None:
+        """What is known of the job's layers for its next launch, its own seconds first; None: nothing."""
+        if not self._profiles or spec.is_script:
+            return None
         found = self._profiles.get(self._name(key, spec))
-        return found.need if found is not None else None
+        if found is None:
+            return None
+        own = self._seconds.get(key, ())
+        return dataclasses.replace(found.layers, seconds=own) if own else found.layers
 
     def keep(self, keys: Iterable[Key]) -> None:
         """Forget the names of all other jobs, and the oldest kinds."""
         wanted = set(keys)
         for gone in [key for key in self._names if key not in wanted]:
             del self._names[gone]
+            self._seconds.pop(gone, None)
         for name in list(self._profiles)[:-PROFILES_KEPT]:
             del self._profiles[name]
+            self._needs.pop(name, None)
 
     def _name(self, key: Key, spec: JobSpec) -> str:
         known = self._names.get(key)
@@ -108,27 +145,20 @@ def _kind_in(namespace: str, spec: JobSpec) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _form(spec: JobSpec) -> PipelineForm:
-    pipeline, parallelism = spec.config.pipeline, spec.config.parallelism
-    return PipelineForm(
-        schedule=pipeline.schedule,
-        positions=1,
-        microbatches=max(1, pipeline.microbatches // parallelism.data),
-        stages_per_rank=spec.stages_per_rank,
-        replicas=spec.replicas,
-        optimizer=spec.config.training.optimizer,
-    )
+def _bytes_of(layers: MeasuredLayers) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return layers.held_bytes, layers.activation_bytes
 
 
 def _largest(before: MeasuredLayers, now: MeasuredLayers) -> MeasuredLayers:
-    """Each layer's largest bytes of both; ``now`` where they are not of as many layers."""
+    """``now`` with each layer's largest bytes of both, where both are of as many layers."""
     if len(before.held_bytes) != len(now.held_bytes):
         return now
     pairs = zip(before.held_bytes, now.held_bytes, strict=True)
     kept = now.activation_bytes or before.activation_bytes
     if before.activation_bytes and now.activation_bytes:
         kept = tuple(map(max, before.activation_bytes, now.activation_bytes))
-    return MeasuredLayers(held_bytes=tuple(max(pair) for pair in pairs), activation_bytes=kept)
+    held = tuple(max(pair) for pair in pairs)
+    return dataclasses.replace(now, held_bytes=held, activation_bytes=kept)
 
 
 def _rounded(count: int) -> int:

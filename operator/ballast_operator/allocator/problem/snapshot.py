@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
+from ballast_policies.planning.launch.memory import MeasuredLayers
 from ballast_policies.rounds import Placement
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
@@ -38,6 +39,7 @@ class SnapshotJob:
         pods: names of its gang's pods, by rank.
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: GPUs of each of its pods, which are on one node.
+        layers: as measured by it or another of its kind; None: nothing is known.
         left_out: pools that it is not offered for lack of memory, as text.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
     """
@@ -52,6 +54,7 @@ class SnapshotJob:
     not_tolerated: frozenset[str] = frozenset()
     gpus_per_pod: int = 1
     measured: bool = True
+    layers: MeasuredLayers | None = None
     left_out: str = ""
 
     @property
@@ -201,6 +204,7 @@ def _snapshot_job(
         pods=held.pods if held is not None else (),
         not_tolerated=one.not_tolerated,
         gpus_per_pod=per_pod,
+        layers=measurements.profiles.layers(view.key, one.spec),
         left_out=one.left_out,
         measured=any(speed.source != "unknown" for speed in known.values()),
     )

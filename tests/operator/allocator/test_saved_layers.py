@@ -1,0 +1,49 @@
+"""Measured layers in the saved state: exact, and read with tolerance."""
+
+import json
+
+import pytest
+from ballast_operator.allocator.problem.layer_profiles import KindProfile
+from ballast_operator.allocator.saved_layers import read_layers
+from ballast_operator.allocator.saved_state import SavedState, decode, encode
+from ballast_policies.planning.launch.memory import MeasuredLayers
+
+PROFILE = KindProfile(
+    ("team", "job"),
+    MeasuredLayers(seconds=(0.25, 0.75), held_bytes=(10**9, 2**53), activation_bytes=(0, 5)),
+)
+
+
+def test_layers_come_back_as_they_were():
+    """Whatever was not measured stays empty."""
+    bytes_alone = KindProfile(("team", "other"), MeasuredLayers(held_bytes=(7,)))
+    layers = {"a": PROFILE, "b": bytes_alone}
+    assert decode(encode(SavedState(layers=layers))).layers == layers
+
+
+def test_a_state_that_is_too_large_gives_layers_up():
+    """They are reported again."""
+    layers = {str(kind): PROFILE for kind in range(100)}
+    assert decode(encode(SavedState(layers=layers), most_bytes=200)).layers == {}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        [],
+        None,
+        ["team/job", [], [], []],
+        ["team/job", [1.0], [1, 2], []],
+        ["team/job", [], [float("nan")], []],
+        ["team/job", [], [-1], []],
+        ["team/job", [], ["1"], []],
+        ["team/job", [], [True], []],
+        [7, [], [1], []],
+        ["team/job", [], [1e400], []],
+    ],
+    ids=json.dumps,
+)
+def test_entries_that_make_no_sense_are_refused(entry):
+    """The reader leaves them out and keeps the others."""
+    with pytest.raises((TypeError, ValueError)):
+        read_layers(entry)

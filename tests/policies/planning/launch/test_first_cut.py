@@ -1,0 +1,121 @@
+"""The first stages of a launch: by measured layers, speeds and memory of the ranks."""
+
+import itertools
+import random
+
+import pytest
+from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
+from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm, bytes_on_positions
+from ballast_policies.planning.stages import first_stages
+
+GB = 10**9
+
+
+def cut(layers, *, count, memory=(), speeds=(), ranks=2, schedule="1F1B", **options):
+    """Numbers of layers of the stages of a pipeline with one stage a rank."""
+    placement = tuple(range(ranks))
+    form = PipelineForm(schedule=schedule, positions=1, microbatches=8)
+    known = LaunchRanks(placement=placement, memory=memory, speeds=speeds)
+    stages = first_cut(first_stages(count, placement), layers, form, known, **options)
+    assert [stage.rank for stage in stages] == list(placement)
+    assert stages[0].first_layer == 0 and stages[-1].end_layer == count
+    return [stage.end_layer - stage.first_layer for stage in stages]
+
+
+def test_dear_layers_at_the_end_leave_the_last_rank_fewer():
+    """Four cheap and two dear ones: 4 x 1 and 2 x 3 are cut after the fourth and not after the third."""
+    assert cut(MeasuredLayers(seconds=(0.1, 0.1, 0.1, 0.1, 0.3, 0.3)), count=6) == [4, 2]
+
+
+def test_what_wins_little_over_even_stages_leaves_them():
+    """Measurements differ by a few per cent from run to run; so would the stages of equal jobs."""
+    layers = MeasuredLayers(seconds=(1.0, 1.0, 1.0, 1.03, 1.02, 1.03))
+    assert cut(layers, count=6, ranks=2) == [3, 3]
+    assert cut(MeasuredLayers(seconds=(1.0,) * 4 + (1.9,)), count=5, min_gain=0.0) == [3, 2]
+
+
+def test_a_rank_four_times_as_fast_gets_four_times_the_layers():
+    """Without any measurement: layers count as alike."""
+    assert cut(MeasuredLayers(), count=10, speeds=(4.0, 1.0)) == [8, 2]
+    assert cut(MeasuredLayers(), count=10, speeds=(1.0, 4.0)) == [2, 8]
+
+
+def test_the_memory_of_a_rank_bounds_its_layers():
+    """The fast rank has room for three layers of 10 GB; the slow one takes the rest."""
+    layers = MeasuredLayers(held_bytes=(10 * GB,) * 8)
+    assert cut(layers, count=8, speeds=(4.0, 1.0), memory=(32.0 * GB, 80.0 * GB)) == [3, 5]
+
+
+def test_even_stages_that_do_not_fit_are_moved_even_where_nothing_is_won():
+    """The first two layers fill a GPU each."""
+    layers = MeasuredLayers(held_bytes=(10 * GB, 10 * GB, GB, GB))
+    assert cut(layers, count=4, memory=(12.0 * GB,) * 2) == [1, 3]
+
+
+def test_where_nothing_fits_memory_is_disregarded():
+    """What was measured may be out of date; the trainer says what is missing."""
+    layers = MeasuredLayers(seconds=(1.0, 1.0, 2.0), held_bytes=(10 * GB,) * 3)
+    assert cut(layers, count=3, memory=(1.0 * GB,) * 2) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        MeasuredLayers(),
+        MeasuredLayers(seconds=(1.0, 9.0), held_bytes=(GB, GB)),
+        MeasuredLayers(seconds=(0.0,) * 6),
+    ],
+    ids=["nothing", "of another model", "no time"],
+)
+def test_what_cannot_be_used_leaves_even_stages(layers):
+    """Whatever the memory."""
+    assert cut(layers, count=6, memory=(1.0,) * 2) == [3, 3]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_cut_that_fits_is_faster(seed):
+    """Unlike layers, speeds and memories against all cuts; within the gain for which even stages stay."""
+    rng = random.Random(seed)
+    count, ranks = rng.randint(2, 8), 0
+    ranks = rng.randint(2, min(4, count))
+    layers = MeasuredLayers(
+        seconds=tuple(rng.uniform(0.1, 3.0) for _ in range(count)),
+        held_bytes=tuple(rng.randint(1, 9) * GB for _ in range(count)),
+        activation_bytes=tuple(rng.randint(0, 2) * GB for _ in range(count)),
+    )
+    speeds = tuple(rng.choice((1.0, 2.0, 4.0)) for _ in range(ranks))
+    memory = tuple(float(rng.choice((20, 40, 80)) * GB) for _ in range(ranks))
+    rows = bytes_on_positions(layers, PipelineForm(schedule="1F1B", positions=ranks, microbatches=8))
+
+    def load(sizes):
+        bounds = [0, *itertools.accumulate(sizes)]
+        parts = [range(*pair) for pair in itertools.pairwise(bounds)]
+        if any(sum(rows[at, part]) > memory[at] for at, part in enumerate(map(list, parts))):
+            return float("inf")
+        return max(sum(layers.seconds[k] for k in part) / speeds[at] for at, part in enumerate(parts))
+
+    every = [
+        [end - first for first, end in itertools.pairwise((0, *inner, count))]
+        for inner in itertools.combinations(range(1, count), ranks - 1)
+    ]
+    best = min(map(load, every))
+    found = load(cut(layers, count=count, ranks=ranks, speeds=speeds, memory=memory, min_gain=0.01))
+    assert found <= best / 0.99 or best == float("inf")
+
+
+def test_several_stages_a_rank_share_its_memory():
+    """Two ranks with two stages each in a V: half of a rank's memory for each of them."""
+    placement = (0, 1, 1, 0)
+    layers = MeasuredLayers(seconds=(1.0,) * 8, held_bytes=(GB,) * 8)
+    form = PipelineForm(schedule="ZeroBubbleV", positions=1, microbatches=8, stages_per_rank=2)
+    known = LaunchRanks(placement=placement, memory=(4.0 * GB, 80.0 * GB), speeds=(1.0, 1.0))
+    stages = first_cut(first_stages(8, placement), layers, form, known)
+    assert [stage.end_layer - stage.first_layer for stage in stages] == [2, 2, 2, 2]
+    dearer = MeasuredLayers(seconds=(1.0,) * 8, held_bytes=(2 * GB,) * 8)
+    stages = first_cut(first_stages(8, placement), dearer, form, known)
+    assert [(stage.rank, stage.end_layer - stage.first_layer) for stage in stages] == [
+        (0, 1),
+        (1, 3),
+        (1, 3),
+        (0, 1),
+    ]
