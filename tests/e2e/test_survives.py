@@ -105,7 +105,7 @@ def test_deleting_a_running_job_with_the_operator_dead_leaves_nothing(ballast):
         )
 
 
-def test_a_suspended_job_saves_leaves_and_goes_on_from_there(ballast):
+def test_a_suspended_job_saves_leaves_and_resumes_from_there(ballast):
     """Suspend is a checkpoint and an exit; resume continues from that step with a new launch."""
     with ballast.operator():
         ballast.apply(ballast.demo_job("recurrent", "paused", totalSteps=ENDLESS, model=SMALL))

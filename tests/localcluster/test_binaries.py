@@ -160,7 +160,7 @@ def test_another_minor_is_built_from_its_own_module_file(fake_go, monkeypatch):
 
 
 def test_karpenter_is_built_once_when_it_is_asked_for(fake_go, tmp_path):
-    """Beside the control plane; whoever only looks builds nothing."""
+    """Beside the control plane; a look builds nothing."""
     assert present_karpenter() is None
     assert not fake_go.exists()
     first = find_karpenter(lambda line: None)

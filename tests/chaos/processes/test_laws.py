@@ -83,7 +83,7 @@ def test_a_lost_job_is_noticed(tmp_path, state):
 
 
 def test_a_bug_in_the_operators_log_is_noticed(tmp_path):
-    """A loop that was started again had an end that nobody planned."""
+    """A loop that was started again ended without a plan."""
     episode = Made(tmp_path, log="x failed; it is started again in 1 s\nTraceback (most recent call last):\n")
     episode.diary(1, *WHOLE)
     assert [problem.startswith("a bug: operator-") for problem in looked(episode)] == [True, True]

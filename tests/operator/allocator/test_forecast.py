@@ -146,7 +146,7 @@ def test_gpus_that_are_added_and_taken_away():
 
 
 def test_both_setups_side_by_side():
-    """With two more GPUs nobody waits; text and JSON agree."""
+    """With two more GPUs no job waits; text and JSON agree."""
     snapshot = cluster(job("runs", steps=36_000, runs=True), job("waits", steps=36_000))
     setups = Setup(policy=BY_AGE), Setup(policy=BY_AGE, more={"v100": 2})
     found = over_time(snapshot, policy(), setups, hours=10.0, now=NOW, live=())

@@ -160,7 +160,7 @@ async def test_it_is_written_only_when_it_has_changed():
     assert_alike(await store.load(), state, rel=1e-8)
 
 
-async def test_without_the_right_to_write_the_operator_goes_on():
+async def test_without_the_right_to_write_the_operator_continues():
     """Logged, and tried again."""
     cluster = FakeCluster(World())
     apply = cluster.apply

@@ -146,7 +146,7 @@ def test_a_rebalance_is_told_once_with_what_was_measured_afterwards():
     assert (entry["imbalance_before"], entry["imbalance_after"], entry["pause_ms"]) == (0.5, 0.1, 40.0)
 
 
-def test_an_unreadable_report_is_narrated_and_the_story_goes_on():
+def test_an_unreadable_report_is_narrated_and_the_story_continues():
     """A bad annotation is not the end of the demo."""
     tale = Tale()
     broken = lease("a")

@@ -55,7 +55,7 @@ def test_what_is_no_json_stays_so():
     assert shallow("]" * 300) == "]" * 300
 
 
-async def test_a_watch_goes_on_after_a_deep_object():
+async def test_a_watch_continues_after_a_deep_object():
     """Whole lists, and streams of lines in pieces of any size."""
     lines = [b'{"number": 1}', nested(DEEP).encode(), b'{"number": 3}']
 

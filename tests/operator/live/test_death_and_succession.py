@@ -96,7 +96,7 @@ def test_operators_that_live_for_one_write_each_see_a_job_through(stage, tmp_pat
     witness.assert_nothing_is_lost()
 
 
-def test_an_operator_that_loses_its_lease_is_started_again_and_goes_on(stage, tmp_path):
+def test_an_operator_that_loses_its_lease_is_started_again_and_continues(stage, tmp_path):
     """It ends rather than write without the lease; its next life sees the job through."""
     with stage.operator() as life:
         stage.add_job("one", script={**SHRINKING, "finishFile": str(tmp_path / "finish")})

@@ -67,7 +67,7 @@ def test_experts_that_cannot_be_shared_are_refused(small_config, fields, reason)
 def test_shared_experts_learn_as_one_process_does(
     gang, small_config, single_process_losses, ranks, data, fields, training
 ):
-    """Tokens, results and gradients travel between the ranks; layers move, experts are placed anew, and the
+    """Tokens, results and gradients travel between the ranks; layers move, experts change places, and the
     loads are told by expert and by rank.
     """
     config = small_config(totalSteps=12, training=training)

@@ -117,7 +117,7 @@ def assert_all_as_one_process(pods, single_process_losses, config):
     return codes
 
 
-def went_on(pods):
+def trains_on(pods):
     """Two steps more than there were."""
     pods.wait_for_step(max(pods.losses("job-1-0")) + 2, "job-1-0")
 
@@ -135,13 +135,13 @@ def test_training_continues_under_the_old_plan_until_a_move_succeeds(
     )
     channel.publish(wanted)
     eventually(lambda: "plan 2 is not followed" in pods.errors(), "the plan is refused", pods.errors)
-    went_on(pods)
+    trains_on(pods)
     assert not pods.events("migrate", "job-1-0")
     assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).epoch == plan.epoch
     refusing.unlink()
     channel.publish(dataclasses.replace(wanted, epoch=3))
     eventually(lambda: pods.events("migrate", "job-1-0"), "layers move", pods.errors)
-    went_on(pods)
+    trains_on(pods)
     codes = assert_all_as_one_process(pods, single_process_losses, config)
     assert {codes[pod] for pod in names} == {ExitCode.STOPPED}, pods.errors()
     assert {codes[pod] for pod in PODS if pod not in names} <= {ExitCode.OK}
@@ -157,7 +157,7 @@ def test_old_ranks_continue_without_a_new_rank_that_cannot_take_its_layers(
     pods.start_pod(PODS[2], tmp_path / "channel")
     assert pods.exit_code(PODS[2]) == ExitCode.ERROR, pods.errors()
     eventually(lambda: "plan 2 is not followed" in pods.errors(), "the plan is refused", pods.errors)
-    went_on(pods)
+    trains_on(pods)
     assert not pods.events("grow", "job-1-0")
     assert Ack.from_json((tmp_path / "channel/ack.json").read_text()).epoch == plan.epoch
     codes = assert_all_as_one_process(pods, single_process_losses, config)
