@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What takes long begins first, so that no worker is left with it at the end (--no-loadscope-reorder).
     """
     for item in items:
-        limited(item)
+        if item.config.getoption("timeout") is None:
+            limited(item)
         group = group_of(item)
         if group:
             item.add_marker(pytest.mark.xdist_group(group))
