@@ -1,6 +1,7 @@
 """Ranks that join wait until they are called, and the others never wait for one that has ended."""
 
 import dataclasses
+import math
 import threading
 from types import SimpleNamespace
 
@@ -83,14 +84,24 @@ def test_a_new_rank_that_has_ended_is_not_waited_for(world):
 
 
 def test_a_new_rank_that_is_told_to_stop_does_not_wait_for_the_others(world):
-    """They may be in a long step: it has nothing to save."""
+    """They may be in a long step: it has nothing to save, and they need not call it."""
     stop = StopSignal()
+    for process in (FIRST, SECOND):
+        announce_ready(world.store, GROWN, process)
 
     def sleep(seconds):
         stop.received = True
 
     with pytest.raises(Stopped, match="nothing to save"):
         wait_until_called(world.store, GROWN, FIRST, stop, sleep=sleep)
+    assert not new_ranks_ready(world, GROWN)
+
+
+def test_a_growth_that_is_taken_back_is_not_waited_for(world):
+    """The operator has seen that a new pod has ended, and has written the next plan."""
+    for process in (FIRST, SECOND):
+        announce_ready(world.store, GROWN, process)
+    assert not call_new_ranks(world, GROWN, replaced=lambda: True, seconds=math.inf)
 
 
 def test_a_growth_that_has_replaced_the_agreed_plan_waits_for_its_own_ranks(world):

@@ -46,6 +46,7 @@ def wait_until_called(
     with peer_failures():
         while not store.check([_key(plan, "enter")]):
             if stop.received:
+                store.delete_key(f"{_key(plan, 'ready')}/{process}")
                 raise Stopped("told to stop before it joined the others; nothing to save")
             if store.check([_key(plan, "call")]):
                 asked = store.get(_key(plan, "call"))
@@ -65,11 +66,21 @@ def call_new_ranks(
     world: World,
     plan: Plan,
     *,
+    replaced: Callable[[], bool] = lambda: False,
     seconds: float = ANSWER_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Rank 0's call of the new ranks of ``plan``, which are ready; True: each has answered, and enters."""
+    """Rank 0's call of the new ranks of a plan; True: each has answered, and enters the new process group.
+
+    Args:
+        world: the ranks of today.
+        plan: with the new ones.
+        replaced: whether there is a newer plan, which ends the wait.
+        seconds: after which a rank that has not answered has ended.
+        sleep: pauses.
+        clock: seconds.
+    """
     store = world.store
     if not new_ranks_ready(world, plan):
         return False
@@ -78,7 +89,7 @@ def call_new_ranks(
     deadline = clock() + seconds
     while awaited:
         awaited = [key for key in awaited if not (store.check([key]) and store.get(key) == call)]
-        if awaited and clock() > deadline:
+        if awaited and (clock() > deadline or replaced()):
             return False
         if awaited:
             sleep(_POLL_SECONDS)

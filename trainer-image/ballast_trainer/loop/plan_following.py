@@ -87,14 +87,17 @@ class PlanFollower:
 
     def _plan_to_follow(self) -> Plan | None:
         """Rank 0's newest plan, which may be newer than the one that it told of; None: none for now."""
-        if self._rank_zero.channel_thread is None:
+        channel_thread, world = self._rank_zero.channel_thread, self._training.world
+        if channel_thread is None:
             return None
-        plan, world = self._rank_zero.channel_thread.plan(), self._training.world
-        if plan.directive is Directive.GROW and self.is_news(plan.epoch) and not call_new_ranks(world, plan):
-            logger.warning("plan %d waits: not all of its new ranks answer", plan.epoch)
-            self._unanswered = plan.epoch, monotonic() + ANSWER_SECONDS
-            return None
-        return plan
+        plan = channel_thread.plan()
+        if plan.directive is not Directive.GROW or not self.is_news(plan.epoch):
+            return plan
+        if call_new_ranks(world, plan, replaced=lambda: channel_thread.plan() != plan):
+            return plan
+        logger.warning("plan %d waits: not all of its new ranks answer", plan.epoch)
+        self._unanswered = plan.epoch, monotonic() + ANSWER_SECONDS
+        return None
 
     def is_news(self, epoch: int) -> bool:
         """Whether the plan of ``epoch`` has yet to be followed."""
