@@ -121,8 +121,9 @@ class Decider:
         self.seen_nodes = self.seen_nodes.next(snapshot.capacity, nodes, jobs)
         priced = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
         capacity = dataclasses.replace(snapshot.capacity, pools=priced)
-        classes = price_classes(policy.spec.objective.policy, capacity, inputs.problem.prices)
-        asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem))
+        closed = snapshot.closed_pools
+        classes = price_classes(policy.spec.objective.policy, capacity, inputs.problem.prices, closed)
+        asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem, closed))
         name, moment = policy.spec.objective.policy, started.timestamp()
         return Question(
             snapshot=snapshot,

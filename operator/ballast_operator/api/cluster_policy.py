@@ -194,7 +194,8 @@ class ClusterPolicySpec(ApiModel):
         Refused(
             "spot",
             "object",
-            "this version has no settings for spot pools. To fix: use nodePools[].capacityType",
+            "this version has no limits of spot for a whole cluster. "
+            "To fix: use nodePools[].capacityType, and spec.spot of jobs",
         ),
     )
 

@@ -104,6 +104,8 @@ class JobReason(enum.StrEnum):
     """Not admitted: even an empty cluster has too few GPUs of one pool for ``pipeline.minStages``."""
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
+    NO_MATCHING_CAPACITY_TYPE = "NoMatchingCapacityType"
+    """Not admitted: all pools with its GPU types are spot, or none is, and ``spec.spot`` rules them out."""
     EXCEEDS_MEMORY = "ExceedsMemory"
     """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 

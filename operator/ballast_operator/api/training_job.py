@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Rule, Time, schema
 from ballast_operator.api.costs.budgets import OnLimit
+from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -130,6 +131,9 @@ class TrainingJobSpec(ApiModel):
     BudgetExhausted says whether it is enough, from the job's first decision on."""
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
     """What happens when ``status.costSoFar`` reaches ``budget``. Its last checkpoint is still paid for."""
+    spot: SpotUse = SpotUse.ALLOW
+    """Whether it may run on spot machines (``nodePools[].capacityType``), under every policy. A change takes
+    effect at the next launch."""
     grow: bool | None = None
     """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
     ``pipeline.maxStages``; absent: where it can, which a job without a model cannot. false: it is launched

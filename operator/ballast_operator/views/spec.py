@@ -17,6 +17,7 @@ from ballast_policies.planning.stages import first_stages, stage_placement
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs.budgets import OnLimit
+from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
@@ -44,6 +45,7 @@ class JobSpec:
         on_deadline_missed: what happens when it passes.
         budget: what it may cost in all; None: no limit.
         on_budget_exhausted: what happens when that is spent.
+        spot: whether it may run on spot machines.
     """
 
     config: JobConfig
@@ -61,6 +63,7 @@ class JobSpec:
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
     budget: float | None = None
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
+    spot: SpotUse = SpotUse.ALLOW
 
     @functools.cached_property
     def config_fields(self) -> Mapping[str, Any]:
@@ -253,4 +256,5 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         on_deadline_missed=spec.on_deadline_missed,
         budget=spec.budget,
         on_budget_exhausted=spec.on_budget_exhausted,
+        spot=spec.spot,
     )

@@ -1,6 +1,7 @@
 """Price classes: one column of the allocation for each price of a GPU type, instead of one per type.
 
-Policies that read prices choose between the pools of a GPU type, e.g. on-demand and spot. Jobs are as fast on
+Policies that read prices choose between the pools of a GPU type, e.g. on-demand and spot. Where some pools
+are closed to some jobs, every policy tells them apart, too. Jobs are as fast on
 either, so speeds, levels and equal shares do not change; only a gang that exceeds the GPUs at one price
 cannot use that price. Classes of equal price are one column.
 """
@@ -18,12 +19,20 @@ IN_COLUMNS, AND = " in ", " and "
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPool:
-    """A pool: its GPUs that may be handed out, and the price of one for an hour; 0: not known."""
+    """A pool.
+
+    Attributes:
+        gpu_type: of its GPUs.
+        price: of one for an hour; 0: not known.
+        gpus: that may be handed out.
+        group: equal for pools that are open to the same jobs.
+    """
 
     pool: str
     gpu_type: str
     price: float
     gpus: int
+    group: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +54,20 @@ class PriceClasses:
     def of(cls, pools: Sequence[PricedPool], prices: Mapping[str, float]) -> "PriceClasses":
         """The columns of ``pools``; ``prices``: GPU type -> price of pools whose own price is not known.
 
-        A type whose pools have one price is one column, with the name of the type.
+        A type whose pools have one price, and are open to the same jobs, is one column, with its own name.
         """
         known = {pool.pool: pool.price or prices.get(pool.gpu_type, 0.0) for pool in pools}
-        levels: dict[str, set[float]] = {}
+        levels: dict[str, set[tuple[float, tuple[int, ...]]]] = {}
         for pool in pools:
-            levels.setdefault(pool.gpu_type, set()).add(known[pool.pool])
+            levels.setdefault(pool.gpu_type, set()).add((known[pool.pool], pool.group))
         of_pool, gpu_type, price = {}, {}, {}
         gpus: dict[str, int] = {}
         for pool in pools:
             cost = known[pool.pool]
             split = len(levels[pool.gpu_type]) > 1
             column = f"{pool.gpu_type} at {cost!r}" if split else pool.gpu_type
+            if split and any(pool.group != group for _, group in levels[pool.gpu_type]):
+                column += f" closed to {','.join(map(str, pool.group)) or 'none'}"
             of_pool[pool.pool], gpu_type[column], price[column] = column, pool.gpu_type, cost
             gpus[column] = gpus.get(column, 0) + pool.gpus
         return cls(of_pool=of_pool, gpu_type=gpu_type, gpus=gpus, price=price)
@@ -71,8 +82,8 @@ class PriceClasses:
         found = (column for column, kind in self.gpu_type.items() if kind == gpu_type)
         return tuple(sorted(found, key=lambda column: (self.price[column], column)))
 
-    def split(self, problem: Problem) -> Problem:
-        """``problem`` with these columns in place of its GPU types."""
+    def split(self, problem: Problem, closed: Mapping[str, frozenset[str]] | None = None) -> Problem:
+        """``problem`` with these columns in place of its GPU types; ``closed``: job -> pools closed to it."""
         if not self.split_columns:
             return problem
         columns = {gpu_type: self.columns_of(gpu_type) or (gpu_type,) for gpu_type in problem.gpu_types}
@@ -80,10 +91,12 @@ class PriceClasses:
         own = {column for names in columns.values() if len(names) > 1 for column in names}
 
         def of_job(job: Job) -> Job:
+            barred = (closed or {}).get(job.name)
+            usable = columns if not barred else self._open_columns(columns, barred)
             if job.configurations:
-                found = [one for each in job.configurations for one in _in_columns(each, columns)]
+                found = [one for each in job.configurations for one in _in_columns(each, usable)]
                 return dataclasses.replace(job, configurations=tuple(found))
-            rates = {c: rate for t, rate in job.throughput.items() for c in columns.get(t, (t,))}
+            rates = {c: rate for t, rate in job.throughput.items() for c in usable.get(t, (t,))}
             return dataclasses.replace(job, throughput=rates)
 
         return dataclasses.replace(
@@ -94,6 +107,13 @@ class PriceClasses:
             | {c: problem.prices[c] for c in order if c not in own and c in problem.prices},
             jobs=tuple(of_job(job) for job in problem.jobs),
         )
+
+    def _open_columns(
+        self, columns: Mapping[str, tuple[str, ...]], barred: frozenset[str]
+    ) -> dict[str, tuple[str, ...]]:
+        """GPU type -> its columns that have a pool outside of ``barred``; of a type without any, all."""
+        usable = {column for pool, column in self.of_pool.items() if pool not in barred}
+        return {t: tuple(c for c in names if c in usable) or names for t, names in columns.items()}
 
     def merge(self, allocation: Allocation) -> Allocation:
         """``allocation`` over these columns by GPU type: shares summed, the largest shadow price.

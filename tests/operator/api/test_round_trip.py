@@ -119,6 +119,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "weight": draw(st.floats(1e-3, 1e6)),
         "entity": draw(NAMES),
         "budget": draw(st.floats(0.01, 1e9)),
+        "spot": draw(st.sampled_from(["Allow", "Forbid", "Require"])),
         "onBudgetExhausted": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
         "onDeadlineMissed": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
         "deadline": f"20{draw(st.integers(30, 99))}-01-31T12:00:00Z",

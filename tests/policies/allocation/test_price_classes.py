@@ -44,6 +44,24 @@ def test_equal_prices_change_nothing():
     assert PriceClasses.of(equal, {}).split(asked) is asked
 
 
+def test_pools_that_are_closed_to_a_job_are_columns_that_it_has_not():
+    """At one price, too; the other jobs have both, and shares are summed to those of the type."""
+    pools = [
+        PricedPool(pool=p.pool, gpu_type=p.gpu_type, price=1.0, gpus=p.gpus, group=(0,) * ("spot" in p.pool))
+        for p in POOLS
+    ]
+    closed = {"picky": frozenset({"v100-spot", "v100-spot-b"})}
+    classes = PriceClasses.of(pools, {})
+    spot, sure = classes.of_pool["v100-spot"], classes.of_pool["v100"]
+    split = classes.split(problem(job("picky", 8), job("any", 8)), closed)
+    picky, both = split.jobs
+    assert (set(picky.throughput), set(both.throughput)) == ({"a100", sure}, {"a100", sure, spot})
+    assert (split.capacity[sure], split.capacity[spot]) == (8, 8)
+    allocation = allocate("max-throughput", split)
+    assert allocation.allocation["any"][spot] == pytest.approx(1.0)
+    assert classes.merge(allocation).allocation["picky"]["v100"] == pytest.approx(1.0)
+
+
 def test_a_pool_without_a_price_has_its_types_mean():
     """As where prices were averaged."""
     pools = (*POOLS[1:], PricedPool(pool="x", gpu_type="v100", price=0.0, gpus=2))

@@ -63,6 +63,8 @@ def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:
     """The rest of the job in every pool that it may use, with each size that it may have."""
     steps, found = job.job.steps_remaining or 0.0, []
     for pool in snapshot.capacity.pools:
+        if pool.pool in job.closed_pools:
+            continue
         speed = job.job.throughput.get(pool.gpu_type, 0.0)
         sizes = {job.job.gpus: speed}
         if job.elastic is not None:

@@ -15,6 +15,7 @@ from ballast_operator.allocator.problem.gang_size import (
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
+from ballast_operator.allocator.problem.spot_use import left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
@@ -45,7 +46,8 @@ class Admitted:
         gpu_types: that it may use.
         not_tolerated: barring taints.
         memory: which pools have the memory for it.
-        left_out: pools that it is not offered for lack of memory, as text.
+        closed_pools: that ``spec.spot`` closes to it.
+        left_out: pools that it is not offered, by ``spec.spot`` or for lack of memory, as text.
     """
 
     view: JobView
@@ -56,6 +58,7 @@ class Admitted:
     gpu_types: tuple[str, ...]
     not_tolerated: frozenset[str]
     memory: GangMemory
+    closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
 
 
@@ -95,6 +98,13 @@ def _admit_one(
     assert view.spec is not None
     allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
     allocation = view.running_allocation
+    # What it holds it keeps: of its own pool it was offered nodes at its launch.
+    own = {allocation.pool} if allocation is not None else set()
+    other_kind = pools_closed(view.spec.spot, capacity.kinds) - own
+    may_use = [pool.name for pool in spec.node_pools if pool.gpu_type in allowed]
+    no_pool = no_pool_left(view.spec.spot, other_kind, may_use)
+    if no_pool is not None:
+        return no_pool
     memory = GangMemory(spec=view.spec, need=profiles.need(view.key, view.spec), pools=capacity.memory)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
@@ -102,7 +112,7 @@ def _admit_one(
         if alike not in usable_for:
             usable_for[alike] = usable_by_pool(capacity.nodes, *alike)
         usable = usable_for[alike]
-        gpus = {pool.name: usable[pool.name] for pool in spec.node_pools if pool.gpu_type in allowed}
+        gpus = {pool: usable[pool] for pool in may_use if pool not in other_kind}
         room = Room(gpus=gpus, memory=memory)
         size = gang_size(view, room)
         refusal = admission_error(view.spec, spec.node_pools, room, allowed, size)
@@ -113,17 +123,17 @@ def _admit_one(
     sizes = gang_sizes(view, room, allowed, size)
     size = sizes[0]
     small = memory.too_small(room.gpus, size)
-    if barred or small:
+    closed = (small | other_kind) - own
+    if barred or closed:
         holding = {
-            pool.gpu_type for pool in spec.node_pools if usable[pool.name] >= size and pool.name not in small
+            pool.gpu_type
+            for pool in spec.node_pools
+            if usable[pool.name] >= size and pool.name not in small | other_kind
         }
         holding |= {allocation.gpu_type} if allocation is not None else set()
         allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in holding)
-        # Of the other types no node is asked for; of these, nodes of the pools with less memory are closed.
-        own = {allocation.pool} if allocation is not None else set()
-        barred |= {
-            node.taints for node in capacity.nodes if node.pool in small - own and node.gpu_type in allowed
-        }
+        # Of the other types no node is asked for; of these, the nodes of closed pools are barred.
+        barred |= {node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in allowed}
     return Admitted(
         view=view,
         spec=view.spec,
@@ -133,7 +143,16 @@ def _admit_one(
         gpu_types=allowed,
         not_tolerated=barred,
         memory=memory,
-        left_out=memory.left_out(room.gpus, size) if small else "",
+        closed_pools=other_kind,
+        left_out="; ".join(
+            filter(
+                None,
+                (
+                    memory.left_out(room.gpus, size) if small else "",
+                    left_out(view.spec.spot, other_kind & set(may_use)),
+                ),
+            )
+        ),
     )
 
 

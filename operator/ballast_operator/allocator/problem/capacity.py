@@ -10,6 +10,7 @@ from ballast_policies.rounds import Node
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind
 from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
+from ballast_operator.allocator.problem.spot_use import told_apart
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import NodePool
@@ -79,7 +80,9 @@ def read_capacity(
     coming, promised = nodes_to_come(pools, members, jobs)
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
     memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
-    tolerance = Tolerance.of(pools, listed, wanting, apart=pools_apart(pools, memory))
+    kinds = {pool.name: pool_kind(pool, members[pool.name]) for pool in pools}
+    apart = told_apart(pools_apart(pools, memory), kinds, wanting)
+    tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
     held = _held_by_running_gangs(jobs)
     values: list[Node] = []
     for pool in pools:
@@ -117,7 +120,7 @@ def read_capacity(
             for pool in pools
         ),
         tolerance=tolerance,
-        kinds={pool.name: pool_kind(pool, members[pool.name]) for pool in pools},
+        kinds=kinds,
         memory=memory,
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(

@@ -59,15 +59,30 @@ def complete(objective: Objective, problem: Problem, unmeasured: frozenset[str])
     )
 
 
-def price_classes(policy: str, capacity: Capacity, prices: Mapping[str, float]) -> PriceClasses:
+def price_classes(
+    policy: str, capacity: Capacity, prices: Mapping[str, float], closed: Mapping[str, frozenset[str]]
+) -> PriceClasses:
     """The columns that the policy decides on: one for each price of a GPU type where it reads prices.
 
-    ``prices``: GPU type -> price, of the completed problem.
+    Where a job is not offered some pools, the pools of a type that it is offered are another column.
+
+    Args:
+        policy: its name.
+        capacity: of the pools.
+        prices: GPU type -> price, of the completed problem.
+        closed: job -> pools that it is not offered.
     """
+    sets = sorted(set(closed.values()), key=sorted)
+    pools = [
+        dataclasses.replace(
+            pool, group=tuple(number for number, names in enumerate(sets) if pool.pool in names)
+        )
+        for pool in capacity.pools
+    ]
     if Reads.PRICES in find_policy(policy).reads:
-        return PriceClasses.of(capacity.pools, prices)
-    # To the others all pools of a type are one column.
-    return PriceClasses.of([dataclasses.replace(pool, price=0.0) for pool in capacity.pools], {})
+        return PriceClasses.of(pools, prices)
+    # To the others pools of a type differ in nothing else.
+    return PriceClasses.of([dataclasses.replace(pool, price=0.0) for pool in pools], {})
 
 
 def _with_teams(

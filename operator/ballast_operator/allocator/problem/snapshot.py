@@ -40,7 +40,8 @@ class SnapshotJob:
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: GPUs of each of its pods, which are on one node.
         layers: as measured by it or another of its kind; None: nothing is known.
-        left_out: pools that it is not offered for lack of memory, as text.
+        closed_pools: that ``spec.spot`` closes to it.
+        left_out: pools that it is not offered, by ``spec.spot`` or for lack of memory, as text.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
     """
 
@@ -55,6 +56,7 @@ class SnapshotJob:
     gpus_per_pod: int = 1
     measured: bool = True
     layers: MeasuredLayers | None = None
+    closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
 
     @property
@@ -120,6 +122,11 @@ class Snapshot:
     def gpus_per_pod(self) -> Mapping[str, int]:
         """Job name -> GPUs of each of its pods, for jobs whose pods have several."""
         return {job.name: job.gpus_per_pod for job in self.jobs if job.gpus_per_pod > 1}
+
+    @functools.cached_property
+    def closed_pools(self) -> Mapping[str, frozenset[str]]:
+        """Job name -> pools that ``spec.spot`` closes to it, for jobs with such pools."""
+        return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
 
     @functools.cached_property
     def unmeasured(self) -> frozenset[str]:
@@ -205,6 +212,7 @@ def _snapshot_job(
         not_tolerated=one.not_tolerated,
         gpus_per_pod=per_pod,
         layers=measurements.profiles.layers(view.key, one.spec),
+        closed_pools=one.closed_pools,
         left_out=one.left_out,
         measured=any(speed.source != "unknown" for speed in known.values()),
     )
