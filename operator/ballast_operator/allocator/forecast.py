@@ -6,7 +6,7 @@ A start or a move takes a gang the restart time that was measured for it, a chan
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
@@ -149,11 +149,12 @@ class _Forecast:
         )
         objective = self._policy.spec.objective
         inputs = complete(objective, snapshot.problem, snapshot.unmeasured)
-        classes = price_classes(objective.policy, snapshot.capacity, inputs.problem.prices)
+        closed = snapshot.closed_pools
+        classes = price_classes(objective.policy, snapshot.capacity, inputs.problem.prices, closed)
         decided = self._rounds.decide(
             self._policy,
             snapshot,
-            self._shares(inputs, classes),
+            self._shares(inputs, classes, closed),
             classes=classes,
             parts=team_parts(objective.policy, inputs.problem),
             moment=self._began + at,
@@ -162,11 +163,13 @@ class _Forecast:
         ratios = isolated_speeds(inputs.problem, self._running(), snapshot.elastic)
         self._isolated = {name: 1.0 / ratio for name, ratio in ratios.items() if ratio > 0}
 
-    def _shares(self, inputs: CompletedProblem, classes: PriceClasses) -> Allocation:
+    def _shares(
+        self, inputs: CompletedProblem, classes: PriceClasses, closed: Mapping[str, frozenset[str]]
+    ) -> Allocation:
         name, jobs = self._policy.spec.objective.policy, frozenset(self._present)
         constant = find_policy(name).reads <= CONSTANT
         if self._solved is None or self._solved[0] != jobs or not constant:
-            found = allocate(name, classes.split(inputs.problem), agnostic=self._agnostic)
+            found = allocate(name, classes.split(inputs.problem, closed), agnostic=self._agnostic)
             self._solved = jobs, found
         return self._solved[1]
 

@@ -94,9 +94,8 @@ async def test_a_running_job_stays_until_its_next_launch():
     for _ in range(30):
         await simulation.tick()
     assert pool_of(simulation, "one") == "spot"
-    simulation.set_node_ready("b", False)
-    await simulation.until(lambda: pool_of(simulation, "one") == "sure")
-    simulation.set_node_ready("b", True)
-    for _ in range(30):
-        await simulation.tick()
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": True}})
+    await simulation.until(lambda: simulation.status("one").allocation is None)
+    simulation.world.patch(JOB, NAMESPACE, "one", {"spec": {"suspend": False}})
+    await simulation.until(lambda: simulation.state("one") == "Running")
     assert pool_of(simulation, "one") == "sure"
