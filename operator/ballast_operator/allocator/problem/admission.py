@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.capacity_types import left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.gang_size import (
     Refusal,
     Room,
@@ -15,7 +16,6 @@ from ballast_operator.allocator.problem.gang_size import (
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
-from ballast_operator.allocator.problem.spot_use import left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason

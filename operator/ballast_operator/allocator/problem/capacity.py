@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ballast_policies.allocation.price_classes import PricedPool
 from ballast_policies.rounds import Node
 
-from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind
+from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind, told_apart
 from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
-from ballast_operator.allocator.problem.spot_use import told_apart
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import NodePool
