@@ -1,4 +1,4 @@
-"""What kind of machines the pools have, as stated or as their nodes' labels say, and which jobs may use them."""
+"""What kind of machines pools have, as stated or as their nodes' labels say, and which jobs may use them."""
 
 import dataclasses
 from collections import Counter
