@@ -39,7 +39,10 @@ def fill_idle_capacity(
     """
     if not _usable(instance, x):
         return x
-    value, base = normalized_throughput(instance), demand * (1 - 1e-9)
+    # A solver takes smaller demands for none, and would leave a job with a second's work to wait for good.
+    least = np.minimum(instance.throughput(x), linear.SMALLEST_SLOPE * instance.top)
+    base = np.where(demand > 0, np.maximum(demand, least), 0.0) * (1 - 1e-9)
+    value = normalized_throughput(instance)
     try:
         if not instance.elastic.any():
             more = linear.maximise(instance, value=value, base=base, met_by=x).x

@@ -220,3 +220,22 @@ def test_speeds_that_differ_by_millions_are_no_obstacle_to_finish_time_fairness(
         "finish-time-fairness", Problem(gpu_types=("t1", "t2"), capacity={"t1": 4, "t2": 8}, jobs=jobs)
     )
     assert answer.gap <= 1e-6
+
+
+def test_a_job_of_a_millisecond_ends_beside_one_of_months():
+    """Its demand is below what a solver tells from none, but it has some time, and the makespan is finite."""
+    speeds = [
+        (54.71, 1, 0.03181),
+        (596.7, 4, 8.473e9),
+        (43160.0, 1, 1.199e11),
+        (2.204e6, 2, 7.796e10),
+        (8.802e8, 1, 2.121e9),
+    ]
+    jobs = tuple(
+        Job(name=f"j{m}", throughput={"t": speed}, gpus=gpus, steps_remaining=steps)
+        for m, (speed, gpus, steps) in enumerate(speeds)
+    )
+    answer = allocate("makespan", Problem(gpu_types=("t",), capacity={"t": 6}, jobs=jobs))
+    assert answer.objective == pytest.approx(8.473e9 / 596.7, rel=1e-6)
+    assert answer.gap <= 1e-6
+    assert answer.throughput["j0"] > 0
