@@ -12,8 +12,15 @@ One configuration (examples/trainer/freezing.yaml, four ranks over gloo) is run 
 Each live pause is also printed in steps: over the median step before it.
 
 The targets: a restart at least 30 times as long as each live pause, and a re-split of at most one step.
+
+    python benchmarks/trainer/pause.py --moves
+
+runs the examples of all six dynamic models with their four ranks instead, and prints the steps at which
+layers moved, and each pause in steps. ``--record FOLDER`` writes their load curves there, with no moves, on
+two ranks and two microbatches a step; ``tests/trainer/cli/load_curves`` has some.
 """
 
+import argparse
 import collections
 import json
 import os
@@ -26,14 +33,25 @@ import time
 from pathlib import Path
 
 RANKS = 4
-EXAMPLE = Path(__file__).parents[2] / "examples/trainer/freezing.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples/trainer"
+CASES = (
+    "early-exit",
+    "freezing",
+    "mixture-of-depths",
+    "mixture-of-experts",
+    "pruning",
+    "sparse-attention",
+)
+RECORDED_EVERY = 4
+"""Steps between two rows of a load curve."""
 
 
-def start(*options):
-    command = [sys.executable, "-m", "ballast_trainer", "run", "--config", str(EXAMPLE), "--log", "json"]
+def start(*options, example="freezing", ranks=RANKS):
+    file = str(EXAMPLES / f"{example}.yaml")
+    command = [sys.executable, "-m", "ballast_trainer", "run", "--config", file, "--log", "json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*command, "--ranks", str(RANKS), *options],
+        [*command, "--ranks", str(ranks), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -48,17 +66,44 @@ def lines(process):
             yield time.perf_counter(), json.loads(line)
 
 
-def live_pauses():
-    """(milliseconds, steps) of each, by kind."""
-    pauses = {"rebalance": [], "repack": []}
+def live_pauses(process):
+    """(milliseconds, steps) of each, by kind; and the steps after which layers moved."""
+    pauses, moved = {"rebalance": [], "repack": []}, []
     recent = collections.deque(maxlen=8)
-    for _, line in lines(start("--set", "rebalance.minGain=0.02")):
+    for _, line in lines(process):
         if "event" not in line:
             recent.append(line["step_seconds"])
         if line.get("event") in pauses:
             step_ms = 1000 * statistics.median(recent)
             pauses[line["event"]].append((line["pause_ms"], line["pause_ms"] / step_ms))
-    return pauses
+            moved.append(line["step"])
+    return pauses, moved
+
+
+def moves():
+    """Steps after which the layers of each example moved, and how many steps each pause took."""
+    found = {}
+    for case in CASES:
+        pauses, moved = live_pauses(start("--set", "repack.enabled=false", example=case))
+        found[case] = {
+            "moves": moved,
+            "pause_steps": [round(steps, 2) for _, steps in pauses["rebalance"]],
+        }
+    return {"benchmark": "trainer_moves", "ranks": RANKS, "cases": found, "target_moves": 3}
+
+
+def record(folder):
+    """Write the load curve of each example, of runs in which nothing moves."""
+    never = ("rebalance.minGain=0.99", f"rebalance.everySteps={RECORDED_EVERY}", "repack.enabled=false")
+    small = ("pipeline.microbatches=2", "pipeline.globalBatchSize=4")
+    options = [part for value in (*never, *small) for part in ("--set", value)]
+    for case in CASES:
+        rows = [
+            json.dumps({key: line[key] for key in ("event", "step", "seconds")})
+            for _, line in lines(start(*options, example=case, ranks=2))
+            if line.get("event") == "loads"
+        ]
+        (folder / f"{case}.jsonl").write_text("\n".join(rows) + "\n")
 
 
 def restart_pause():
@@ -80,7 +125,21 @@ def restart_pause():
 
 
 def main():
-    pauses = live_pauses()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--moves", action="store_true", help="run all examples; print when layers move")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the examples' load curves")
+    arguments = parser.parse_args()
+    if arguments.record:
+        record(arguments.record)
+    elif arguments.moves:
+        print(json.dumps(moves()))
+    else:
+        print(json.dumps(compare()))
+
+
+def compare():
+    """Live pauses beside that of a restart."""
+    pauses, _ = live_pauses(start("--set", "rebalance.minGain=0.02"))
     restart = restart_pause()
     result = {"benchmark": "trainer_pause", "ranks": RANKS, "restart_ms": round(restart)}
     for name, values in pauses.items():
@@ -89,7 +148,7 @@ def main():
         result[f"{name}_times_shorter"] = round(restart / max(values)[0], 1) if values else None
     result["target_times_shorter"] = 30
     result["target_rebalance_steps"] = 1
-    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE
+from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.gpu_emulation import EmulatedSpeed
@@ -80,6 +81,7 @@ class TrainingState:
     rank_speeds: RankSpeeds = dataclasses.field(default_factory=RankSpeeds)
     known_cuts: KnownCuts = dataclasses.field(default_factory=KnownCuts)
     _probe: SpeedProbe | None = None
+    _met: Axis | None = None
     _targets: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,7 @@ class TrainingState:
             self.known_cuts.forget()
         builder = self._builder(self.stages, self.world.positions)
         self.pipeline = builder.build(self.tried(self.stages) if boundaries is None else boundaries)
+        self._met = self.world.pipeline
         self.meter.start_step(self.step)
 
     def tried(
@@ -157,6 +160,7 @@ class TrainingState:
             layers=self.layers,
             meter=self.meter,
             loss=self.loss_scale.scaled(self.model.loss),
+            meets=self._met is not self.world.pipeline,
         )
 
     @property

@@ -108,6 +108,7 @@ class PipelineBuilder:
         line: the ranks of this pipeline; None: all.
         lines: the ranks of every pipeline; none: there is one.
         tensor: ranks that send a part of the activations each; None: this rank sends all.
+        meets: whether neighbours connect; not where these ranks have run a pipeline before.
     """
 
     stages: Sequence[Stage]
@@ -119,6 +120,7 @@ class PipelineBuilder:
     line: Axis | None = None
     lines: tuple[tuple[int, ...], ...] = ()
     tensor: Axis | None = None
+    meets: bool = True
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -239,6 +241,7 @@ class PipelineBuilder:
             loss=loss,
             group=None if self.line is None else self.line.group,
             device=self.layers.device,
+            meets=self.meets,
         )
 
     def _executed(self, loss: _MeteredLoss, boundaries: Boundaries) -> ExecutedPipeline:

@@ -48,6 +48,19 @@ def _metered_stage_class() -> Any:
         last_layer: int
         weight_shares: dict[int, float]
         stack: LayerStack
+        meets: bool
+
+        def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
+            # All ranks vote for the shapes that the trial has found. The vote goes through the pipeline
+            # and back, which connects neighbours: once per process group is enough.
+            if self.meets:
+                return super()._warmup_forward_vote(has_backward, received_acc)
+            return torch.ones(1, dtype=torch.int32)
+
+        def _warmup_backward_result(self, received_result: Any = None) -> torch.Tensor:
+            if self.meets:
+                return super()._warmup_backward_result(received_result)
+            return torch.ones(1, dtype=torch.int32)
 
         def _whole_backward(self) -> bool:
             return not (self.is_first or self.stack.input_learns) or _has_frozen(self.stack)
@@ -104,6 +117,7 @@ def build_torch_pipeline(
     loss: Any,
     group: Any,
     device: torch.device,
+    meets: bool = True,
 ) -> TorchPipeline:
     """The pipeline of one rank; collective over the pipeline's ranks.
 
@@ -116,9 +130,12 @@ def build_torch_pipeline(
         loss: of one microbatch.
         group: the pipeline's ranks; None: all.
         device: where this rank computes.
+        meets: whether neighbours connect; not where a pipeline of the same ranks has run.
     """
     preload()
     stages = [_stage(number, stack, boundaries, device, group, meter) for number, stack in stacks.items()]
+    for stage in stages:
+        stage.meets = meets
     settings = {"n_microbatches": schedule.microbatches, "loss_fn": loss}
     built: Any
     if name in _SINGLE_STAGE:
