@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="With --prices FOLDER: jobs created in the last so many days, with all their steps.",
+    help="With --prices FOLDER: jobs created within this many days, with all their steps.",
 )
 @click.option(
     "--start",
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     "hours",
     type=click.FloatRange(min=0, min_open=True, max=8760),
     metavar="HOURS",
-    help="Also when each job would start and end in the next so many hours, without further jobs.",
+    help="Also when each job would start and end within this many hours, without further jobs.",
 )
 @click.option("--cluster-policy", default="", help="Name of the ClusterPolicy; default: the only one.")
 @click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")

@@ -184,6 +184,6 @@ class ExpertsSettings(Settings):
     """``loss``: an auxiliary loss; ``bias``: a bias on the choice of experts, without a loss; or ``none``."""
     parallel: bool = False
     """Whether the replicas of a stage (``parallelism.data``) share its experts: tokens travel to the rank of
-    their expert and back, and experts are placed anew by the tokens of the last step."""
+    their expert and back, and the placement of experts follows the tokens of the last step."""
     balance_weight: float = setting(0.01, ge=0, le=1000)
     """Of the auxiliary loss, or the step of the bias."""
