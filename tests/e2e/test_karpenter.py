@@ -48,6 +48,9 @@ class Pools(Ballast):
     def nodes(self) -> dict[str, client.V1Node]:
         return {node.metadata.name: node for node in self.core.list_node().items}
 
+    def nodes_with_gpus(self) -> list[client.V1Node]:
+        return [node for node in self.nodes().values() if "nvidia.com/gpu" in (node.status.allocatable or {})]
+
     def apply_example(self, *, steps: int | None = None) -> str:
         """The example's job, with its checkpoints in the test's folder; its name."""
         job = yaml.safe_load((EXAMPLES / "trainingjob.yaml").read_text())
@@ -78,11 +81,12 @@ def test_a_job_trains_on_a_machine_that_karpenter_made_for_it_and_leaves_none(po
     with pools.operator():
         assert pools.nodes() == {}
         job = pools.apply_example(steps=20)
-        pools.wait_for_report(job, step=1)
-        (node,) = pools.nodes().values()
+        # Read as soon as it is there: it goes again soon after the job.
+        (node,) = eventually(pools.nodes_with_gpus, "Karpenter to make a node")
         assert node.metadata.labels["karpenter.sh/nodepool"] == "v100-spot"
         assert node.metadata.labels["karpenter.sh/capacity-type"] == "spot"
         assert node.status.allocatable["nvidia.com/gpu"] == "2"
+        pools.wait_for_report(job, step=1)
         pools.wait_for_state(job, "Succeeded")
         status = pools.status(job)
         assert (status["launches"], status.get("restarts") or {}) == (1, {})
