@@ -11,7 +11,7 @@ Each with the range that it has to be in, and what runs of
 
     python benchmarks/operator/scale.py --jobs 5000 --nodes 1000 --record FILE
 
-with fewer jobs have measured; none with 5,000 is complete yet. etcd, kube-apiserver,
+have measured, the earlier ones with fewer jobs. etcd, kube-apiserver,
 kube-controller-manager and kube-scheduler are real. Nodes and trainers
 are emulated as KWOK does it: Node objects without a kubelet, pods whose status one program writes, reports
 of rank 0 without training. All of it shares one machine: seconds of the clock tell of its load as well.
