@@ -46,7 +46,7 @@ else
 	@$(PYTEST) $(ARGS)
 endif
 
-test-unit: $(STAMP) ## run the fast tests: no cluster, no processes, nothing marked slow; within a minute
+test-unit: $(STAMP) ## run the fast tests: no cluster, no processes, nothing marked slow; about a minute
 	@$(PYTEST) $(UNIT) $(ARGS)
 
 test-api: setup ## run the tests on a real API server
