@@ -14,11 +14,7 @@ import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response
 from ballast_policies.allocation.solvers.dense_program import Rows
-
-DIGITS = 1e-10
-"""Feasibility and optimality tolerance of the LP, on rows of order 1."""
-SMALL = 300
-"""Rows up to which HiGHS is faster without presolving."""
+from ballast_policies.allocation.solvers.simplex import optimum
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,7 +223,7 @@ def crossover(
     if rows.value is not None and not rows.gain:
         money = float(np.abs(rows.value[free]).max(initial=0.0)) or 1.0
     small = _Small(free=free, weight=weight, active=active, unit=unit, money=money, walls=walls)
-    solved = _optimum(small.model(rows, used, growth))
+    solved = optimum(small.model(rows, used, growth))
     if solved is None:
         return None
     x, duals = solved[0], solved[1] * money
@@ -265,20 +261,3 @@ def slopes(rows: Rows, low: np.ndarray, high: np.ndarray, prices: np.ndarray) ->
 def _sizes(rows: Rows) -> np.ndarray:
     """(k,) GPUs that the rows of the capacities are divided by."""
     return np.where(rows.capacity > 0, rows.capacity, np.where(rows.lift > 0, rows.lift, 1.0))
-
-
-def _optimum(lp: highspy.HighsLp) -> tuple[np.ndarray, np.ndarray] | None:
-    """(x, duals) of the rows; None where there is none."""
-    highs = highspy.Highs()
-    highs.silent()
-    highs.setOptionValue("threads", 1)
-    if lp.num_row_ < SMALL:
-        highs.setOptionValue("presolve", "off")
-    highs.setOptionValue("primal_feasibility_tolerance", DIGITS)
-    highs.setOptionValue("dual_feasibility_tolerance", DIGITS)
-    highs.passModel(lp)
-    highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    solution = highs.getSolution()
-    return np.array(solution.col_value), np.array(solution.row_dual)

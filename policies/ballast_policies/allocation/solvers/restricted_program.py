@@ -14,17 +14,15 @@ import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, respond
 from ballast_policies.allocation.solvers.dense_program import Rows, least
+from ballast_policies.allocation.solvers.simplex import optimum, set_entries
 
 FEWEST = 60
 """Jobs in the first program, at least."""
 WINDOW = 20.0
 """They are those that a change of prices by this many times ``precision`` could change."""
 MAX_ROUNDS = 40
-TOLERANCE = 1e-10
 SAME = 1e-11
 """A job outside enters the program if it would gain more than this part of the cost of its GPUs."""
-SMALL = 300
-"""Rows up to which HiGHS is faster without presolving."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,7 +134,6 @@ def _small(
     index = np.concatenate([of_demand[row][has], d + row, d + f + kind, d + f + np.arange(k)])
     column = np.concatenate([np.flatnonzero(has), np.arange(c), np.arange(c), c + np.arange(k)])
     entry = np.concatenate([rows.rates[job, kind][has], np.ones(c), rows.gpus[job] / size[kind], -np.ones(k)])
-    order = np.argsort(column, kind="stable")
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = c + k, d + f + k
     lp.sense_ = highspy.ObjSense.kMaximize
@@ -144,24 +141,11 @@ def _small(
     lp.col_lower_, lp.col_upper_ = np.zeros(c + k), np.full(c + k, infinite)
     lp.row_lower_ = np.concatenate([rows.base[free][demanded], np.full(f + k, -infinite)])
     lp.row_upper_ = np.concatenate([np.full(d, infinite), np.ones(f), left])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    counts = np.bincount(column, minlength=c + k)
-    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    lp.a_matrix_.index_ = index[order].astype(np.int32)
-    lp.a_matrix_.value_ = entry[order]
-    highs = highspy.Highs()
-    highs.silent()
-    highs.setOptionValue("threads", 1)
-    if lp.num_row_ < SMALL:
-        highs.setOptionValue("presolve", "off")
-    highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
-    highs.setOptionValue("dual_feasibility_tolerance", TOLERANCE)
-    highs.passModel(lp)
-    highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+    set_entries(lp, index, column, entry)
+    found = optimum(lp)
+    if found is None:
         return None
-    solution = highs.getSolution()
-    x = np.array(solution.col_value)
+    x, duals = found
     X[job, kind] = x[:c]
-    prices = np.maximum(np.array(solution.row_dual)[d + f :], 0.0) * money / size
+    prices = np.maximum(duals[d + f :], 0.0) * money / size
     return X[:, :k], prices, float(x[c:].max(initial=0.0))

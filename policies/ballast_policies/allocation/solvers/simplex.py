@@ -14,6 +14,10 @@ MOST_ENTRIES = 100_000_000
 """Entries of a dense table of GPUs by configuration."""
 PRIMAL = 4
 """HiGHS's number for the primal simplex method."""
+TOLERANCE = 1e-10
+"""Of primal and dual feasibility."""
+SMALL = 300
+"""Rows up to which HiGHS is faster without presolving."""
 
 
 class SolverError(RuntimeError):
@@ -152,18 +156,47 @@ def _run(
     model: highspy.HighsLp, start: highspy.HighsBasis | None
 ) -> tuple[highspy.Highs, highspy.HighsModelStatus]:
     """HiGHS after it has ended, and how it has."""
-    highs = highspy.Highs()
-    highs.silent()
+    highs = _quiet()
     highs.setOptionValue("time_limit", TIME_LIMIT_SECONDS)
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("primal_feasibility_tolerance", 1e-10)
-    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
     highs.passModel(model)
     if start is not None:
         highs.setBasis(start)
         highs.setOptionValue("simplex_strategy", PRIMAL)
     highs.run()
     return highs, highs.getModelStatus()
+
+
+def _quiet() -> highspy.Highs:
+    """HiGHS on one thread, without output."""
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
+    highs.setOptionValue("dual_feasibility_tolerance", TOLERANCE)
+    return highs
+
+
+def optimum(lp: highspy.HighsLp) -> tuple[np.ndarray, np.ndarray] | None:
+    """(values of the columns, duals of the rows) of a program; None where HiGHS finds no optimum."""
+    highs = _quiet()
+    if lp.num_row_ < SMALL:
+        highs.setOptionValue("presolve", "off")
+    highs.passModel(lp)
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    solution = highs.getSolution()
+    return np.array(solution.col_value), np.array(solution.row_dual)
+
+
+def set_entries(lp: highspy.HighsLp, row: np.ndarray, column: np.ndarray, entry: np.ndarray) -> None:
+    """Give a program of ``lp.num_col_`` columns its matrix: (m,) rows, columns and entries, in any order."""
+    order = np.argsort(column, kind="stable")
+    counts = np.bincount(column, minlength=lp.num_col_)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    lp.a_matrix_.index_ = row[order].astype(np.int32)
+    lp.a_matrix_.value_ = entry[order]
 
 
 def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
@@ -190,7 +223,6 @@ def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
     row, entry, place = np.concatenate(rows), np.concatenate(values), np.concatenate(places)
     kept = (row >= 0) & (entry != 0)
     row, entry, place = row[kept], entry[kept], place[kept]
-    order = np.argsort(place, kind="stable")
     width = c + (1 if gain else 0)
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = width, d + n + k
@@ -201,9 +233,5 @@ def _model(program: Program, demanded: np.ndarray) -> highspy.HighsLp:
     lp.col_upper_ = np.full(width, infinite)
     lp.row_lower_ = np.concatenate([program.base[demanded], np.full(n + k, -infinite)])
     lp.row_upper_ = np.concatenate([np.full(d, infinite), np.ones(n), capacity])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    counts = np.bincount(place, minlength=width)
-    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    lp.a_matrix_.index_ = row[order].astype(np.int32)
-    lp.a_matrix_.value_ = entry[order]
+    set_entries(lp, row, place, entry)
     return lp

@@ -39,6 +39,7 @@ from ballast_policies.allocation.solvers.queues.places import (
     prices_of_matching,
 )
 from ballast_policies.allocation.solvers.queues.prices import sampled_queue_prices, smoothed_queue_prices
+from ballast_policies.allocation.solvers.simplex import optimum, set_entries
 
 SMALL = 1000
 JOBS_PER_PLACE = 12
@@ -46,7 +47,6 @@ FAR = 0.01
 TIES = 8
 WALL = 0.1
 MAX_ROUNDS = 30
-TOLERANCE = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -210,7 +210,6 @@ def _small(
     column = np.concatenate([np.arange(c), np.arange(c), c + each, c + p + each])
     index = np.concatenate([row, f + place, f + each, f + each])
     entry = np.concatenate([np.ones(2 * c), -np.ones(p), np.ones(p)])
-    order = np.argsort(column, kind="stable")
     lp, infinite = highspy.HighsLp(), highspy.kHighsInf
     lp.num_col_, lp.num_row_ = c + 2 * p, f + p
     unit = float(walls[1].max()) / 1e4
@@ -218,23 +217,12 @@ def _small(
     lp.col_lower_, lp.col_upper_ = np.zeros(c + 2 * p), np.full(c + 2 * p, infinite)
     lp.row_lower_ = np.concatenate([size[free], left])
     lp.row_upper_ = np.concatenate([size[free], left])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    counts = np.bincount(column, minlength=c + 2 * p)
-    lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    lp.a_matrix_.index_ = index[order].astype(np.int32)
-    lp.a_matrix_.value_ = entry[order]
-    highs = highspy.Highs()
-    highs.silent()
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
-    highs.setOptionValue("dual_feasibility_tolerance", TOLERANCE)
-    highs.passModel(lp)
-    highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+    set_entries(lp, index, column, entry)
+    found = optimum(lp)
+    if found is None:
         return None
-    solution = highs.getSolution()
-    x = np.array(solution.col_value)
+    x, duals = found
     amounts[free[row], place] = x[:c]
-    prices = np.maximum(-np.array(solution.row_dual)[f:], 0.0) * unit
+    prices = np.maximum(-duals[f:], 0.0) * unit
     held_back = np.where(walls[0] > 0, x[c + p :], 0.0)
     return amounts, prices, float(max(x[c : c + p].max(initial=0.0), held_back.max(initial=0.0)))
