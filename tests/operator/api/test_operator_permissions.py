@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.install import OPERATOR_NAME, install_objects
+from ballast_operator.local_operator import apply_objects
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 
@@ -32,15 +33,7 @@ GROUP = ("ballast.dev", "v1alpha1")
 def account_kubeconfig(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
     """A kubeconfig of the operator's service account, after an installation without the chart."""
     with control_plane.client() as api:
-        kube = DynamicClient(api)
-        for item in install_objects(SYSTEM):
-            resource = kube.resources.get(api_version=item["apiVersion"], kind=item["kind"])
-            resource.server_side_apply(
-                body=item,
-                namespace=item["metadata"].get("namespace"),
-                field_manager="ballast-tests",
-                force_conflicts=True,
-            )
+        apply_objects(DynamicClient(api), install_objects(SYSTEM))
         wait_for_operators_rights(api, SYSTEM)
         token = client.CoreV1Api(api).create_namespaced_service_account_token(
             OPERATOR_NAME,

@@ -8,6 +8,7 @@ import yaml
 from ballast_operator.api.rbac import Rule, trainer_rules
 from ballast_operator.desired.access import access_objects
 from ballast_operator.install import OPERATOR_NAME, install_objects
+from ballast_operator.local_operator import apply_objects
 from ballast_operator.views.job import JobView
 from ballast_trainer.channel.api_server import ApiServer
 from ballast_trainer.channel.base import ChannelError
@@ -28,15 +29,7 @@ BALLAST, COORDINATION, RBAC = "ballast.dev", "coordination.k8s.io", "rbac.author
 def api(control_plane: ControlPlane) -> Iterator[client.ApiClient]:
     """The API server with everything installed that the operator needs."""
     with control_plane.client() as opened:
-        kube = DynamicClient(opened)
-        for item in install_objects(SYSTEM):
-            resource = kube.resources.get(api_version=item["apiVersion"], kind=item["kind"])
-            resource.server_side_apply(
-                body=item,
-                namespace=item["metadata"].get("namespace"),
-                field_manager="ballast-tests",
-                force_conflicts=True,
-            )
+        apply_objects(DynamicClient(opened), install_objects(SYSTEM))
         wait_for_operators_rights(opened, SYSTEM)
         yield opened
 

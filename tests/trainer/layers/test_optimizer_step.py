@@ -19,23 +19,7 @@ from ballast_trainer.profiling.meter import Meter
 from hypothesis import given
 from hypothesis import strategies as st
 
-CPU = torch.device("cpu")
-
-
-def trained_layers(config, *, seed=3):
-    """Layers of a small model with the gradients of one batch, not yet learnt from."""
-    model = build_gpt(layers=4, dim=16, heads=2, context=8, dropout=0.0)
-    layers = LayerSet(model, config, CPU, lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(4))
-    inputs, targets = model.batch(seed, 0, 4)
-    value = inputs
-    for layer in layers:
-        value = layer.module(value)
-    return layers, lambda scale: (scale.scaled(model.loss)(value, targets)).backward()
-
-
-def weights(layers):
-    return [parameter.detach().clone() for parameter in layers.parameters()]
+from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
 
 
 def test_clipping_is_torch_clipping_over_all_layers():

@@ -10,20 +10,17 @@ from ballast_trainer.channel.standalone import StandaloneChannel
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import ConfigurationError, TrainerError
 from ballast_trainer.launch import RankLaunch, ValidatedJob, train
-from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.optimize import (
     drop_gradients,
     optimizer_step,
     squared_gradient_norm,
 )
 from ballast_trainer.layers.precision import FIRST_SCALE, GROWTH_STEPS, LossScale, check_precision
-from ballast_trainer.models.gpt import build_gpt
 from ballast_trainer.profiling.meter import Meter
 
 from tests.support.changes import change
 from tests.support.plans import local_plan
-
-CPU = torch.device("cpu")
+from tests.trainer.layers.trained_layers import CPU, trained_layers, weights
 
 
 def assert_same(losses, reference, *, within):
@@ -61,22 +58,6 @@ def test_fp16_is_refused_where_there_is_no_cuda():
     with pytest.raises(ConfigurationError, match="use 'bf16' or 'fp32'"):
         check_precision("fp16", CPU)
     check_precision("fp16", torch.device("cuda"))
-
-
-def trained_layers(config, *, seed=3):
-    """Layers of a small model with the gradients of one batch, not yet learnt from."""
-    model = build_gpt(layers=4, dim=16, heads=2, context=8, dropout=0.0)
-    layers = LayerSet(model, config, CPU, lambda index, module: module)
-    layers.hold(layers.make(index) for index in range(4))
-    inputs, targets = model.batch(seed, 0, 4)
-    value = inputs
-    for layer in layers:
-        value = layer.module(value)
-    return layers, lambda scale: (scale.scaled(model.loss)(value, targets)).backward()
-
-
-def weights(layers):
-    return [parameter.detach().clone() for parameter in layers.parameters()]
 
 
 @pytest.mark.parametrize("clip", [0, 0.05])
