@@ -66,7 +66,6 @@ class Gang:
     def start_pod(self, pod: str, channel: Path, environment: Mapping[str, str] | None = None) -> None:
         """``ballast-train pod`` on the directory channel."""
         log = self.folder / f"{pod}.termination"
-        log.touch()
         common = {"BALLAST_JOB": "job", "BALLAST_POD_NAME": pod, "BALLAST_CHANNEL": os.fspath(channel)}
         common["BALLAST_TERMINATION_LOG"] = os.fspath(log)
         self.start(pod, ["pod"], {**common, **(environment or {})})

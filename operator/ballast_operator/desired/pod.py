@@ -159,4 +159,6 @@ def _trainer(
     for part in ("requests", "limits"):
         resources[part] = {**(resources.get(part) or {}), gpu_resource: str(ranks)}
     container["resources"] = resources
+    # A process that ends without a message of its own is explained by the last lines of its log.
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     return container

@@ -90,6 +90,8 @@ class PodView:
         return self.phase == "Failed" and self.exit_code == ExitCode.PEER_LOST
 
 
+LONGEST_DETAIL = 300
+"""Characters of a container's own message that are shown."""
 EVICTION_REASONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting"})
 """Values of ``status.reason`` of pods that the cluster has ended."""
 
@@ -102,6 +104,9 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     reason, detail = _reason(status, ended, waiting, conditions.get("PodScheduled", {}))
+    message = _message(ended.get("message", ""))
+    if message is None:
+        detail = detail or _last_line(ended.get("message", ""))
     target = conditions.get("DisruptionTarget", {})
     grace = content.get("terminationGracePeriodSeconds")
     disrupted, alive = target.get("status") == "True", status.get("phase") not in ("Succeeded", "Failed")
@@ -117,7 +122,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         phase=status.get("phase", "Pending"),
         leaving=bool(metadata.get("deletionTimestamp")),
         exit_code=ended.get("exitCode"),
-        message=_message(ended.get("message", "")),
+        message=message,
         reason=reason,
         detail=detail,
         disrupted=disrupted or status.get("reason") in EVICTION_REASONS,
@@ -143,6 +148,12 @@ def _reason(status: Object, ended: Object, waiting: Object, scheduled: Object) -
     if not reason and scheduled.get("status") == "False":
         return scheduled.get("reason", ""), scheduled.get("message", "")
     return reason, status.get("message") or waiting.get("message") or ""
+
+
+def _last_line(text: str) -> str:
+    """Of what a container has left as its message, or of its log's end; a traceback's has the error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:LONGEST_DETAIL] if lines else ""
 
 
 def _number(text: str | None, default: int) -> int:

@@ -140,6 +140,13 @@ def test_a_container_without_a_command_runs_the_trainer():
     )
 
 
+def test_a_process_that_ends_without_a_message_is_explained_by_its_log():
+    """Where the template does not choose otherwise."""
+    assert built()["spec"]["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    template = {"spec": {"containers": [{"name": "trainer", "terminationMessagePolicy": "File"}]}}
+    assert built(template)["spec"]["containers"][0]["terminationMessagePolicy"] == "File"
+
+
 def test_autoscalers_are_asked_to_leave_a_gangs_nodes_alone_unless_the_template_says_otherwise():
     """Karpenter then drains a node that is taken back only once the gang has left it."""
     spared = {

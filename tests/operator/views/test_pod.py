@@ -1,7 +1,7 @@
 """Whose fault a pod's end was."""
 
 import pytest
-from ballast_operator.views.pod import read_pod
+from ballast_operator.views.pod import LONGEST_DETAIL, read_pod
 from ballast_policies.contract import ExitReason, TerminationMessage
 
 
@@ -72,6 +72,15 @@ def test_a_pod_that_waits_says_for_what():
         ],
     }
     assert read_pod(item, node_ready=True).detail == "0/3 nodes"
+
+
+def test_a_process_without_a_message_of_its_own_is_explained_by_the_end_of_its_log():
+    """The kubelet hands over the log's last lines; of a traceback the last one has the error."""
+    log = "Traceback (most recent call last):\n  File 'train.py', line 3\nValueError: no such column\n\n"
+    pod = read_pod(ended(1, message=log), node_ready=True)
+    assert (pod.message, pod.detail) == (None, "ValueError: no such column")
+    assert len(read_pod(ended(1, message="x" * 5000), node_ready=True).detail) == LONGEST_DETAIL
+    assert read_pod(ended(1, message=said(ExitReason.FAILED)), node_ready=True).detail == ""
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "\u00b2", "\u0663", "-1", "1.5", ""])

@@ -41,6 +41,7 @@ PLAN_POLL_SECONDS = 0.2
 STORE_WAIT_SECONDS = 120.0
 """How long ranks wait for rank 0's store: pods of a gang need not start together."""
 TERMINATION_LOG = Path("/dev/termination-log")
+TERMINATION_LOG_ENV = "BALLAST_TERMINATION_LOG"
 METRICS_PORT_ENV = "BALLAST_METRICS_PORT"
 """Where a pod template's container sets it, rank 0 serves Prometheus metrics on this port."""
 
@@ -187,6 +188,14 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     return end(outcome.reason, outcome.message, step=outcome.step, log=log)
 
 
+def _termination_log() -> Path | None:
+    """Where the operator or the kubelet expects the termination message; None outside of pods."""
+    named = os.environ.get(TERMINATION_LOG_ENV)
+    if named:
+        return Path(named)
+    return TERMINATION_LOG if TERMINATION_LOG.exists() else None
+
+
 @click.command()
 def pod() -> None:
     """Run the ranks of a TrainingJob that are in this pod, one process for each of its GPUs.
@@ -199,13 +208,12 @@ def pod() -> None:
     if warm is not None:
         os._exit(warm)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-    log = Path(os.environ.get("BALLAST_TERMINATION_LOG", os.fspath(TERMINATION_LOG)))
-    log_or_none = log if log.exists() else None
+    log = _termination_log()
     try:
         ranks = _count(POD_RANKS_ENV)
     except ConfigurationError as error:
-        os._exit(end(reason_of(error), describe(error), log=log_or_none))
-    code = _run_rank(0, log_or_none) if ranks == 1 else run_pod_ranks(ranks, _run_rank, log_or_none)
+        os._exit(end(reason_of(error), describe(error), log=log))
+    code = _run_rank(0, log) if ranks == 1 else run_pod_ranks(ranks, _run_rank, log)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     # Threads of gloo and of the store may still hold sockets of ended ranks: exit at once.

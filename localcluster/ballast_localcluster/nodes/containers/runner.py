@@ -172,7 +172,7 @@ class ContainerRunner:
         if command is None:
             return Terminated(exit_code=137, reason="Error", message="stopped before it started")
         try:
-            self._termination_file.unlink(missing_ok=True)
+            self._termination_file.write_bytes(b"")  # a kubelet's is there and empty
             self._process = await ContainerProcess.start(command)
         except ProcessStartError as error:
             self.restarts = run

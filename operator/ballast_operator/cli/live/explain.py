@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ballast_operator.cli.terminal import printable
+
 if TYPE_CHECKING:
     from ballast_operator.report.explanation import Explanation
 
@@ -69,4 +71,4 @@ def as_text(found: "Explanation") -> str:
     ]
     lines += [f"  policy   {line}" for line in found.policy]
     lines += [f"  event    {line}" for line in found.events]
-    return "\n".join(lines)
+    return printable("\n".join(lines))

@@ -4,6 +4,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ballast_operator.cli.terminal import printable
 from ballast_operator.report.overview import JobLine, Overview
 
 WIDE_COLUMNS = 140
@@ -19,7 +20,7 @@ class Tables:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Policies, pools, jobs."""
         for line in self._seen.policies:
-            yield Text(f"ClusterPolicy {line}")
+            yield Text(printable(f"ClusterPolicy {line}"))
         yield _pools(self._seen)
         if options.max_width >= WIDE_COLUMNS:
             yield _wide(self._seen)
@@ -84,7 +85,7 @@ def _reasons(seen: Overview) -> Table:
 
 def _texts(*cells: str) -> list[Text]:
     """Cells whose brackets are text, not markup."""
-    return [Text(cell) for cell in cells]
+    return [Text(printable(cell)) for cell in cells]
 
 
 def _title(seen: Overview) -> str:

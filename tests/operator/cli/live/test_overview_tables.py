@@ -85,3 +85,8 @@ def test_brackets_in_messages_are_text():
     )
     assert "spec.nodePools[0] [/red]" in text
     assert "see [bold]x[/nope]" in text
+
+
+def test_escape_sequences_in_messages_are_not_printed():
+    """A trainer cannot clear the administrator's screen."""
+    assert "\x1b" not in printed(Overview(policies=("p: \x1b[2J",), pools=(), jobs=(job(why="\x1b[2J"),)), 80)
