@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from ballast_localcluster.default_nodes import default_nodes
 from ballast_operator.demo.manifests import demo_manifests, read_manifests
 from ballast_operator.demo.run import running_operator
 from ballast_operator.install import install_objects
+from ballast_operator.kube.notice_kinds import LEAVES_AT_ANNOTATION
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_operator_kubeconfig
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient
@@ -137,10 +139,19 @@ class Ballast:
             e for e in events if e.involved_object.kind == "TrainingJob" and e.involved_object.name == name
         ]
 
-    def taint(self, node: str, *keys: str) -> None:
-        """The node has these taints, and no others."""
-        taints = [{"key": key, "effect": "NoSchedule"} for key in keys]
-        self.core.patch_node(node, {"spec": {"taints": taints}})
+    def announce_end(self, node: str) -> None:
+        """As a cloud does that takes the machine back, in an hour: no machine is too slow to leave it."""
+        at = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).isoformat()
+        taints = [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]
+        self.core.patch_node(
+            node, {"metadata": {"annotations": {LEAVES_AT_ANNOTATION: at}}, "spec": {"taints": taints}}
+        )
+
+    def stay(self, node: str) -> None:
+        """The notice is withdrawn."""
+        self.core.patch_node(
+            node, {"metadata": {"annotations": {LEAVES_AT_ANNOTATION: None}}, "spec": {"taints": []}}
+        )
 
     def kill_rank(self, pod: str) -> None:
         """SIGKILL to the trainer process of a pod, as a crash would end it."""

@@ -85,6 +85,7 @@ class Allocator:
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
         self._next_read: float | None = None
+        self._next_growth: float | None = None
         self._store = store
         self._feeds = feeds
         self._loaded = store is None
@@ -102,7 +103,7 @@ class Allocator:
     @property
     def next_at(self) -> float | None:
         """When it decides if nothing triggers it, epoch seconds; None: not at all."""
-        times = (self._next_round, self._next_read, self.decider.budgets_at)
+        times = (self._next_round, self._next_read, self._next_growth, self.decider.budgets_at)
         return min((at for at in times if at is not None), default=None)
 
     async def run(self) -> None:
@@ -140,7 +141,7 @@ class Allocator:
             self._observer.caches[POLICY],
             key=lambda item: (item["metadata"].get("creationTimestamp", ""), item["metadata"]["name"]),
         )
-        jobs, self._next_read = self._observer.jobs(), None
+        jobs, self._next_read, self._next_growth = self._observer.jobs(), None, None
         await self._load(jobs)
         in_force: Object | None = None
         problem = "there is no ClusterPolicy. To fix: create one"
@@ -240,6 +241,9 @@ class Allocator:
         self._publish(decision.assignments, jobs)
         set_gauges(self._metrics, question.snapshot, jobs)
         self._took_seconds = clock.total("all")
+        if self.decider.growth_at is not None:
+            rest = max(LONGEST_REST_SECONDS, self._took_seconds)
+            self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
         await self._report(item, dataclasses.replace(decision.report, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
         set_cost_gauges(self._metrics, policy, written, jobs, started)

@@ -76,6 +76,7 @@ class Decider:
     Attributes:
         measurements: what trainers have reported.
         rounds: what is remembered from round to round.
+        growth_at: when the next gang that has just changed its size may grow, epoch seconds; None: none does.
         budgets_at: when the next team's budget is spent or begins again, epoch seconds; None: not known.
     """
 
@@ -84,6 +85,7 @@ class Decider:
         self.measurements = Measurements()
         self.rounds = Rounds()
         self.budgets_at: float | None = None
+        self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
 
     def ask(
@@ -115,6 +117,8 @@ class Decider:
             now=started,
             spent=spent_budgets(policy, teams),
         )
+        growth = snapshot.next_growth(started)
+        self.growth_at = None if growth is None else growth.timestamp()
         if snapshot.capacity.overlaps:
             return PolicyReport(snapshot=snapshot, jobs=jobs, policy=policy)
         inputs = complete(policy.spec.objective, snapshot.problem, snapshot.unmeasured)

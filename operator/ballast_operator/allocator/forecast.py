@@ -16,10 +16,10 @@ from ballast_policies.rounds import Placement, Round
 
 from ballast_operator.allocator.assignments import isolated_speeds
 from ballast_operator.allocator.decider import team_parts
-from ballast_operator.allocator.problem.gang_size import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, price_classes
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 from ballast_operator.allocator.rounds import Rounds
+from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
 from ballast_operator.api.cluster_policy import ClusterPolicy
 
 HOUR = 3600.0

@@ -91,6 +91,12 @@ class JobAllocation(StatusModel):
     """Those of the pods that are to join the running gang, and have not yet."""
     joining_since: Time | None = None
     """When the last growth was decided."""
+    resized_at: Time | None = None
+    """When the gang last changed its size, or gave a growth up."""
+    resize_pause_ms: Annotated[float, Field(ge=0)] | None = None
+    """How long training stood still for its last change of size, in milliseconds."""
+    failed_growths: Annotated[int, Field(ge=0)] = 0
+    """Growths that were given up since the last change of size that succeeded."""
     first_newcomer: Annotated[int, Field(ge=0)] = 0
     """Number in the name of the first pod of the last growth; 0: the gang has not grown."""
     master_address: _Name = ""
@@ -120,6 +126,10 @@ class JobAllocation(StatusModel):
         """The allocation with the nodes on which its pods run; ``node_of``: pod -> node, if it is bound."""
         nodes = tuple(node_of.get(pod) or node for pod, node in self.node_of.items())
         return self if nodes == self.nodes else self.replace(nodes=nodes)
+
+    def resized(self, at: Time, pause_ms: float | None) -> "JobAllocation":
+        """The allocation once the gang has changed its size at ``at``, with the pause that rank 0 reports."""
+        return self.replace(resized_at=at.replace(microsecond=0), resize_pause_ms=pause_ms, failed_growths=0)
 
     @property
     def node_of(self) -> Mapping[str, str]:

@@ -144,6 +144,12 @@ class ReconcileContext:
         return allocation
 
     @property
+    def change_pause_ms(self) -> float | None:
+        """How long training stood still to reach the plan, as rank 0 reports it; None: it does not say."""
+        ack = self.view.lease.ack if self.view.lease is not None else None
+        return None if ack is None or ack.pause_ms is None else max(0.0, ack.pause_ms)
+
+    @property
     def plan(self) -> Plan:
         """The plan of the job's launch, for steps that run only once it is written."""
         plan = self.view.launched_plan

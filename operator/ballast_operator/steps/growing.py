@@ -88,6 +88,7 @@ def record_growth(context: ReconcileContext, gang: Gang) -> StepResult:
     status = accrue_cost(context, context.view.status)
     grown = allocation.with_pods({pod: node_of[pod] for pod in gang.pods}, joining=())
     grown = grown.settled({pod.name: pod.node for pod in context.view.gang})
+    grown = grown.resized(context.now, context.change_pause_ms)
     status = status.replace(allocation=grown)
     message = f"{', '.join(allocation.joining)} joined; {grown.gpus} ranks train"
     status = with_condition(context, status, JobCondition.GROWN, True, JobReason.RANKS_JOINED, message)
@@ -108,7 +109,10 @@ def give_up_growth(context: ReconcileContext, why: str) -> StepResult:
     """As :func:`abandon_growth`, because of ``why``, as text."""
     allocation = context.allocation
     remaining = {pod: node for pod, node in allocation.node_of.items() if pod not in allocation.joining}
-    smaller = allocation.with_pods(remaining, joining=())
+    failed = allocation.failed_growths + 1
+    smaller = allocation.with_pods(remaining, joining=()).replace(
+        resized_at=context.now.replace(microsecond=0), failed_growths=failed
+    )
     status = accrue_cost(context, context.view.status).replace(allocation=smaller)
     message = f"{why}; the gang continues without the new pods"
     status = with_condition(context, status, JobCondition.GROWN, False, JobReason.GROWTH_GIVEN_UP, message)

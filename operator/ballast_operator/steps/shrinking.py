@@ -134,6 +134,7 @@ def record_shrink(context: ReconcileContext, move: RecordShrink) -> StepResult:
     """The released pods are gone: the gang is smaller, and their GPUs are free."""
     node_of, released = context.allocation.node_of, move.released
     shrunk = context.allocation.with_pods({pod: node_of[pod] for pod in move.gang.pods})
+    shrunk = shrunk.resized(context.now, context.change_pause_ms)
     entry = _record(context, released, shrunk.gpus)
     status = accrue_cost(context, context.view.status)
     status = status.replace(allocation=shrunk, repacks=(*status.repacks, entry)[-KEPT_REPACKS:])
@@ -166,7 +167,7 @@ def _record(context: ReconcileContext, released: tuple[str, ...], gpus: int) -> 
         survivors=tuple(Survivor(name=pod, uid=uids[pod]) for pod in plan.pods if pod in uids),
         gpus=gpus,
         step=max(0, ack.step) if ack is not None else 0,
-        pause_ms=max(0.0, ack.pause_ms) if ack is not None and ack.pause_ms is not None else None,
+        pause_ms=context.change_pause_ms,
     )
     if not _accepted(context, proposal):
         return entry.replace(asked=True, reason=plan.reason[:1024])

@@ -12,11 +12,11 @@ from ballast_operator.allocator.problem.gang_size import (
     admission_error,
     gang_size,
     gang_sizes,
-    may_change_size,
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
+from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key

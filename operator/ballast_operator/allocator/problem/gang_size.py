@@ -1,35 +1,14 @@
-"""How many GPUs a job's gang asks for, whether it may grow, and whether any pool can hold it."""
+"""How many GPUs a job's gang asks for, and whether any pool can hold it."""
 
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from ballast_policies.contract import ContractError
-from ballast_policies.contract.decode import decode_text
-from ballast_policies.contract.limits import OBJECT
 
 from ballast_operator.allocator.problem.memory import GangMemory
-from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-
-GROWTH_PAUSE_SECONDS = 20.0
-"""Between two growths of a gang."""
-
-FAILED_GROWTH_PAUSE_SECONDS = 60.0
-"""From a growth that was given up to the next try."""
-
-DEFAULT_PAUSE_SECONDS = 1.0
-"""Of a change of size, before one was measured."""
-
-DEFAULT_RESTART_SECONDS = 30.0
-"""From a gang's stop to its first step elsewhere, before its start was seen."""
-
-STOP_SECONDS = 5.0
-"""Part of that until its pods have saved and are gone."""
 
 MOST_SIZES = 32
 """Sizes of a gang that are weighed against each other; of more than these, some in between are left out."""
@@ -57,47 +36,6 @@ def most_gpus(view: JobView) -> int:
         # gpusPerPod may have been changed since.
         wanted = min(wanted, -(-kept // spec.gpus_per_pod) * spec.gpus_per_pod)
     return wanted
-
-
-def may_grow(view: JobView, now: Time) -> bool:
-    """Whether the gang trains, may take more GPUs, and has not just tried to get some."""
-    allocation, spec = view.status.allocation, view.spec
-    if allocation is None or spec is None or not may_change_size(view) or not _same_recipe(view, spec):
-        return False
-    if allocation.joining_since is None:
-        return True
-    grown = view.status.condition(JobCondition.GROWN)
-    failed = grown is not None and not grown.is_true
-    pause = FAILED_GROWTH_PAUSE_SECONDS if failed else GROWTH_PAUSE_SECONDS
-    return (now - allocation.joining_since).total_seconds() >= pause
-
-
-def may_change_size(view: JobView) -> bool:
-    """Whether the gang trains and can become smaller or larger now, without a restart; a script cannot."""
-    allocation = view.running_allocation
-    if allocation is None or view.shrinking or allocation.joining or view.leaving:
-        return False
-    return view.acknowledged and view.resizable
-
-
-def _same_recipe(view: JobView, spec: JobSpec) -> bool:
-    """Whether new pods would train with the configuration that the gang was launched with.
-
-    Most changes of a spec take effect at the next launch; ranks do not read how many
-    stages the gang may have.
-    """
-    try:
-        launched = decode_text(dict[str, Any], view.plan_config, limits=OBJECT)
-    except ContractError:  # someone has changed the ConfigMap
-        return False
-    return _recipe(launched) == _recipe(spec.config_fields)
-
-
-def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    pipeline = config.get("pipeline")
-    if not isinstance(pipeline, Mapping):
-        return dict(config)
-    return {**config, "pipeline": {k: v for k, v in pipeline.items() if k not in ("minStages", "maxStages")}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,29 +111,6 @@ def _runnable(spec: JobSpec, sizes: Sequence[int], allowed: Sequence[str]) -> It
     for position, size in enumerate(sizes):
         if all(by_stages.get(size, 1.0) > 0 for by_stages in of_use):
             yield position
-
-
-def change_pause(view: JobView) -> float:
-    """Seconds that training stands still when the gang changes its size: as last measured, else a second."""
-    measured = [repack.pause_ms for repack in view.status.repacks if repack.pause_ms is not None]
-    return measured[-1] / 1000 if measured else DEFAULT_PAUSE_SECONDS
-
-
-def may_move(view: JobView) -> bool:
-    """Whether the gang trains, and could save, stop and start in another pool: nothing else is under way."""
-    allocation, spec = view.running_allocation, view.spec
-    if allocation is None or spec is None or not view.acknowledged:
-        return False
-    return not (view.shrinking or allocation.joining or (spec.is_script and not view.has_spoken))
-
-
-def restart_seconds(view: JobView) -> float:
-    """Seconds from the gang's stop to its first step elsewhere, as long as its last start took."""
-    running, allocation = view.status.condition(JobCondition.RUNNING), view.running_allocation
-    if running is None or not running.is_true or allocation is None:
-        return DEFAULT_RESTART_SECONDS
-    started = (running.last_transition_time - allocation.since).total_seconds()
-    return STOP_SECONDS + started if started > 0 else DEFAULT_RESTART_SECONDS
 
 
 def _thinned(sizes: Sequence[int]) -> list[int]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.planning.launch.memory import MeasuredLayers
@@ -13,9 +14,9 @@ from ballast_policies.throughput.track import Estimate
 from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit, sizes_that_fit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
-from ballast_operator.allocator.problem.gang_size import change_pause, may_grow, may_move, restart_seconds
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
 from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
+from ballast_operator.allocator.size_changes import change_pause, may_grow_from, may_move, restart_seconds
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.kube.kinds import Key, Object, job_id
@@ -36,6 +37,7 @@ class SnapshotJob:
         placement: where its gang runs; None: it holds no GPUs, or its launch is ending.
         running_since: when that launch was decided, epoch seconds; 0 without a placement.
         elastic: the sizes that its gang may have, with their speeds; None: it has one size.
+        grows_from: from when on its gang may take more GPUs; None: as it is now, never.
         pods: names of its gang's pods, by rank.
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: GPUs of each of its pods, which are on one node.
@@ -51,6 +53,7 @@ class SnapshotJob:
     placement: Placement | None = None
     running_since: float = 0.0
     elastic: ElasticGang | None = None
+    grows_from: Time | None = None
     pods: tuple[str, ...] = ()
     not_tolerated: frozenset[str] = frozenset()
     gpus_per_pod: int = 1
@@ -128,10 +131,27 @@ class Snapshot:
         """Job name -> pools that ``spec.spot`` closes to it, for jobs with such pools."""
         return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
 
+    def next_growth(self, now: Time) -> Time | None:
+        """When the next gang that may not grow yet may, and there are GPUs for it; None: none is known."""
+        free = Counter({node.name: node.gpus for node in self.capacity.nodes})
+        for placement in self.running.values():
+            free.subtract(placement.nodes)
+        pools = {node.pool for node in self.capacity.nodes if free[node.name] > 0}
+        later = (job.grows_from for job in self.jobs if _grows_later(job, pools, now))
+        return min((at for at in later if at is not None), default=None)
+
     @functools.cached_property
     def unmeasured(self) -> frozenset[str]:
         """Names of the jobs of whose speed nothing is known."""
         return frozenset(job.name for job in self.jobs if not job.measured)
+
+
+def _grows_later(job: SnapshotJob, pools: Container[str], now: Time) -> bool:
+    """Whether the gang has a larger size, in one of ``pools``, and waits for its time."""
+    if job.elastic is None or job.placement is None or job.grows_from is None or job.grows_from <= now:
+        return False
+    sizes = job.elastic.speeds.get(job.placement.gpu_type, {})
+    return job.placement.pool in pools and max(sizes, default=0) > len(job.placement.nodes)
 
 
 def take_snapshot(
@@ -186,7 +206,7 @@ def _snapshot_job(
     allocation = view.running_allocation
     held = view.held_placement
     per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
-    elastic = None
+    elastic, grows_from = None, may_grow_from(view)
     if len(one.sizes) > 1:
         request = GangRequest(key=view.key, spec=one.spec, stages=one.gpus)
         by_size = sizes_that_fit(one, measurements.by_size(request, known, one.sizes), capacity)
@@ -196,7 +216,7 @@ def _snapshot_job(
                 together=one.spec.ranks_together(per_pod),
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
-                may_grow=may_grow(view, now),
+                may_grow=grows_from is not None and grows_from <= now,
                 may_move=may_move(view),
                 pause_seconds=change_pause(view),
                 restart_seconds=restart_seconds(view),
@@ -208,6 +228,7 @@ def _snapshot_job(
         placement=held.placement if held is not None else None,
         running_since=allocation.since.timestamp() if allocation is not None else 0.0,
         elastic=elastic,
+        grows_from=grows_from,
         pods=held.pods if held is not None else (),
         not_tolerated=one.not_tolerated,
         gpus_per_pod=per_pod,

@@ -101,6 +101,7 @@ class Trainer:
     deaf: bool = False
     saves: bool = True
     scales: bool = False
+    growth_pause_ms: float | None = None
     epoch: int = 0
     launch: int = 0
     step: int = 0
@@ -150,6 +151,8 @@ class Trainer:
                 end_pod(world, self.namespace, pod, ExitCode.STOPPED, message)
             return
         pause = 12.5 if plan.directive is Directive.SHRINK else None
+        if plan.directive is Directive.GROW:
+            pause = self.growth_pause_ms
         if plan.directive is Directive.SHRINK:
             message = TerminationMessage(reason=ExitReason.RELEASED, message="released", step=self.step)
             for pod in world.items(POD):

@@ -138,7 +138,7 @@ class Simulation:
             self.board,
             settings=JobSettings(),
             metrics=self.metrics,
-            allocate=_ignore,
+            allocate=self.asked_to_decide,
             clock=lambda: self.now,
         )
         self.allocator = Allocator(
@@ -154,6 +154,9 @@ class Simulation:
             feeds=PriceFeeds(self.cluster, "ballast-system"),
             clock=lambda: self.now,
         )
+
+    def asked_to_decide(self) -> None:
+        """A pass has something new for the allocator."""
 
     def connect(self) -> FakeCluster:
         """The operator's connection to the API server."""
@@ -183,7 +186,7 @@ class Simulation:
             items, version = await self.cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
             self.caches.listed(kind, items, version)
         try:
-            await self.allocator.decide()
+            await self.decide()
         except (Conflict, NotFound, Unavailable):
             return
         for _ in range(3):
@@ -195,6 +198,10 @@ class Simulation:
                     continue
             if self.world.writes == written:  # the caches are as they were: another pass decides the same
                 return
+
+    async def decide(self) -> None:
+        """The allocator decides in every tick, whether or not it would."""
+        await self.allocator.decide()
 
     def keys(self) -> list[Key]:
         return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in self.world.items(JOB)]
