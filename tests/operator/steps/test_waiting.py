@@ -84,6 +84,15 @@ def test_a_job_that_waits_again_is_told_at_once():
     assert conditions(result)["Admitted"] == (False, "BackingOff")
 
 
+def test_a_job_that_pauses_names_its_last_failure():
+    """The reason is read where the wait is read."""
+    status = an_idle_view().status.replace(next_launch_at=after(31))
+    status = status.with_condition("Running", False, "UserError", "no layer 9", now=after(0), generation=1)
+    result = take_step(a_context(an_idle_view(status=status), assignment=place()))
+    (admitted,) = [c for c in result.status.conditions if c.type == "Admitted"]
+    assert "failed 0 of at most 4 times; last: no layer 9; the next launch is not before" in admitted.message
+
+
 def test_pods_of_an_earlier_launch_are_deleted_before_the_next_one():
     """Two launches never hold GPUs at once."""
     view = dataclasses.replace(an_idle_view(), pods=(a_pod("job-1-0", 0, phase="Running"),))
