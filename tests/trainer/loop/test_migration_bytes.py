@@ -1,6 +1,7 @@
 """What travels between ranks when layers move, and when links are measured, counted where it is sent."""
 
 import pytest
+import torch
 import torch.distributed as dist
 from ballast_policies.contract.job import ModelConfig
 from ballast_policies.planning import Partition
@@ -70,6 +71,51 @@ def test_only_the_bytes_of_moved_layers_travel():
     assert 3 * weights <= size < 3 * weights + 4096
     # The sender keeps its own until the plan has been tried.
     assert [sorted(rank["held"]) for rank in ranks] == [[0, 1, 2, 3], [3, 4], [5, 6, 7]]
+
+
+def moved_in_two_messages(world):
+    """Layer 3 moves as in a rebalance; what each rank waits for, and the layer's state before and after."""
+    layers = held_layers(build_model(MODEL), BEFORE, world.rank)
+    before = {key: value.clone() for key, value in layers[3].state().items()} if world.rank == 1 else {}
+    messages, real_isend = [], dist.isend
+
+    def isend(tensor, *args, **kwargs):
+        if tensor.nbytes > AGREEING:
+            messages.append((tensor.nbytes, kwargs["group"] is world.patient_group))
+        return real_isend(tensor, *args, **kwargs)
+
+    dist.isend = isend
+    moves = plan_moves(*(stages_over(Partition(bounds=bounds), (0, 1, 2)) for bounds in (BEFORE, AFTER)))
+    migration = migrate(world, layers, moves, overlap=True)
+    under_way = len(layers.under_way)
+    if world.rank == 1:
+        # The sender no longer needs it: what is under way is a copy.
+        for value in layers[3].state().values():
+            value.zero_()
+        layers.drop([3])
+    layers.settle()
+    return {
+        "before": before,
+        "after": layers[3].state() if world.rank == 0 else {},
+        "messages": messages,
+        "bytes": migration.byte_count,
+        "under_way": (under_way, len(layers.under_way)),
+    }
+
+
+def test_the_optimizers_state_follows_a_moved_layer():
+    """Two thirds of the bytes, in a group of their own, after the move is agreed; the same bit for bit."""
+    receiver, sender, neither = on_ranks(moved_in_two_messages, 3, mesh=Mesh())
+    assert sender["before"].keys() == receiver["after"].keys()
+    assert any(name.endswith(".exp_avg_sq") for name in sender["before"])
+    for name, value in sender["before"].items():
+        assert torch.equal(value, receiver["after"][name]), name
+    (first, first_patient), (second, second_patient) = sender["messages"]
+    assert (first_patient, second_patient) == (False, True)
+    assert second > 1.5 * first
+    assert {rank["bytes"] for rank in (receiver, sender, neither)} == {first + second}
+    assert [rank["under_way"] for rank in (receiver, sender, neither)] == [(1, 0), (1, 0), (0, 0)]
+    assert receiver["messages"] == neither["messages"] == []
 
 
 def links_measured(world):

@@ -39,7 +39,7 @@ class Job:
         for layer in self.layers:
             layer.module.register_forward_hook(lambda *_, index=layer.index: self.forwards.update([index]))
 
-    def tried(self, bounds, *, rank=0, in_force=None, known=None):
+    def tried(self, bounds, *, rank=0, in_force=None, known=None, independent=False):
         """The boundaries, and the layers that ran."""
         self.forwards.clear()
         stages = stages_at(bounds)
@@ -50,6 +50,7 @@ class Job:
             layers=self.layers,
             meter=Meter(LAYERS, torch.device("cpu"), None),
             loss=self.model.loss,
+            independent_layers=independent,
         )
         boundaries = builder.tried(
             self.model.batch(0, 0, 4),
@@ -86,6 +87,17 @@ def test_where_every_cut_has_run_nothing_runs_again(rank):
     boundaries, forwards = job.tried((0, 2, 5, 6), rank=rank, in_force=(0, 2, 4, 6))
     assert forwards == []
     assert len(boundaries) == 2
+
+
+def test_independent_layers_move_without_a_trial():
+    """What they send is known from the first one; layers that may read one another's leavings are tried."""
+    job = Job()
+    job.learn(BEFORE)
+    boundaries, forwards = job.tried(AFTER, rank=1, in_force=BEFORE, independent=True)
+    assert forwards == []
+    assert [boundary.shape for boundary in boundaries] == [(1, 4, 8), (1, 4, 8)]
+    _, forwards = job.tried(AFTER, rank=1, in_force=BEFORE)
+    assert forwards == [2, 3, 4]
 
 
 def test_a_new_stage_that_cannot_run_is_refused():

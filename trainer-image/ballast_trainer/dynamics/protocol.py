@@ -53,6 +53,11 @@ class Dynamic(Protocol):
         """Called after each optimizer step, before the next forward."""
 
 
+def is_built_in(dynamic: Dynamic) -> bool:
+    """Whether it is one of this package's, whose changes of a layer read nothing of other layers."""
+    return type(dynamic).__module__.startswith(__name__.partition(".")[0] + ".")
+
+
 class UnchangedHooks:
     """Default for the hooks that most changes do not need."""
 

@@ -5,7 +5,7 @@ that can be moved, saved and loaded without looking at other layers.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
@@ -66,7 +66,24 @@ class Layer:
         self.config = config
         self.stateful: tuple[nn.Module, ...] = ()
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
-        self.optimizer = self._new_optimizer()
+        self._arrival: Callable[[], Mapping[str, torch.Tensor]] | None = None
+        self._optimizer = self._new_optimizer()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Its optimizer; waits for the state that is still on its way from another rank."""
+        if self._arrival is not None:
+            assert self._optimizer is not None
+            parameters = dict(self.module.named_parameters())
+            for name, value in self._arrival().items():
+                parameter, key = _parameter_and_key(name)
+                self._optimizer.state[parameters[parameter]][key].copy_(value)
+            self._arrival = None
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._arrival, self._optimizer = None, optimizer
 
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
         parameters = list(self.module.parameters())
@@ -99,16 +116,24 @@ class Layer:
         module = {name.removeprefix(MODULE): v for name, v in tensors.items() if name.startswith(MODULE)}
         self.module.load_state_dict(module)
         # Loading may have replaced parameters: a pruned weight comes as its kept values.
-        self.optimizer = self._new_optimizer()
-        if self.optimizer is None:
+        self._arrival = None
+        self._optimizer = self._new_optimizer()
+        if self._optimizer is None:
             return
         parameters = dict(self.module.named_parameters())
         for name, value in tensors.items():
             if name.startswith(OPTIMIZER):
-                parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
+                parameter, key = _parameter_and_key(name)
                 held = parameters[parameter]
                 plain, restored = from_tensor(key, value, held.device)
-                self.optimizer.state[held][plain] = restored
+                self._optimizer.state[held][plain] = restored
+
+    def expect(self, arrival: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        """Let tensors of the optimizer that were loaded without values get them from ``arrival``.
+
+        It is called, and may wait, when the optimizer is first looked at.
+        """
+        self._arrival = arrival
 
     def replace_parameter(self, old: nn.Parameter, new: nn.Parameter, state: dict[str, torch.Tensor]) -> None:
         """Let the optimizer continue with ``new`` in place of ``old``, which may be the same.
@@ -132,12 +157,19 @@ class Layer:
         return state + sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
 
+def _parameter_and_key(name: str) -> tuple[str, str]:
+    """Of a tensor of the optimizer, by its name in :meth:`Layer.state`."""
+    parameter, _, key = name.removeprefix(OPTIMIZER).rpartition(".")
+    return parameter, key
+
+
 class LayerSet:
     """The layers that this rank holds, by index.
 
     Attributes:
         device: where they live.
         seed: of their initial weights and of dropout.
+        under_way: wait until messages with state of layers that moved have been sent or received.
     """
 
     def __init__(
@@ -153,6 +185,7 @@ class LayerSet:
         self.seed = config.seed
         self._prepare = prepare
         self._held: dict[int, Layer] = {}
+        self.under_way: list[Callable[[], object]] = []
 
     def __iter__(self) -> Iterator[Layer]:
         return iter([self._held[index] for index in sorted(self._held)])
@@ -174,6 +207,13 @@ class LayerSet:
     def hold(self, layers: Iterable[Layer]) -> None:
         """Hold these layers too."""
         self._held.update({layer.index: layer for layer in layers})
+
+    def settle(self) -> None:
+        """Wait for the optimizer state that is on its way from this rank and to it."""
+        for layer in self:
+            _ = layer.optimizer
+        while self.under_way:
+            self.under_way.pop()()
 
     def drop(self, indices: Iterable[int]) -> None:
         """Release layers."""

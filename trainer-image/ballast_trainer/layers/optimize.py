@@ -73,6 +73,7 @@ def optimizer_step(
     scale = 1.0 / loss_scale
     if config.norm_limit is not None:
         scale *= min(1.0, config.norm_limit / (math.sqrt(squared_norm) / loss_scale + 1e-6))
+    layers.settle()
     began = meter.start_optimizer()
     for layer in layers:
         if layer.optimizer is None:
@@ -91,5 +92,6 @@ def optimizer_step(
 
 def drop_gradients(layers: LayerSet) -> None:
     """Forget a step's gradients without learning from them."""
+    layers.settle()
     for layer in layers:
         layer.module.zero_grad(set_to_none=True)

@@ -3,12 +3,12 @@
 Layout: length of the description (8 bytes), description (JSON rows of name, type, shape, kept
 count), then the bytes of each tensor.  A tensor of which fewer than :data:`SPARSE_BELOW` elements
 differ from zero goes as a bit per element and the values that differ: a pruned layer moves at the
-cost of its remaining values.
+cost of its remaining values.  Tensors whose bytes travel in another message are described alone.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,11 +17,21 @@ SPARSE_BELOW = 0.75
 """Density below which a bit per element costs less than the zeros do."""
 
 
-def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The tensors as a uint8 vector."""
+_ELSEWHERE = -1
+"""Kept count of a tensor whose bytes travel in another message."""
+
+_ALIGNED = 16
+"""Bytes to which each tensor of a message without a description is padded: the largest element."""
+
+
+def pack(tensors: Mapping[str, torch.Tensor], elsewhere: Collection[str] = ()) -> torch.Tensor:
+    """The tensors as a uint8 vector; of those named in ``elsewhere`` the description alone."""
     rows: list[tuple[str, str, list[int], int | None]] = []
     parts: list[torch.Tensor] = []
     for name, value in tensors.items():
+        if name in elsewhere:
+            rows.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), _ELSEWHERE))
+            continue
         flat = value.detach().cpu().contiguous().reshape(-1)
         kept = None
         if flat.dtype == torch.bool:
@@ -42,7 +52,7 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of a message.
+    """The tensors of a message; on the device ``meta`` those that it only describes.
 
     Raises:
         ValueError: the bytes are not a message of :func:`pack`.
@@ -64,6 +74,9 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
 
     for name, dtype_name, shape, kept in rows:
         dtype, count = getattr(torch, dtype_name), math.prod(shape)
+        if kept == _ELSEWHERE:
+            tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
+            continue
         if dtype == torch.bool:
             flat = _from_bits(take(-(-count // 8)), count)
         elif kept is None:
@@ -74,6 +87,30 @@ def unpack(data: torch.Tensor) -> dict[str, torch.Tensor]:
             flat[filled] = take(kept * dtype.itemsize).view(dtype)
         tensors[name] = flat.reshape(shape)
     return tensors
+
+
+def join_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """A copy of the tensors' bytes, one after the other, as a uint8 vector without a description."""
+    parts = [torch.empty(0, dtype=torch.uint8)]
+    for value in tensors:
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        parts += [flat, flat.new_zeros(-len(flat) % _ALIGNED)]
+    return torch.cat(parts)
+
+
+def split_bytes(data: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of :func:`join_bytes`, as views, given others of their types and shapes.
+
+    Raises:
+        ValueError: the bytes are not as many as those of such tensors.
+    """
+    found, offset = [], 0
+    for value in like:
+        found.append(data[offset : offset + value.nbytes])
+        offset += value.nbytes + -value.nbytes % _ALIGNED
+    if offset != data.numel():
+        raise ValueError(f"a message of {data.numel()} bytes, expected {offset}")
+    return [part.view(value.dtype).reshape(value.shape) for part, value in zip(found, like, strict=True)]
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def move_layers(training: TrainingState, stages: tuple[Stage, ...]) -> ReshapeRe
     """
     watch = Stopwatch()
     moves = plan_moves(training.stages, stages, training.config.pipeline.replicas)
-    migration, boundaries = _move_and_try(training, moves, stages, in_force=training.stages)
+    migration, boundaries = _move_and_try(training, moves, stages, in_force=training.stages, overlap=True)
     training.stages = stages
     _keep_own(training)
     training.rebuild(boundaries)
@@ -87,6 +87,7 @@ def _move_and_try(
     stages: tuple[Stage, ...],
     positions: int | None = None,
     in_force: tuple[Stage, ...] | None = None,
+    overlap: bool = False,
 ) -> tuple[Migration, Boundaries]:
     """Send layers to their ranks under ``stages``, and try that partition; every rank keeps those it sent.
 
@@ -96,12 +97,13 @@ def _move_and_try(
         stages: the new partition, with ranks in the numbering of today.
         positions: of the pipeline that is to run them; None: unchanged.
         in_force: today's partition where the ranks stay the same.
+        overlap: the optimizers' tensors may travel during the next step.
 
     Raises:
         MigrationFailed: nothing has changed.
     """
     before = training.layers.indices()
-    migration = migrate(training.world, training.layers, moves)
+    migration = migrate(training.world, training.layers, moves, overlap=overlap)
     training.conform()
     try:
         return migration, training.tried(stages, positions, in_force=in_force)
@@ -163,6 +165,7 @@ def grow(
         raise ValueError(f"plan {plan.epoch} grows the job but leaves out {training.world.processes}")
     old_plan, old_rank, unchanged = training.plan, training.world.rank, training.stages
     old_stages = _renumbered(unchanged, positions)
+    training.layers.settle()
     training.world.leave()
     _enter(training, plan, stages, store, rank, timeout_seconds)
     training.world.from_rank_0((_shared(training), old_stages, stages))

@@ -10,7 +10,7 @@ from ballast_policies.contract.job import JobConfig
 from ballast_trainer.causes import DATA_NOTE
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.dynamics.protocol import Dynamic
+from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
@@ -161,6 +161,7 @@ class TrainingState:
             meter=self.meter,
             loss=self.loss_scale.scaled(self.model.loss),
             meets=self._met is not self.world.pipeline,
+            independent_layers=self.model.independent_layers and all(map(is_built_in, self.dynamics)),
         )
 
     @property

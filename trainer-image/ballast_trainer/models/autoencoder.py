@@ -79,6 +79,7 @@ def build_autoencoder(*, layers: int = 8, dim: int = 128, context: int = 32, dro
 
     return Model(
         family="recommendation",
+        independent_layers=True,
         layer_count=layers,
         build_layer=build_layer,
         loss=multinomial_loss,

@@ -141,6 +141,7 @@ def build_gpt(
 
     return Model(
         family="transformer",
+        independent_layers=True,
         layer_count=layers,
         build_layer=build_layer,
         loss=cross_entropy,

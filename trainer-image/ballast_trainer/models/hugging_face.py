@@ -94,7 +94,8 @@ def decoder(causal_model: Any, *, tried: bool = True) -> Model:
     layers = _llama_like(causal_model) if hasattr(causal_model, "model") else _gpt2_like(causal_model, name)
     if tried:
         _try(causal_model, layers, name)
-    return Model.from_layers(layers, loss=cross_entropy, family="transformer")
+    known = type(causal_model).__module__.startswith("transformers.models.")
+    return Model.from_layers(layers, loss=cross_entropy, family="transformer", independent_layers=known)
 
 
 def from_config(*, model_type: str, **config: Any) -> Model:

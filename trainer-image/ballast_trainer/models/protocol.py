@@ -40,6 +40,8 @@ class Model:
             dimension is ``size``; a pure function, so that every rank sees the same order.  Needed
             where the configuration names no ``data``.
         family: kind of model (``transformer``, ``recurrent``, ...), on which throughput depends.
+        independent_layers: a promise that a layer, and the loss, read nothing of other layers but the tensor
+            that comes in, so that layers can move without a trial of the new stages.
     """
 
     layer_count: int
@@ -47,6 +49,7 @@ class Model:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     batch: BatchFunction = no_batch
     family: str = "custom"
+    independent_layers: bool = False
 
     @classmethod
     def from_layers(
@@ -56,6 +59,7 @@ class Model:
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         batch: BatchFunction = no_batch,
         family: str = "custom",
+        independent_layers: bool = False,
     ) -> "Model":
         """A model from a list of modules, or of functions that each make one.
 
@@ -73,7 +77,14 @@ class Model:
             # The original stays as it was: the layer may be built again, on this rank too.
             return copy.deepcopy(layer) if isinstance(layer, nn.Module) else layer()
 
-        return cls(layer_count=len(layers), build_layer=build_layer, loss=loss, batch=batch, family=family)
+        return cls(
+            layer_count=len(layers),
+            build_layer=build_layer,
+            loss=loss,
+            batch=batch,
+            family=family,
+            independent_layers=independent_layers,
+        )
 
 
 def _refuse_shared_parameters(modules: Sequence[nn.Module]) -> None:

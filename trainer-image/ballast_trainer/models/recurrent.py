@@ -61,6 +61,7 @@ def build_recurrent(
 
     return Model(
         family="recurrent",
+        independent_layers=True,
         layer_count=layers,
         build_layer=build_layer,
         loss=cross_entropy,

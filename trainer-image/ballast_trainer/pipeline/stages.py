@@ -109,6 +109,7 @@ class PipelineBuilder:
         lines: the ranks of every pipeline; none: there is one.
         tensor: ranks that send a part of the activations each; None: this rank sends all.
         meets: whether neighbours connect; not where these ranks have run a pipeline before.
+        independent_layers: no layer reads what others leave in this process.
     """
 
     stages: Sequence[Stage]
@@ -121,6 +122,7 @@ class PipelineBuilder:
     lines: tuple[tuple[int, ...], ...] = ()
     tensor: Axis | None = None
     meets: bool = True
+    independent_layers: bool = False
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -179,7 +181,7 @@ class PipelineBuilder:
             everywhere: gathers a value of every rank over all axes of the mesh; None: there is one pipeline.
             known: by earlier trials; receives what this one finds.
             in_force: the partition that the same ranks run: of what is known, only new stages are tried, on
-                a CPU none of which every cut has run before.  None: all are tried.
+                a CPU none where every cut has run before or the layers are independent.  None: all are tried.
 
         Raises:
             TrialFailed: on every rank; a stage cannot run so.
@@ -188,7 +190,8 @@ class PipelineBuilder:
         gathered = everywhere or line.gather_objects
         known = KnownCuts() if known is None else known
         boundaries = None if in_force is None or self._sends_parts else known.boundaries(self.stages)
-        if boundaries is not None and known.all_ran(self.stages) and self.layers.device.type == "cpu":
+        runs = self.independent_layers or known.all_ran(self.stages)
+        if boundaries is not None and runs and self.layers.device.type == "cpu":
             known.mark(self.layers)
             return boundaries
         backward: BackwardTrial | None = None
