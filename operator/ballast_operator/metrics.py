@@ -79,6 +79,11 @@ class Metrics:
         self.price_age_seconds = Gauge(
             "ballast_price_age_seconds", "Age of the last good price of a price feed.", ["pool"], registry=r
         )
+        self.jobs_kept_off_spot = Gauge(
+            "ballast_jobs_kept_off_spot",
+            "Jobs that spec.spot of the ClusterPolicy keeps off spot machines.",
+            registry=r,
+        )
         self.team_cost = Gauge(
             "ballast_team_cost", "What a team's jobs have cost, deleted ones included.", ["team"], registry=r
         )

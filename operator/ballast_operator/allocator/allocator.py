@@ -239,7 +239,7 @@ class Allocator:
             self._next_round = min(self._next_round, again)
         self._metrics.rounds.inc()
         self._publish(decision.assignments, jobs)
-        set_gauges(self._metrics, question.snapshot, jobs)
+        set_gauges(self._metrics, question.snapshot, jobs, decision.report.round_)
         self._took_seconds = clock.total("all")
         if self.decider.growth_at is not None:
             rest = max(LONGEST_REST_SECONDS, self._took_seconds)

@@ -114,7 +114,9 @@ def _assignment(
     if placement is None:
         return Assignment(
             action=AssignmentAction.RELEASE,
-            reason=JobReason.WAITING_FOR_CAPACITY,
+            reason=JobReason.SPOT_LIMIT
+            if job.name in round_.kept_off_spot
+            else JobReason.WAITING_FOR_CAPACITY,
             why=why
             if _has_share(allocation, job.name)
             else f"{allocation.policy} gives it no GPUs yet; {why}",

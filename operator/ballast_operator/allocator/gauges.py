@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
+from ballast_policies.rounds import Round
+
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.metrics import Metrics
 from ballast_operator.views.job import JobView
 
 
-def set_gauges(metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView]) -> None:
-    """GPUs by pool, and the effective throughput of the running jobs."""
+def set_gauges(
+    metrics: Metrics, snapshot: Snapshot, jobs: Sequence[JobView], round_: Round | None = None
+) -> None:
+    """GPUs by pool, the effective throughput of the running jobs, and jobs kept off spot machines."""
+    metrics.jobs_kept_off_spot.set(len(round_.kept_off_spot) if round_ is not None else 0)
     metrics.gpus_capacity.clear()
     metrics.gpus_allocated.clear()
     types = {node.pool: node.gpu_type for node in snapshot.capacity.nodes}

@@ -15,6 +15,7 @@ from ballast_operator.allocator.costs.price_feeds import (
     prices_current,
     saved_prices,
 )
+from ballast_operator.allocator.costs.spot_limits import spot_limits, within_spot_limits
 from ballast_operator.allocator.costs.teams import next_team_costs
 from ballast_operator.allocator.problem.capacity import Capacity, held_by_pool
 from ballast_operator.allocator.problem.capacity_types import types_differ
@@ -134,6 +135,7 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     if report.prices:
         found.append(prices_current(report.prices))
     found += types_differ(snapshot.capacity.kinds.values())
+    found += within_spot_limits(spot_limits(policy.spec, snapshot.capacity.kinds), report.round_)
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
         found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))

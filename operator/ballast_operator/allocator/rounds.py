@@ -1,15 +1,17 @@
 """When the rounds of a policy begin, and what is remembered between them."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState
+from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_within_limits
 from ballast_policies.rounds.sizes import SizeSettings, decide_elastic_round
 
+from ballast_operator.allocator.costs.spot_limits import spot_limits
 from ballast_operator.allocator.pending_grants import EffectivePlacements, PendingGrants
 from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import ClusterPolicy
@@ -62,11 +64,11 @@ class Rounds:
         effective = EffectivePlacements(running=snapshot.running, since=snapshot.running_since)
         if not at_boundary:
             effective = self._grants.effective_placements(snapshot, moment=moment)
-        decided = decide_elastic_round(
+        decide = functools.partial(
+            decide_elastic_round,
             now=moment,
             shares=allocation.allocation,
             jobs=snapshot.problem.jobs,
-            nodes=snapshot.capacity.nodes,
             state=RoundState(
                 received=memory.account.received,
                 promised=memory.account.promised,
@@ -89,6 +91,14 @@ class Rounds:
             gpus_per_pod=snapshot.gpus_per_pod,
             columns=classes.of_pool,
             parts=parts,
+        )
+        decided = decide_within_limits(
+            spot_limits(policy.spec, snapshot.capacity.kinds),
+            lambda offered: decide(nodes=offered),
+            nodes=snapshot.capacity.nodes,
+            jobs=snapshot.problem.jobs,
+            running=effective.running,
+            not_tolerated=snapshot.not_tolerated,
         )
         if not at_boundary:
             decided = self._grants.explain(decided)

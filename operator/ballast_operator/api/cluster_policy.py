@@ -15,7 +15,6 @@ from ballast_operator.api import meta
 from ballast_operator.api.base import (
     ApiModel,
     ObjectMeta,
-    Refused,
     Rule,
     cel_list,
     registered,
@@ -23,7 +22,8 @@ from ballast_operator.api.base import (
 )
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs.budgets import TeamBudget
-from ballast_operator.api.node_pool import NodePool
+from ballast_operator.api.costs.spot_limits import SpotLimits
+from ballast_operator.api.node_pool import CapacityType, NodePool
 
 _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 _Name = Annotated[str, Field(max_length=253)]
@@ -189,13 +189,27 @@ class ClusterPolicySpec(ApiModel):
             field=".budgets",
             holds=lambda spec: all(0 < len(team) <= 253 for team in spec.budgets),
         ),
-    )
-    REFUSED = (
-        Refused(
-            "spot",
-            "object",
-            "this version has no limits of spot for a whole cluster. "
-            "To fix: use nodePools[].capacityType, and spec.spot of jobs",
+        Rule(
+            "!has(self.spot) || !has(self.spot.onDemandShare) || self.spot.onDemandShare == 0.0 || "
+            "self.nodePools.exists(pool, !has(pool.capacityType) || pool.capacityType != 'spot')",
+            "spot.onDemandShare is above 0 and every pool is spot: nothing would ever be started. "
+            "To fix: add a pool of machines on demand, or leave it out",
+            field=".spot.onDemandShare",
+            holds=lambda spec: (
+                spec.spot.on_demand_share == 0
+                or any(pool.capacity_type is not CapacityType.SPOT for pool in spec.node_pools)
+            ),
+        ),
+        Rule(
+            "!has(self.spot) || !has(self.spot.mostInOnePool) || self.spot.mostInOnePool == 1.0 || "
+            "self.nodePools.filter(pool, !has(pool.capacityType) || pool.capacityType == 'spot').size() != 1",
+            "spot.mostInOnePool is below 1 and one pool is spot: only one gang would ever be started there. "
+            "To fix: a pool for each zone, or leave it out",
+            field=".spot.mostInOnePool",
+            holds=lambda spec: (
+                spec.spot.most_in_one_pool == 1
+                or sum(pool.capacity_type is not CapacityType.ON_DEMAND for pool in spec.node_pools) != 1
+            ),
         ),
     )
 
@@ -216,6 +230,8 @@ class ClusterPolicySpec(ApiModel):
     """Limits of the solver."""
     tenants: Tenants = Tenants()
     """Limits of namespaces. What runs is never stopped for them."""
+    spot: SpotLimits = SpotLimits()
+    """Limits of spot machines. What runs is never stopped for them."""
     budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)
     """Team -> what its jobs may cost, under every policy. Jobs name their team in ``spec.entity``."""
     dry_run: bool = False

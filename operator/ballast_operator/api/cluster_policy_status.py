@@ -123,7 +123,8 @@ class ClusterPolicyStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation of the spec that this status is about."""
     conditions: Conditions = ()
-    """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, CapacityTypesAgree, Ready."""
+    """Valid, Solved, SolverHealthy, InputsComplete, PricesCurrent, CapacityTypesAgree, WithinSpotLimits,
+    Ready."""
     capacity: Annotated[
         tuple[PoolCapacity, ...],
         Field(max_length=128, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),

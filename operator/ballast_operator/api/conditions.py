@@ -109,6 +109,8 @@ class JobReason(enum.StrEnum):
     EXCEEDS_MEMORY = "ExceedsMemory"
     """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 
+    SPOT_LIMIT = "SpotLimit"
+    """Not admitted: ``spec.spot`` of the ClusterPolicy keeps it off spot machines, and no others are free."""
     NAMESPACE_LIMIT = "NamespaceLimit"
     """Not admitted: a limit of the ClusterPolicy's ``tenants`` is reached; the message says which."""
 

@@ -18,6 +18,8 @@ class PolicyCondition(enum.StrEnum):
     """The prices of all price feeds are readable and recent; False: the last good ones count."""
     CAPACITY_TYPES_AGREE = "CapacityTypesAgree"
     """The labels of the pools' nodes say what counts for their pool. Absent: they do."""
+    WITHIN_SPOT_LIMITS = "WithinSpotLimits"
+    """``spec.spot`` keeps no job off spot machines, and what runs is within it. Absent: no limit is set."""
     READY = "Ready"
     """The policy is in force: rounds are decided by it."""
 
@@ -80,6 +82,14 @@ class PolicyReason(enum.StrEnum):
     # CapacityTypesAgree
     TYPES_DIFFER = "TypesDiffer"
     """CapacityTypesAgree is False: the message names pools, nodes and labels; the pool's type counts."""
+
+    # WithinSpotLimits
+    SPOT_AS_ALLOWED = "SpotAsAllowed"
+    """WithinSpotLimits: the message says what is in use."""
+    SPOT_LIMIT_REACHED = "SpotLimitReached"
+    """WithinSpotLimits is False: the message names jobs that are kept off, and the limits."""
+    SPOT_LIMIT_EXCEEDED = "SpotLimitExceeded"
+    """WithinSpotLimits is False: more is in use than may be started; nothing that runs is stopped for it."""
 
     # Ready
     IN_FORCE = "InForce"

@@ -58,5 +58,11 @@ COSTS = Dashboard(
             unit="s",
             queries=one(f"max by (pool) (ballast_price_age_seconds{HERE})", "{{pool}}"),
         ),
+        Panel(
+            title="Jobs kept off spot machines",
+            description="By spec.spot of the ClusterPolicy.",
+            unit="short",
+            queries=one(f"max (ballast_jobs_kept_off_spot{HERE})", "jobs"),
+        ),
     ),
 )

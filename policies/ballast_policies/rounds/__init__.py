@@ -4,6 +4,7 @@ from ballast_policies.rounds.account import Account, advance
 from ballast_policies.rounds.decide import decide_round
 from ballast_policies.rounds.memory import RoundMemory
 from ballast_policies.rounds.packing import in_whole_pods
+from ballast_policies.rounds.spot_limits import SpotLimits, decide_within_limits
 from ballast_policies.rounds.values import (
     Node,
     Placement,
@@ -20,7 +21,9 @@ __all__ = [
     "RoundMemory",
     "RoundSettings",
     "RoundState",
+    "SpotLimits",
     "advance",
     "decide_round",
+    "decide_within_limits",
     "in_whole_pods",
 ]

@@ -90,6 +90,7 @@ class Round:
         stopped: jobs that ran and now do not.
         waiting: jobs that neither ran nor run.
         reasons: job -> why, as text with numbers.
+        kept_off_spot: job that does not run on spot machines -> the limit that kept it off them.
     """
 
     placements: Mapping[str, Placement]
@@ -100,3 +101,4 @@ class Round:
     waiting: tuple[str, ...]
     reasons: Mapping[str, str]
     resized: tuple[str, ...] = ()
+    kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -26,12 +26,14 @@ class Setup:
         agnostic: it takes all GPU types for equally fast.
         more: GPU type -> GPUs added (negative: taken away).
         prices: GPU type -> USD per GPU hour, instead of today's.
+        gpus: pool -> GPUs that may be in use, instead of today's.
     """
 
     policy: str
     agnostic: bool = False
     more: Mapping[str, int] = dataclasses.field(default_factory=dict)
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +101,16 @@ def compare(problem: Problem, before: Setup, after: Setup, pools: Sequence[Price
         ProblemError: a policy is unknown or lacks what it needs, a GPU type is not in the problem, or more
             GPUs would be taken away than there are.
     """
-    sides = [(side, _with(problem, side)) for side in (before, after)]
+    own = [
+        [dataclasses.replace(pool, gpus=side.gpus.get(pool.pool, pool.gpus)) for pool in pools]
+        for side in (before, after)
+    ]
+    sides = [
+        (side, _with(_of_pools(problem, pools, of), side), of)
+        for side, of in zip((before, after), own, strict=True)
+    ]
     (cost_before, solved_first), (cost_after, solved_second) = [
-        _solved(changed, side, pools) for side, changed in sides
+        _solved(changed, side, of) for side, changed, of in sides
     ]
     return Comparison(
         before=before,
@@ -121,6 +130,15 @@ def compare(problem: Problem, before: Setup, after: Setup, pools: Sequence[Price
         least_level_before=min(solved_first.levels.values(), default=0.0),
         least_level_after=min(solved_second.levels.values(), default=0.0),
     )
+
+
+def _of_pools(problem: Problem, pools: Sequence[PricedPool], others: Sequence[PricedPool]) -> Problem:
+    """``problem`` with the GPUs of ``others`` instead of those of the same ``pools``."""
+    capacity = dict(problem.capacity)
+    for before, after in zip(pools, others, strict=True):
+        if after.gpus != before.gpus:
+            capacity[after.gpu_type] = capacity.get(after.gpu_type, 0) + after.gpus - before.gpus
+    return dataclasses.replace(problem, capacity=capacity)
 
 
 def _with(problem: Problem, side: Setup) -> Problem:

@@ -320,6 +320,8 @@ JOBS: list[Case] = [
     ("a name that starts with a digit", "metadata.name", "7b", "", "metadata.name is part of host names"),
 ]
 
+_ONE_POOL = {"name": "fast", "nodeSelector": {"pool": "fast"}, "gpuType": "v100"}
+
 POLICIES: list[Case] = [
     ("no pools", "spec.nodePools", [], "spec.nodePools", "at least 1"),
     ("an unknown objective", "spec.objective.policy", "luck", "spec.objective.policy", "max-min-fairness"),
@@ -485,5 +487,26 @@ POLICIES: list[Case] = [
         "greater than 0",
     ),
     ("nothing may ever move", "spec.moves.minRunSeconds", 1e6, "spec.moves.minRunSeconds", "hundred rounds"),
-    ("settings for spot", "spec.spot", {"notice": 30}, "spec.spot", "capacityType"),
+    (
+        "a share above all",
+        "spec.spot",
+        {"onDemandShare": 1.5},
+        "spec.spot.onDemandShare",
+        "or equal to 1",
+    ),
+    (
+        "nothing is on demand",
+        "spec",
+        {"nodePools": [_ONE_POOL | {"capacityType": "spot"}], "spot": {"onDemandShare": 0.1}},
+        "spec.spot.onDemandShare",
+        "every pool is spot",
+    ),
+    (
+        "one spot pool to spread over",
+        "spec",
+        {"nodePools": [_ONE_POOL], "spot": {"mostInOnePool": 0.5}},
+        "spec.spot.mostInOnePool",
+        "a pool for each zone",
+    ),
+    ("no pool may be used", "spec.spot", {"mostInOnePool": 0}, "spec.spot.mostInOnePool", "greater than 0"),
 ]

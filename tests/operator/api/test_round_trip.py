@@ -223,6 +223,8 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
         for name in draw(st.lists(NAMES, unique=True, min_size=1, max_size=4))
     ]
     seconds = draw(st.integers(1, 86_400))
+    kinds = [pool.get("capacityType") for pool in pools]
+    spread = st.floats(0.01, 1) if len(kinds) - kinds.count("onDemand") != 1 else st.just(1.0)
     spec = {
         "objective": draw(objectives()),
         "roundSeconds": seconds,
@@ -233,6 +235,10 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
         },
         "solver": {"timeLimitSeconds": draw(st.floats(0.01, 3600))},
         "tenants": draw(tenants()),
+        "spot": {
+            "onDemandShare": 0.0 if set(kinds) == {"spot"} else draw(st.floats(0, 1)),
+            "mostInOnePool": draw(spread),
+        },
         "budgets": draw(st.dictionaries(NAMES, budgets(), max_size=3)),
         "dryRun": draw(st.booleans()),
     }

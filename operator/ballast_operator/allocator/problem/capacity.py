@@ -25,6 +25,7 @@ class Capacity:
     Attributes:
         gpu_types: of the pools, sorted.
         nodes: of the pools, with the GPUs that may be handed out.
+        withheld: GPU type -> GPUs of ``nodes`` that limits of spot machines leave to no job.
         members: pool -> names of its nodes.
         prices: GPU type -> mean price of a GPU hour; without types of which no pool has a price.
         pools: with their own prices.
@@ -37,6 +38,7 @@ class Capacity:
 
     gpu_types: tuple[str, ...]
     nodes: tuple[Node, ...] = ()
+    withheld: Mapping[str, int] = dataclasses.field(default_factory=dict)
     members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
     pools: tuple[PricedPool, ...] = ()
@@ -53,8 +55,10 @@ class Capacity:
 
     @property
     def gpus_by_type(self) -> Counter[str]:
-        """GPU type -> GPUs."""
-        return _total((node.gpu_type, node.gpus) for node in self.nodes)
+        """GPU type -> GPUs that may be in use at a time."""
+        total = _total((node.gpu_type, node.gpus) for node in self.nodes)
+        total.subtract(self.withheld)
+        return total
 
     @property
     def gpus_by_pool(self) -> Counter[str]:

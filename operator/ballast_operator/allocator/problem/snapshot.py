@@ -11,6 +11,7 @@ from ballast_policies.rounds import Placement
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
 from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit, sizes_that_fit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
@@ -185,9 +186,15 @@ def take_snapshot(
     ]
     requests = [GangRequest(key=one.view.key, spec=one.spec, stages=one.gpus) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
+    found = tuple(_snapshot_job(one, speeds[one.view.key], measurements, capacity, now) for one in admitted)
     return Snapshot(
-        capacity=capacity,
-        jobs=tuple(_snapshot_job(one, speeds[one.view.key], measurements, capacity, now) for one in admitted),
+        capacity=within_limits(
+            capacity,
+            spot_limits(spec, capacity.kinds),
+            [job.placement for job in found if job.placement is not None],
+            [job.job.gpus if job.elastic is None else job.elastic.most for job in found],
+        ),
+        jobs=found,
         refused=tuple(refused),
         tenants=tenants.rooms,
         spent=spent or {},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ballast_operator.cli.live.whatif_spot import limited, with_spot_limits
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.simulate.input import read_amounts
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     "what the jobs of the last days would have cost there, by default under min-cost-slo.",
 )
 @click.option(
+    "--spot",
+    metavar="onDemandShare=F,mostInOnePool=F",
+    help="Other limits of spot machines than spec.spot of the ClusterPolicy.",
+)
+@click.option(
     "--days",
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
@@ -65,6 +71,7 @@ def whatif(
     agnostic: bool,
     more: str | None,
     prices: str | None,
+    spot: str | None,
     days: float,
     start: str | None,
     hours: float | None,
@@ -81,9 +88,9 @@ def whatif(
 
     if is_folder_of_prices(prices):
         assert prices is not None
-        if agnostic or more is not None or hours is not None or cluster_policy:
+        if agnostic or any(one is not None for one in (more, hours, spot)) or cluster_policy:
             raise click.UsageError(
-                "--agnostic, --add, --over-time, --cluster-policy: not with --prices FOLDER. "
+                "--agnostic, --add, --spot, --over-time, --cluster-policy: not with --prices FOLDER. "
                 "To fix: leave them out"
             )
         _replay(prices, policy, days, start, kubeconfig, output)
@@ -97,16 +104,25 @@ def whatif(
         live = asyncio.run(_read(kubeconfig, cluster_policy))
         snapshot, objective = live.snapshot, live.policy.spec.objective
         problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
-        after = Setup(policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced)
+        limits = live.policy if spot is None else with_spot_limits(live.policy, spot)
+        gpus = {} if spot is None else {p.pool: p.gpus for p in limited(snapshot, limits).capacity.pools}
+        after = Setup(
+            policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced, gpus=gpus
+        )
         before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
         found = compare(problem, before, after, snapshot.capacity.pools)
         courses = None
         if hours is not None:
             from ballast_operator.cli.live.whatif_over_time import over_time
 
-            moment = live.at.timestamp()
             courses = over_time(
-                snapshot, live.policy, (before, after), hours=hours, now=moment, live=live.resizable
+                snapshot,
+                live.policy,
+                (before, after),
+                hours=hours,
+                now=live.at.timestamp(),
+                live=live.resizable,
+                then=limits,
             )
     except (OperatorError, ConfigException) as error:
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error

@@ -68,24 +68,35 @@ def over_time(
     hours: float,
     now: float,
     live: Collection[str],
+    then: "ClusterPolicy | None" = None,
 ) -> OverTime:
-    """The courses under both ``setups``; ``live``: jobs that change their size without a restart.
+    """The courses under both ``setups``.
+
+    Args:
+        snapshot: the cluster.
+        policy: in force.
+        setups: now, and then.
+        hours: how far to look ahead.
+        now: epoch seconds.
+        live: jobs that change their size without a restart.
+        then: the policy of the second setup; None: the same.
 
     Raises:
         ProblemError: a policy cannot be used on what is there at some moment.
     """
     from ballast_operator.allocator.forecast import forecast
+    from ballast_operator.cli.live.whatif_spot import limited
 
     before, after = (
         forecast(
-            changed(snapshot, setup),
-            _under(policy, setup.policy),
+            limited(changed(snapshot, setup), under),
+            _under(under, setup.policy),
             now=now,
             seconds=hours * HOUR,
             live=live,
             agnostic=setup.agnostic,
         )
-        for setup in setups
+        for setup, under in zip(setups, (policy, then or policy), strict=True)
     )
     return OverTime(
         hours=hours,

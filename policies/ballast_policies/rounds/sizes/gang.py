@@ -36,6 +36,11 @@ class ElasticGang:
         """The smallest size."""
         return min(min(by_size) for by_size in self.speeds.values())
 
+    @property
+    def most(self) -> int:
+        """The largest size."""
+        return max(max(by_size) for by_size in self.speeds.values())
+
     def speed(self, gpu_type: str, gpus: int) -> float:
         """Steps/s; of a size that is not listed, that of the next smaller one; 0 below the least."""
         by_size = self.speeds.get(gpu_type, {})

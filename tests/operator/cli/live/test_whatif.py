@@ -185,3 +185,38 @@ def test_over_time_is_refused_where_it_cannot_apply(monkeypatch, arguments, word
     assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
     assert "To fix:" in done.stderr
+
+
+def test_other_limits_of_spot_machines(monkeypatch):
+    """Without spot machines the two spot P100s are in nobody's share, and no gang starts there later."""
+    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(cluster()))
+    arguments = ["--spot", "onDemandShare=1", "--over-time", "2000"]
+    found = CliRunner().invoke(whatif, [*arguments, "--output", "json"])
+    content = json.loads(found.stdout)
+    assert content["after"]["gpus"]["p100-spot"] == 0
+    assert content["before"]["gpus"] == {}
+    used = {job["job"]: (job["types_before"], job["types_after"]) for job in content["jobs"]}
+    before, after = (sum(2 * types[at].get("p100", 0.0) for types in used.values()) for at in (0, 1))
+    assert after < before
+    assert (
+        content["over_time"]["after"]["last_end_seconds"]
+        >= content["over_time"]["before"]["last_end_seconds"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ("onDemandShare=2", "less than or equal to 1"),
+        ("mostInOnePool=0", "greater than 0"),
+        ("share=0.1", "not permitted"),
+        ("nonsense", "--spot"),
+    ],
+)
+def test_limits_of_spot_machines_that_are_none_are_refused(monkeypatch, limits, words):
+    """With the option, and what it could be."""
+    monkeypatch.setattr(whatif_module, "_read", lambda *_: read_cluster(cluster()))
+    done = CliRunner().invoke(whatif, ["--spot", limits])
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "To fix: " in done.output

@@ -1,0 +1,48 @@
+"""``ballast whatif --spot``: other limits of spot machines than the ClusterPolicy's."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from ballast_operator.cli.simulate.input import read_amounts
+
+if TYPE_CHECKING:
+    from ballast_operator.allocator.problem.snapshot import Snapshot
+    from ballast_operator.api.cluster_policy import ClusterPolicy
+
+
+def with_spot_limits(policy: "ClusterPolicy", text: str) -> "ClusterPolicy":
+    """The ClusterPolicy with the limits ``onDemandShare=0.3,mostInOnePool=0.5``; those not named: none.
+
+    Raises:
+        UsageError: they are no limits, or the policy's pools cannot have them.
+    """
+    from pydantic import ValidationError
+
+    from ballast_operator.api.costs.spot_limits import SpotLimits
+
+    given = read_amounts(text, "--spot", float)
+    try:
+        limits = SpotLimits.model_validate(given)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3])
+        raise click.UsageError(f"--spot: {found}. To fix: onDemandShare=0.3,mostInOnePool=0.5") from error
+    spec = policy.spec.model_copy(update={"spot": limits})
+    for rule in spec.RULES:
+        if rule.holds is not None and not rule.holds(spec):
+            raise click.UsageError(f"--spot: {rule.message}")
+    return policy.model_copy(update={"spec": spec})
+
+
+def limited(snapshot: "Snapshot", policy: "ClusterPolicy") -> "Snapshot":
+    """The snapshot with what the policy's limits of spot machines leave of its pools."""
+    from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
+
+    capacity = within_limits(
+        snapshot.capacity,
+        spot_limits(policy.spec, snapshot.capacity.kinds),
+        list(snapshot.running.values()),
+        [job.job.gpus if job.elastic is None else job.elastic.most for job in snapshot.jobs],
+    )
+    return dataclasses.replace(snapshot, capacity=capacity)

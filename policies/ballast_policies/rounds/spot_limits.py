@@ -1,0 +1,283 @@
+"""Limits of spot machines for a whole cluster: what may be started there, whatever policy and round decide.
+
+A round is decided as if there were no limit. Where it would start more in spot pools than the limits leave,
+the GPUs of what comes last are not offered, and it is decided again: a gang that is kept off may still run on
+other machines. What runs is never stopped for a limit: where more is held than it leaves, nothing is started.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds.values import Node, Placement, Round
+
+REFINEMENTS = 6
+"""After as many decisions the limits become strict, so that there is an end."""
+MOST_DECISIONS = 10
+"""After as many, nothing is started in spot pools."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpotLimits:
+    """What may be started in spot pools.
+
+    Attributes:
+        pools: the spot pools.
+        on_demand_share: part of the GPUs in use that are not spot, at least.
+        most_in_one_pool: part of the spot GPUs in use that are in one pool, at most, but for its last gang.
+    """
+
+    pools: frozenset[str]
+    on_demand_share: float = 0.0
+    most_in_one_pool: float = 1.0
+
+    @property
+    def limits(self) -> bool:
+        """Whether anything is limited."""
+        return bool(self.pools) and (self.on_demand_share > 0 or self.most_in_one_pool < 1)
+
+    def most(self, used: int) -> int:
+        """Spot GPUs that may be in use where ``used`` GPUs are in use in all."""
+        return math.floor((1.0 - self.on_demand_share) * used + 1e-9)
+
+    def most_beside(self, others: int) -> int | None:
+        """Spot GPUs that may be in use beside ``others`` GPUs that are not spot; None: any number."""
+        if self.on_demand_share <= 0:
+            return None
+        return math.floor((1.0 - self.on_demand_share) / self.on_demand_share * others + 1e-9)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """GPUs of a spot pool that a gang takes in a round: to start, to move there, or to grow.
+
+    ``own``: GPUs that it keeps there, where it grows.
+    """
+
+    job: str
+    pool: str
+    nodes: tuple[str, ...]
+    own: int = 0
+
+
+def launches(
+    placements: Mapping[str, Placement], running: Mapping[str, Placement], pools: frozenset[str]
+) -> list[Launch]:
+    """What ``placements`` take of ``pools`` beyond what is ``running``."""
+    found = []
+    for job, placement in placements.items():
+        if placement.pool not in pools:
+            continue
+        more = Counter(placement.nodes)
+        before = running.get(job)
+        if before is not None and before.pool == placement.pool:
+            more -= Counter(before.nodes)
+        if more:
+            own = len(placement.nodes) - more.total()
+            found.append(Launch(job, placement.pool, tuple(more.elements()), own))
+    return found
+
+
+def decide_within_limits(
+    limits: SpotLimits,
+    decide: Callable[[Sequence[Node]], Round],
+    *,
+    nodes: Sequence[Node],
+    jobs: Sequence[Job],
+    running: Mapping[str, Placement],
+    not_tolerated: Mapping[str, frozenset[str]] | None = None,
+) -> Round:
+    """The round that ``decide`` makes of the nodes that the limits leave.
+
+    Where it takes GPUs of spot pools that ``running`` gangs do not hold, at most ``limits.most`` of the GPUs
+    in use are spot afterwards, and a pool in which something is started has at most its part of the spot GPUs
+    in use, if its last gang is not counted: otherwise no gang could be the first. Where nothing exceeds the
+    limits, the round is that of ``decide(nodes)``.
+
+    Args:
+        limits: of spot machines.
+        decide: decides on nodes; of each it must be content with the GPUs that running gangs hold.
+        nodes: of all pools.
+        jobs: that want GPUs.
+        running: job -> where it runs.
+        not_tolerated: job -> groups of nodes on which it must not be started.
+    """
+    if not limits.limits:
+        return decide(nodes)
+    offer = _Offer(limits, nodes, running)
+    offered, kept_off = nodes, dict[str, str]()
+    while True:
+        decided = decide(offered)
+        refused = offer.refuse(decided)
+        if not refused:
+            break
+        kept_off |= refused
+        offered = offer.nodes()
+    if offered is nodes:
+        return decided
+    return _explained(decided, kept_off, offer, jobs, not_tolerated or {})
+
+
+class _Offer:
+    """The nodes of one round, with fewer and fewer GPUs of spot pools."""
+
+    def __init__(self, limits: SpotLimits, nodes: Sequence[Node], running: Mapping[str, Placement]) -> None:
+        self.limits, self._nodes, self._running = limits, nodes, running
+        self.spot_nodes = tuple(node for node in nodes if node.pool in limits.pools)
+        self._held: Counter[str] = Counter()
+        self._held_by_pool: Counter[str] = Counter()
+        for placement in running.values():
+            if placement.pool in limits.pools:
+                self._held.update(placement.nodes)
+                self._held_by_pool[placement.pool] += len(placement.nodes)
+        self._most: float = math.inf
+        self._most_of: dict[str, float] = {}
+        self._wanted: list[str] = []
+        self._decisions = 0
+        self.why: dict[str, str] = {}
+
+    def refuse(self, decided: Round) -> dict[str, str]:
+        """Job -> why it gets no GPUs of a spot pool, for what the limits do not allow; empty: all is allowed.
+
+        What is refused is not offered any more by :meth:`nodes`.
+        """
+        self._decisions += 1
+        used = Counter[str]()
+        for placement in decided.placements.values():
+            used[placement.pool] += len(placement.nodes)
+        asked = launches(decided.placements, self._running, self.limits.pools)
+        most = self._most_in_use(used)
+        kept, refused, in_use = self._admitted(asked, used, most)
+        if not refused:
+            return {}
+        why = {}
+        for launch in refused:
+            if not self._one_more(launch, in_use):
+                self._most_of[launch.pool] = self._most_there(launch.pool, used, in_use)
+                why[launch.job] = self.why[launch.pool] = (
+                    f"spec.spot.mostInOnePool={self.limits.most_in_one_pool:g} of the ClusterPolicy: pool "
+                    f"{launch.pool} has {in_use[launch.pool]} of {in_use.total()} spot GPUs in use"
+                )
+            else:
+                self._most = min(self._most, most)
+                total = sum(used.values())
+                why[launch.job] = self.why[""] = (
+                    f"spec.spot.onDemandShare={self.limits.on_demand_share:g} of the ClusterPolicy: of "
+                    f"{total} GPUs in use at most {self.limits.most(total)} may be spot"
+                )
+        if self._decisions >= MOST_DECISIONS:
+            self._most_of = dict.fromkeys(self.limits.pools, -1.0)
+        elif self._decisions >= REFINEMENTS:
+            self._most_of |= {launch.pool: -1.0 for launch in refused if launch.pool in self._most_of}
+        self._wanted = [name for launch in kept for name in launch.nodes]
+        for launch in refused:  # whole gangs that the limits may leave once others run elsewhere
+            in_use[launch.pool] += len(launch.nodes)
+            fits = in_use[launch.pool] <= self._most_of.get(launch.pool, math.inf)
+            if fits and in_use.total() <= self._most:
+                self._wanted += launch.nodes
+            else:
+                in_use[launch.pool] -= len(launch.nodes)
+        return why
+
+    def _most_there(self, pool: str, used: Mapping[str, int], allowed: Mapping[str, int]) -> float:
+        """Spot GPUs that may be in use in the pool; what is kept off is taken to run in other spot pools.
+
+        At least those that are ``allowed`` now, and fewer than are ``used``.
+        """
+        total = sum(count for name, count in used.items() if name in self.limits.pools)
+        part = math.floor(self.limits.most_in_one_pool * total + 1e-9)
+        return max(allowed[pool], min(part, used[pool] - 1))
+
+    def _most_in_use(self, used: Mapping[str, int]) -> float:
+        """Spot GPUs that may be in use; a gang that is kept off is taken to run elsewhere, at first."""
+        strict = self._decisions >= REFINEMENTS
+        others = sum(count for pool, count in used.items() if pool not in self.limits.pools)
+        beside = self.limits.most_beside(others)
+        if beside is None:
+            return math.inf
+        return beside if strict else self.limits.most(sum(used.values()))
+
+    def _admitted(
+        self, asked: Sequence[Launch], used: Mapping[str, int], most: float
+    ) -> tuple[list[Launch], list[Launch], Counter[str]]:
+        """(launches that are allowed, those that are not, pool -> spot GPUs in use with the allowed ones)."""
+        in_use = Counter({pool: count for pool, count in used.items() if pool in self.limits.pools})
+        for launch in asked:
+            in_use[launch.pool] -= len(launch.nodes)
+        kept: list[Launch] = []
+        left = list(asked)
+        while left:
+            refused = []
+            for launch in left:
+                fits = in_use.total() + len(launch.nodes) <= most
+                if fits and self._one_more(launch, in_use):
+                    in_use[launch.pool] += len(launch.nodes)
+                    kept.append(launch)
+                else:
+                    refused.append(launch)
+            if len(refused) == len(left):
+                break
+            left = refused
+        return kept, left, in_use
+
+    def _one_more(self, launch: Launch, in_use: Counter[str]) -> bool:
+        """Whether the pool has no more than its part of the spot GPUs in use, without this gang."""
+        others, total = in_use[launch.pool] - launch.own, in_use.total() - launch.own
+        return others <= self.limits.most_in_one_pool * total + 1e-9
+
+    def nodes(self) -> list[Node]:
+        """The nodes with the GPUs that may be handed out.
+
+        Of spot pools: those that running gangs hold, those that the allowed launches take, and what is left
+        of the limits. Pools that hold more than they may take no gang.
+        """
+        extra = Counter(self._wanted) - self._held
+        room = self._most - self._held.total()
+        rooms = {
+            pool: self._most_of.get(pool, math.inf) - self._held_by_pool[pool] for pool in self.limits.pools
+        }
+        offered: dict[str, Node] = {}
+        # What the allowed launches take comes first, then nodes that exist.
+        by_use = sorted(self.spot_nodes, key=lambda node: (-extra[node.name], node.coming))
+        for only_wanted in (True, False):
+            for node in by_use:
+                held = self._held[node.name]
+                if (room < 0 or rooms[node.pool] < 0) and not node.closed:
+                    why = self.why.get("" if room < 0 else node.pool) or next(iter(self.why.values()))
+                    offered[node.name] = dataclasses.replace(node, gpus=min(node.gpus, held), closed=why)
+                    continue
+                has = offered[node.name].gpus if node.name in offered else min(node.gpus, held)
+                more = min(extra[node.name], node.gpus - has) if only_wanted else node.gpus - has
+                more = int(max(0, min(more, room, rooms[node.pool])))
+                room, rooms[node.pool] = room - more, rooms[node.pool] - more
+                offered[node.name] = dataclasses.replace(node, gpus=has + more)
+        return [offered.get(node.name, node) for node in self._nodes]
+
+
+def _explained(
+    decided: Round,
+    kept_off: Mapping[str, str],
+    offer: _Offer,
+    jobs: Sequence[Job],
+    not_tolerated: Mapping[str, frozenset[str]],
+) -> Round:
+    """The round with the limit that kept each job off spot machines, in its reason and by itself."""
+    open_to = {(node.gpu_type, node.taints) for node in offer.spot_nodes if not node.closed and node.gpus > 0}
+    limited: dict[str, str] = {}
+    for job in jobs:
+        at = decided.placements.get(job.name)
+        if at is not None and at.pool in offer.limits.pools:
+            continue
+        if job.name in kept_off:
+            limited[job.name] = kept_off[job.name]
+        elif at is None:
+            barred = not_tolerated.get(job.name, frozenset())
+            if any(job.throughput.get(kind, 0.0) > 0 and taints not in barred for kind, taints in open_to):
+                limited[job.name] = "; ".join(offer.why.values())
+    reasons = {
+        job: f"{why}; kept off spot machines by {limited[job]}" if job in limited else why
+        for job, why in decided.reasons.items()
+    }
+    return dataclasses.replace(decided, reasons=reasons, kept_off_spot=limited)

@@ -1,0 +1,110 @@
+"""spec.spot of the ClusterPolicy: what is started on spot machines, under every policy, and what is said."""
+
+from typing import Any
+
+import pytest
+from ballast_operator.api.conditions import JobCondition, JobReason
+from ballast_operator.kube.kinds import POLICY
+
+from tests.operator.loops.simulated.simulation import Simulation
+
+PRICES = {"sure": 3.0, "east": 1.0, "west": 1.1}
+
+
+def cluster(spot: dict[str, Any], policy: str = "min-cost", **gpus: int) -> Simulation:
+    """Pools ``sure`` (on demand), ``east`` and ``west`` (spot) of one GPU type."""
+    gpus = gpus or {"sure": 8, "east": 8, "west": 8}
+    simulation = Simulation(nodes={pool: (pool, count) for pool, count in gpus.items()}, roundSeconds=10)
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["objective"] = {"policy": policy}
+    item["spec"]["spot"] = spot
+    for pool in item["spec"]["nodePools"]:
+        kind = "onDemand" if pool["name"] == "sure" else "spot"
+        pool |= {"gpuType": "v100", "capacityType": kind, "pricePerGpuHour": PRICES[pool["name"]]}
+    simulation.world.put(POLICY, item)
+    return simulation
+
+
+def add(simulation: Simulation, *names: str, **spec: Any) -> None:
+    speeds = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
+    for name in names:
+        simulation.add_job(
+            name, **{"trainer": {"total": 100_000}, "totalSteps": 100_000, "throughput": speeds, **spec}
+        )
+
+
+def pools(simulation: Simulation, *names: str) -> list[str]:
+    allocations = [simulation.status(name).allocation for name in names]
+    return sorted("" if one is None else one.pool for one in allocations)
+
+
+def condition(simulation: Simulation) -> tuple[str, str, str]:
+    conditions = simulation.world.get(POLICY, "", "default")["status"]["conditions"]
+    found = next(one for one in conditions if one["type"] == "WithinSpotLimits")
+    return found["status"], found["reason"], found["message"]
+
+
+@pytest.mark.parametrize("policy", ["min-cost", "max-min-fairness", "fifo", "max-throughput"])
+async def test_half_on_demand_under_every_policy(policy: str):
+    """Four gangs: no more of them are on spot machines than beside."""
+    simulation = cluster({"onDemandShare": 0.5}, policy)
+    names = ("a", "b", "c", "d")
+    add(simulation, *names)
+    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in names))
+    assert sum(pool != "sure" for pool in pools(simulation, *names)) <= 2
+
+
+async def test_the_cheap_part_is_used_as_far_as_it_is_allowed():
+    """The policy that reads prices takes the half that it may have, and the condition counts it."""
+    simulation = cluster({"onDemandShare": 0.5})
+    add(simulation, "a", "b", "c", "d")
+    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
+    assert pools(simulation, *"abcd") == ["east", "east", "sure", "sure"]
+    status, reason, message = condition(simulation)
+    assert "4 of 8 GPUs in use are spot (4 of pool east)" in message
+    assert (status, reason) in {("True", "SpotAsAllowed"), ("False", "SpotLimitReached")}
+
+
+async def test_a_job_for_spot_machines_alone_waits_with_the_limit_as_its_reason():
+    """Until enough runs beside them."""
+    simulation = cluster({"onDemandShare": 0.5})
+    add(simulation, "one", spot="Require")
+    await simulation.tick()
+    found = simulation.status("one").condition(JobCondition.ADMITTED)
+    assert (found.is_true, found.reason) == (False, JobReason.SPOT_LIMIT)
+    assert "onDemandShare=0.5 of the ClusterPolicy" in found.message
+    assert "onDemandShare=0.5" in simulation.status("one").last_decision.why
+    status, reason, message = condition(simulation)
+    assert (status, reason) == ("False", "SpotLimitReached")
+    assert "0 of 0 GPUs in use are spot; kept off spot machines: team/one" in message
+    assert simulation.metrics.registry.get_sample_value("ballast_jobs_kept_off_spot") == 1
+    add(simulation, "sure", spot="Forbid")
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert condition(simulation)[:2] == ("True", "SpotAsAllowed")
+
+
+async def test_a_limit_that_is_lowered_stops_nothing():
+    """What runs stays, the condition says so, and the next job runs elsewhere."""
+    simulation = cluster({})
+    add(simulation, "a", "b")
+    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "ab"))
+    assert pools(simulation, "a", "b") == ["east", "east"]
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["spot"] = {"onDemandShare": 0.9}
+    simulation.world.put(POLICY, item)
+    for _ in range(30):
+        await simulation.tick()
+    assert pools(simulation, "a", "b") == ["east", "east"]
+    assert [simulation.status(name).launches for name in "ab"] == [1, 1]
+    assert condition(simulation)[:2] == ("False", "SpotLimitExceeded")
+    add(simulation, "c")
+    await simulation.until(lambda: simulation.state("c") == "Running")
+    assert pools(simulation, "c") == ["sure"]
+
+
+async def test_gangs_are_spread_over_the_spot_pools():
+    """At most half in each, though one is cheaper."""
+    simulation = cluster({"mostInOnePool": 0.5}, east=8, west=8)
+    add(simulation, "a", "b", "c", "d")
+    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
+    assert pools(simulation, *"abcd") == ["east", "east", "west", "west"]

@@ -1,0 +1,209 @@
+"""Limits of spot machines for a cluster: random clusters and rounds in a row."""
+
+import dataclasses
+import functools
+import random
+from collections import Counter
+
+import pytest
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import (
+    Node,
+    Placement,
+    RoundSettings,
+    RoundState,
+    SpotLimits,
+    decide_within_limits,
+)
+from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
+from ballast_policies.rounds.spot_limits import launches
+from hypothesis import given
+from hypothesis import strategies as st
+
+SPOT = frozenset({"s", "t", "u"})
+
+
+def node(name, gpus, pool="s"):
+    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus)
+
+
+def job(name, gpus=1, **fields):
+    return Job(name=name, gpus=gpus, **{"throughput": {"v100": 1.0}, "steps_remaining": 1e4, **fields})
+
+
+def decide(jobs, nodes, limits, *, running=None, elastic=None, shares=None, within_round=False, **options):
+    running = running or {}
+    question = functools.partial(
+        decide_elastic_round,
+        now=100.0,
+        shares=shares or {one.name: {"v100": 1.0} for one in jobs},
+        jobs=jobs,
+        state=RoundState(running=running, running_since=dict.fromkeys(running, 0.0)),
+        settings=RoundSettings(round_seconds=60.0, within_round=within_round),
+        elastic=elastic or {},
+        **options,
+    )
+    return decide_within_limits(
+        limits,
+        lambda offered: question(nodes=offered),
+        nodes=nodes,
+        jobs=jobs,
+        running=running,
+        not_tolerated=options.get("not_tolerated"),
+    )
+
+
+def in_use(placements):
+    used = Counter()
+    for placement in placements.values():
+        used[placement.pool] += len(placement.nodes)
+    return used
+
+
+def hold(limits, placements, running):
+    """The promise: where something was started on spot machines, the limits hold afterwards."""
+    used = in_use(placements)
+    spot = sum(used[pool] for pool in limits.pools)
+    started = launches(placements, running, limits.pools)
+    if started:
+        assert spot <= (1 - limits.on_demand_share) * used.total() + 1e-6
+    for pool in {launch.pool for launch in started}:
+        sizes = [len(placements[launch.job].nodes) for launch in started if launch.pool == pool]
+        assert any(used[pool] - size <= limits.most_in_one_pool * (spot - size) + 1e-6 for size in sizes), (
+            pool,
+            used,
+        )
+
+
+@st.composite
+def clusters(draw):
+    pools = draw(st.lists(st.sampled_from("dstu"), min_size=1, max_size=8))
+    nodes = [node(f"n{at}", draw(st.integers(0, 8)), pool) for at, pool in enumerate(pools)]
+    limits = SpotLimits(
+        pools=SPOT,
+        on_demand_share=draw(st.sampled_from((0.0, 0.05, 0.25, 0.5, 0.9, 1.0))),
+        most_in_one_pool=draw(st.sampled_from((0.1, 0.34, 0.5, 0.75, 1.0))),
+    )
+    return nodes, limits, draw(st.integers(0, 2**32 - 1))
+
+
+def random_job(rng, name):
+    """(job, its sizes or None)."""
+    least = rng.choice((1, 1, 2, 2, 3, 4))
+    sizes = sorted({least, *(least + rng.randint(1, 4) for _ in range(rng.choice((0, 0, 1, 3))))})
+    speeds = {size: size**0.8 for size in sizes}
+    gang = ElasticGang(speeds={"v100": speeds}, may_shrink=True, may_grow=True) if len(sizes) > 1 else None
+    return job(name, least, weight=rng.choice((1.0, 1.0, 3.0))), gang
+
+
+@given(clusters())
+def test_launches_never_exceed_the_limits_over_rounds_in_a_row(cluster):
+    """Jobs come and go, gangs grow, shrink, are stopped and moved, nodes go: what is started stays below."""
+    nodes, limits, seed = cluster
+    rng = random.Random(seed)
+    jobs, elastic, running = {}, {}, {}
+    for number in range(8):
+        for one in range(rng.randint(0, 4)):
+            name = f"j{number}-{one}"
+            jobs[name], gang = random_job(rng, name)
+            elastic |= {name: gang} if gang else {}
+        for name in [name for name in jobs if rng.random() < 0.2]:
+            jobs.pop(name)
+            running.pop(name, None)
+            elastic.pop(name, None)
+        barred = {name: frozenset({""}) for name in jobs if rng.random() < 0.05}
+        decided = decide(
+            list(jobs.values()),
+            nodes,
+            limits,
+            running=running,
+            elastic=elastic,
+            shares={name: {"v100": rng.random()} for name in jobs},
+            within_round=rng.random() < 0.5,
+            not_tolerated=barred,
+        )
+        used = Counter(name for placement in decided.placements.values() for name in placement.nodes)
+        assert all(used[one.name] <= one.gpus for one in nodes)
+        hold(limits, decided.placements, running)
+        for name, why in decided.kept_off_spot.items():
+            at = decided.placements.get(name)
+            assert at is None or at.pool not in SPOT
+            assert why in decided.reasons[name]
+        running = dict(decided.placements)
+
+
+@given(clusters(), st.booleans())
+def test_limits_that_nothing_exceeds_change_nothing(cluster, within_round):
+    """The decision is the one without limits."""
+    nodes, limits, seed = cluster
+    rng = random.Random(seed)
+    made = [random_job(rng, f"j{at}") for at in range(rng.randint(1, 8))]
+    jobs, elastic = [one for one, _ in made], {one.name: gang for one, gang in made if gang}
+    wide = dataclasses.replace(limits, on_demand_share=0.0, most_in_one_pool=1.0)
+    free = decide(jobs, nodes, wide, elastic=elastic, within_round=within_round)
+    used = in_use(free.placements)
+    spot = sum(used[pool] for pool in SPOT)
+    enough = SpotLimits(
+        pools=SPOT,
+        on_demand_share=(used.total() - spot) / used.total() if used else 0.0,
+        most_in_one_pool=max((used[pool] / spot for pool in SPOT if spot), default=1.0),
+    )
+    assert decide(jobs, nodes, enough, elastic=elastic, within_round=within_round) == free
+
+
+def test_gangs_that_exceed_the_share_run_on_other_machines():
+    """Ten gangs, three tenths on demand: seven run on spot machines and three beside."""
+    nodes = [node(f"s{at}", 2) for at in range(5)] + [node("d", 8, "d")]
+    jobs = [job(f"j{at}") for at in range(10)]
+    limits = SpotLimits(pools=SPOT, on_demand_share=0.3)
+    cheaper = {
+        "shares": {one.name: {"spot": 1.0} for one in jobs},
+        "columns": {"s": "spot", "d": "on demand"},
+    }
+    wide = decide(jobs, nodes, dataclasses.replace(limits, on_demand_share=0.0), **cheaper)
+    decided = decide(jobs, nodes, limits, **cheaper)
+    assert in_use(wide.placements) == {"s": 10}
+    assert in_use(decided.placements) == {"s": 7, "d": 3}
+    assert len(decided.kept_off_spot) == 3
+    assert all("onDemandShare=0.3" in why for why in decided.kept_off_spot.values())
+
+
+def test_without_other_machines_nothing_starts_on_spot_machines():
+    """And each job says which limit keeps it."""
+    jobs = [job(f"j{at}", 2) for at in range(3)]
+    decided = decide(jobs, [node("n", 6)], SpotLimits(pools=SPOT, on_demand_share=0.1))
+    assert not decided.placements
+    assert set(decided.kept_off_spot) == {one.name for one in jobs}
+    assert all("kept off spot machines by spec.spot.onDemandShare=0.1" in w for w in decided.reasons.values())
+
+
+@pytest.mark.parametrize("limits", [{"on_demand_share": 1.0}, {"most_in_one_pool": 0.2}])
+def test_what_runs_is_not_stopped_where_more_is_held_than_the_limits_leave(limits):
+    """A limit that was lowered: gangs stay, the waiting one is more urgent and does not start."""
+    nodes = [node("a", 4), node("b", 4, "t")]
+    running = {f"j{at}": Placement(gpu_type="v100", pool="s", nodes=("a", "a")) for at in range(2)}
+    jobs = [job("j0", 2), job("j1", 2), job("new", 2, weight=9.0)]
+    shares = {"j0": {"v100": 0.1}, "j1": {"v100": 0.1}, "new": {"v100": 1.0}}
+    decided = decide(jobs, nodes, SpotLimits(pools=SPOT, **limits), running=running, shares=shares)
+    assert {name: decided.placements[name] for name in running} == running
+    assert decided.placements.get("new", Placement(gpu_type="", pool="t", nodes=())).pool == "t"
+
+
+def test_gangs_are_spread_over_the_pools():
+    """Of equal gangs no pool has more than one above its half."""
+    nodes = [node("a", 8), node("b", 8, "t")]
+    decided = decide(
+        [job(f"j{at}", 2) for at in range(4)], nodes, SpotLimits(pools=SPOT, most_in_one_pool=0.5)
+    )
+    assert in_use(decided.placements) == {"s": 4, "t": 4}
+    assert not decided.kept_off_spot
+
+
+def test_the_only_gang_on_spot_machines_may_start_and_grow():
+    """A part of nothing would let none be the first."""
+    limits = SpotLimits(pools=SPOT, most_in_one_pool=0.5)
+    gang = ElasticGang(speeds={"v100": {1: 1.0, 2: 1.9, 3: 2.7}}, may_shrink=True, may_grow=True)
+    first = decide([job("j")], [node("a", 1)], limits, elastic={"j": gang})
+    more = decide([job("j")], [node("a", 3)], limits, elastic={"j": gang}, running=first.placements)
+    assert first.placements["j"].nodes == ("a",)
+    assert more.placements["j"].nodes == ("a", "a", "a")
