@@ -9,8 +9,7 @@ moments one of these is taken: with a notice of 120 s (AWS) or 30 s (Google Clou
 without any: then the agent and its pods are killed. A machine with a notice is killed at its deadline, if
 pods are still on it. Then another one comes in its place. At the end each job has to finish.
 
-The bill of the machines, less their idle time, is what the jobs have paid, up to the moments between a change
-and the operator's look at it.
+The bill of the machines, less their idle time, is what the jobs have paid.
 """
 
 import argparse

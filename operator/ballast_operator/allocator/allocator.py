@@ -222,6 +222,7 @@ class Allocator:
             pods=pods,
             started=started,
             item=item,
+            pools=self._board.pools,
         )
         clock.lap("prepare")
         if isinstance(question, PolicyReport):

@@ -16,6 +16,8 @@ from ballast_policies.allocation.registry import find_policy
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
+from ballast_operator.allocator.costs.bill import written_bill
+from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import next_change, spent_budgets
 from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
@@ -34,7 +36,7 @@ from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.metrics import Metrics
 from ballast_operator.report.team_costs import team_costs
-from ballast_operator.views.assignment import Assignment
+from ballast_operator.views.assignment import Assignment, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView
@@ -87,6 +89,7 @@ class Decider:
         self.budgets_at: float | None = None
         self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
+        self.paid = Paid()
 
     def ask(
         self,
@@ -98,11 +101,22 @@ class Decider:
         pods: list[Object],
         started: Time,
         item: Object | None = None,
+        pools: Mapping[str, PoolInfo] | None = None,
     ) -> Question | PolicyReport:
         """The problem to be solved; a report where there is none that could be.
 
-        ``item``: the ClusterPolicy as it is stored; its status has what teams have cost.
+        Args:
+            policy: in force, with the prices of feeds.
+            jobs: all.
+            seen: views of jobs that have come since the last question.
+            nodes: all.
+            pods: of others.
+            started: now.
+            item: the ClusterPolicy as it is stored; its status has what teams and pools have cost.
+            pools: with the prices that jobs pay.
         """
+        bill, bill_at = written_bill((item or {}).get("status"))
+        self.paid = self.paid.next(jobs, pools or {}, bill, bill_at, started)
         teams = team_costs((item or {}).get("status"), started)
         self.budgets_at = next_change(policy, teams, started)
         for view in (*seen, *jobs):
@@ -165,6 +179,7 @@ class Decider:
         report = PolicyReport(
             snapshot=snapshot,
             seen_nodes=self.seen_nodes,
+            paid=self.paid,
             inputs=inputs,
             jobs=jobs,
             policy=policy,

@@ -7,7 +7,8 @@ from typing import Any
 
 from ballast_policies.rounds import Round
 
-from ballast_operator.allocator.costs.bill import brought_up_to, next_bill
+from ballast_operator.allocator.costs.bill import brought_up_to, next_bill, written_bill
+from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.price_feeds import (
     PoolReading,
     known_prices,
@@ -51,6 +52,7 @@ class PolicyReport:
     time: Time | None = None
     prices: Sequence[PoolReading] = ()
     seen_nodes: SeenNodes | None = None
+    paid: Paid | None = None
 
 
 NAMED_JOBS = 5
@@ -212,20 +214,16 @@ def _bill(
     old: Object, report: PolicyReport, status: api.ClusterPolicyStatus, now: Time
 ) -> tuple[api.PoolBill, ...]:
     """The bill of the old status brought up to now; nothing new begins where a policy cannot be used."""
-    try:
-        before = api.ClusterPolicyStatus.model_validate(
-            {name: old[name] for name in ("bill", "billAt") if old.get(name) is not None}
-        )
-    except ValueError:
-        before = api.ClusterPolicyStatus()
+    bill, at = written_bill(old)
     if report.policy is None or not status.capacity:
-        return brought_up_to(before.bill, before.bill_at, now)
+        return brought_up_to(bill, at, now)
     return next_bill(
-        before.bill,
-        before.bill_at,
+        bill,
+        at,
         now,
         pools=report.policy.spec.node_pools,
         capacity=status.capacity,
+        paid=report.paid,
     )
 
 

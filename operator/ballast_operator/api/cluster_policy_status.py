@@ -50,7 +50,10 @@ class PoolBill(StatusModel):
     cost: Annotated[float, Field(ge=0)] = 0.0
     """What they cost, held or idle."""
     held_cost: Annotated[float, Field(ge=0)] = 0.0
-    """The part of ``cost`` in which jobs held them, jobs that are deleted by now among them."""
+    """The part of ``cost`` in which jobs held them: what jobs have paid, deleted ones among them."""
+    deleted_jobs_cost: float | None = None
+    """The part of ``heldCost`` that deleted jobs have paid. What the others had paid before ``since``, for
+    another ClusterPolicy, is taken off."""
 
 
 class PoolHazard(StatusModel):

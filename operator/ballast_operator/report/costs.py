@@ -15,9 +15,11 @@ from typing import Any
 from ballast_policies.accounting import cost
 
 from ballast_operator.api.costs.budgets import BudgetPeriod
+from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
 from ballast_operator.report.baselines import Prices, on_demand_cost, read_prices, type_blind_cost
+from ballast_operator.report.paid import paid_by_others
 from ballast_operator.report.team_costs import team_costs
 
 NO_TEAM = ""
@@ -185,7 +187,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = job["spec"]
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
-    pool, gpus = allocation.get("pool", ""), allocation.get("gpus", 0)
+    pool, gpus = allocation.get("pool", ""), _on_nodes(allocation)
     rate = cost(float(gpus), prices.price.get(pool, 0.0))  # per second
     counted = max(filter(None, (status.get("costAt"), allocation.get("since"))), default=None)
     seconds = _seconds_since(counted, now)
@@ -220,16 +222,23 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     )
 
 
+def _on_nodes(allocation: Any) -> int:
+    """GPUs on nodes that exist."""
+    coming = sum(map(is_coming, allocation.get("nodes") or []))
+    return int(allocation.get("gpus", 0)) - coming * int(allocation.get("gpusPerPod") or 1)
+
+
 def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> list[PoolCostLine]:
     status: Any = policy.get("status") or {}
     seconds = _seconds_since(status.get("billAt"), now)
     found = []
     for entry in status.get("bill") or []:
         price = entry.get("pricePerGpuHour", 0.0)
-        gpus, held = entry.get("gpus", 0), min(entry.get("gpus", 0), entry.get("gpusHeld", 0))
+        gpus = entry.get("gpus", 0)
         bill = entry.get("cost", 0.0) + cost(gpus * seconds, price)
-        by_jobs = entry.get("heldCost", 0.0) + cost(held * seconds, price)
         of_jobs = sum(job.by_pool.get(entry["pool"], 0.0) for job in jobs)
+        by_jobs = of_jobs + paid_by_others(entry, of_jobs, seconds)
+        bill = max(bill, entry.get("cost", 0.0) + by_jobs - entry.get("heldCost", 0.0))
         found.append(
             PoolCostLine(
                 pool=entry["pool"],

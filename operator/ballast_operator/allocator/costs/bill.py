@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from ballast_policies.accounting import cost
 
-from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
+from ballast_operator.allocator.costs.paid import Paid
+from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolBill, PoolCapacity
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.assignment import PoolInfo
@@ -15,22 +16,44 @@ MOST_POOLS = 256
 """Pools that a bill keeps, those of earlier policies included."""
 
 
-def brought_up_to(bill: Sequence[PoolBill], at: Time | None, now: Time) -> tuple[PoolBill, ...]:
+def written_bill(status: Object | None) -> tuple[tuple[PoolBill, ...], Time | None]:
+    """(the bill of a ClusterPolicy's status, up to when it is); nothing where it cannot be read."""
+    kept = {name: status[name] for name in ("bill", "billAt") if status and status.get(name) is not None}
+    try:
+        read = ClusterPolicyStatus.model_validate(kept)
+    except ValueError:
+        return (), None
+    return read.bill, read.bill_at
+
+
+def brought_up_to(
+    bill: Sequence[PoolBill], at: Time | None, now: Time, paid: Paid | None = None
+) -> tuple[PoolBill, ...]:
     """The bill with the time from ``at`` to ``now`` added, at the GPUs and prices that it says.
 
     Every change of these is written when it is seen, so that they held all the time; while no operator ran,
-    they are taken to have held as well.
+    they are taken to have held as well. What jobs held is what they have ``paid``; None: by the GPUs, too.
     """
     seconds = 0.0 if at is None else max(0.0, (now - at).total_seconds())
-    return tuple(
-        entry.replace(
-            gpu_seconds=entry.gpu_seconds + entry.gpus * seconds,
-            cost=entry.cost + cost(entry.gpus * seconds, entry.price_per_gpu_hour),
-            held_cost=entry.held_cost
-            + cost(min(entry.gpus, entry.gpus_held) * seconds, entry.price_per_gpu_hour),
+    found = []
+    for entry in bill:
+        more = cost(entry.gpus * seconds, entry.price_per_gpu_hour)
+        held, others = entry.held_cost, entry.deleted_jobs_cost
+        if paid is None:
+            held += cost(min(entry.gpus, entry.gpus_held) * seconds, entry.price_per_gpu_hour)
+        else:
+            held, others = paid.of_pool(entry.pool), paid.others.get(entry.pool)
+        # A node that came since is paid for from when a job had it.
+        more = max(more, held - entry.held_cost)
+        found.append(
+            entry.replace(
+                gpu_seconds=entry.gpu_seconds + entry.gpus * seconds,
+                cost=entry.cost + more,
+                held_cost=held,
+                deleted_jobs_cost=others,
+            )
         )
-        for entry in bill
-    )
+    return tuple(found)
 
 
 def next_bill(
@@ -40,13 +63,14 @@ def next_bill(
     *,
     pools: Sequence[NodePool],
     capacity: Sequence[PoolCapacity],
+    paid: Paid | None = None,
 ) -> tuple[PoolBill, ...]:
     """The bill up to now, and what is paid from now on; pools that are gone keep what they have cost."""
-    known = {entry.pool: entry for entry in brought_up_to(bill, at, now)}
+    known = {entry.pool: entry for entry in brought_up_to(bill, at, now, paid)}
     prices = {pool.name: pool.price_per_gpu_hour for pool in pools}
     found = {name: entry.replace(gpus=0, gpus_held=0) for name, entry in known.items()}
     for entry in capacity:
-        before = known.get(entry.pool, PoolBill(pool=entry.pool, since=now))
+        before = known.get(entry.pool, new_pool(entry.pool, paid, now))
         found[entry.pool] = before.replace(
             gpu_type=entry.gpu_type,
             gpus=max(entry.gpus, entry.gpus_held),
@@ -57,6 +81,12 @@ def next_bill(
     used = {entry.pool for entry in capacity}
     ordered = sorted(found.values(), key=lambda entry: entry.pool in used)
     return tuple(ordered[-MOST_POOLS:])
+
+
+def new_pool(pool: str, paid: Paid | None, now: Time) -> PoolBill:
+    """The bill of a pool that begins now."""
+    others = None if paid is None else paid.others.get(pool)
+    return PoolBill(pool=pool, since=now, deleted_jobs_cost=others)
 
 
 def pool_infos(

@@ -1,0 +1,96 @@
+"""What jobs have paid: their own sums, what deleted ones had paid, and an operator that comes back."""
+
+import datetime
+import types
+
+import pytest
+from ballast_operator.allocator.costs.bill import next_bill
+from ballast_operator.allocator.costs.paid import Paid
+from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
+from ballast_operator.api.job_allocation import PoolCost
+from ballast_operator.api.node_pool import NodePool
+from ballast_operator.views.assignment import PoolInfo
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+POOLS = {"p": PoolInfo(price_per_hour=3600.0)}
+POOL = NodePool.model_validate(
+    {"name": "p", "nodeSelector": {"a": "b"}, "gpuType": "v100", "pricePerGpuHour": 3600.0}
+)
+
+
+def at(seconds: float) -> datetime.datetime:
+    return START + datetime.timedelta(seconds=seconds)
+
+
+def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0):
+    """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
+    allocation = types.SimpleNamespace(pool="p", gpus_on_nodes=gpus) if gpus else None
+    return types.SimpleNamespace(
+        uid=uid,
+        status=types.SimpleNamespace(pool_costs=(PoolCost(pool="p", cost=paid),), allocation=allocation),
+        unpaid_since=at(since) if gpus else None,
+    )
+
+
+def billed(paid: Paid, before=(), then: float = 0.0, now: float = 0.0, *, gpus: int = 4, held: int = 0):
+    capacity = PoolCapacity(pool="p", gpu_type="v100", nodes=1, gpus=gpus, gpus_held=held)
+    return next_bill(before, at(then), at(now), pools=[POOL], capacity=[capacity], paid=paid)
+
+
+def test_what_a_job_has_held_between_two_looks_is_in_the_bill():
+    """It took its two GPUs half a second before the look, which the GPUs of the look before do not show."""
+    first = Paid().next([], POOLS, (), None, at(0))
+    bill = billed(first)
+    second = first.next([job("a", 0.0, gpus=2, since=9.5)], POOLS, bill, at(0), at(10))
+    (entry,) = billed(second, bill, 0, 10, held=2)
+    assert entry.held_cost == pytest.approx(1.0)
+    assert entry.cost == pytest.approx(40.0)
+
+
+def test_a_deleted_job_has_paid_until_it_was_gone():
+    """What it held at the last look counts on until now, and stays in the bill."""
+    first = Paid().next([], POOLS, (), None, at(0))
+    bill = billed(first)
+    second = first.next([job("a", 5.0, gpus=2, since=10)], POOLS, bill, at(0), at(10))
+    bill = billed(second, bill, 0, 10, held=2)
+    third = second.next([], POOLS, bill, at(10), at(11))
+    (entry,) = billed(third, bill, 10, 11)
+    assert (entry.held_cost, entry.deleted_jobs_cost) == pytest.approx((7.0, 7.0))
+
+
+def test_a_new_operator_takes_on_what_the_last_one_wrote():
+    """Of jobs that are there the sums are their own; the part of deleted jobs is what was written."""
+    written = PoolBill(
+        pool="p", since=START, gpus=4, gpus_held=2, price_per_gpu_hour=3600.0, held_cost=20.0, cost=100.0
+    )
+    known = written.replace(deleted_jobs_cost=8.0)
+    after = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [known], at(10), at(15))
+    assert after.of_pool("p") == pytest.approx(8.0 + 12.0 + 10.0)
+    # An earlier version wrote no such part: the GPUs that were held count on.
+    older = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [written], at(10), at(15))
+    assert older.of_pool("p") == pytest.approx(20.0 + 10.0)
+
+
+def test_a_job_that_was_deleted_while_no_operator_ran_has_paid():
+    """The sum of the others is less than what was written: the bill does not go back."""
+    written = PoolBill(
+        pool="p",
+        since=START,
+        gpus=4,
+        gpus_held=2,
+        price_per_gpu_hour=3600.0,
+        held_cost=20.0,
+        cost=100.0,
+        deleted_jobs_cost=8.0,
+    )
+    after = Paid().next([], POOLS, [written], at(10), at(11))
+    assert after.of_pool("p") == pytest.approx(22.0)
+
+
+def test_a_bill_that_begins_has_nothing_of_what_jobs_paid_before():
+    """Another ClusterPolicy: its bill starts from nothing."""
+    first = Paid().next([job("a", 12.0)], POOLS, (), None, at(0))
+    (entry,) = billed(first)
+    assert (entry.held_cost, first.of_pool("p")) == (0.0, 0.0)
+    second = first.next([job("a", 13.0)], POOLS, [entry], at(0), at(10))
+    assert second.of_pool("p") == pytest.approx(1.0)
