@@ -1,7 +1,8 @@
 """The operator as a process: one replica that stands by, leads, and ends.
 
-Lead first, then list, then watch and work (:mod:`ballast_operator.term`): a follower holds a connection and
-nothing else. The Lease is renewed and the pages are served on a loop of their own.
+A follower watches and decodes what the leader works on, so that a takeover only lists once more what it knows
+already, reads the saved state and decides (:mod:`ballast_operator.term`). The Lease is renewed and the pages
+are served on a loop of their own.
 """
 
 import asyncio
@@ -19,11 +20,14 @@ from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import Forbidden, LeaseLapsed, NotLeader, OperatorError, Unavailable
 from ballast_operator.health import serve, stale_streams
 from ballast_operator.kube.client import Cluster, connect
+from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import LEASE, Kind
 from ballast_operator.kube.leadership import Leadership
 from ballast_operator.loop_thread import LoopThread
 from ballast_operator.metrics import Metrics
+from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.settings import Settings
+from ballast_operator.tasks import keep_running
 from ballast_operator.term import Term
 from ballast_operator.waits import WaitReason, Waits
 
@@ -62,7 +66,7 @@ class Operator:
         for reason in WaitReason:
             waited = functools.partial(self._waits.seconds, reason)
             self._metrics.waiting_seconds.labels(reason).set_function(waited)
-        self._term: Term | None = None
+        self._informers: Informers | None = None
         self._beaten = time.monotonic()
         self._stop = asyncio.Event()
 
@@ -107,13 +111,25 @@ class Operator:
                 )
             )
             logger.info("serving /healthz, /readyz and /metrics on port %d", port)
-            background = [asyncio.create_task(part) for part in (self._waits.run(), self._beat())]
+            informers = self._informers = Informers(
+                cluster,
+                namespace=self._options.namespace,
+                settings=self._settings.api,
+                metrics=self._metrics,
+                waits=self._waits,
+                take_signals=self._take_signals,
+            )
+            decoded = DecodedJobs(informers.caches)
+            decoding = keep_running("decoding", decoded.run, metrics=self._metrics)
+            parts = (self._waits.run(), self._beat(), decoding, solver.warm_up())
+            background = [asyncio.create_task(part) for part in parts]
             try:
-                await self._lead(cluster, leadership, solver, side)
+                await self._lead(cluster, leadership, informers, decoded, solver, side)
             finally:
+                await side.run(leadership.release())
                 for task in background:
                     task.cancel()
-                await side.run(leadership.release())
+                await asyncio.gather(*background, informers.stop(), return_exceptions=True)
                 await side.run(runner.cleanup())
                 await side.run(own.close())
 
@@ -127,27 +143,36 @@ class Operator:
             alive=lambda: self._still_seconds() < self._settings.leader.stuck_seconds,
         )
 
-    async def _lead(self, cluster: Cluster, leadership: Leadership, solver: Solver, side: LoopThread) -> None:
+    async def _lead(
+        self,
+        cluster: Cluster,
+        leadership: Leadership,
+        informers: Informers,
+        decoded: DecodedJobs,
+        solver: Solver,
+        side: LoopThread,
+    ) -> None:
         """Stand by, then lead for one term.
 
         Raises:
             LeaseLapsed: the lease was not renewed in time, and no other replica has taken it.
             NotLeader: another replica leads now.
         """
-        acquiring = side.start(leadership.acquire())
-        if not await self._before_stop(acquiring):
-            return
+        if not await side.run(leadership.attempt()):
+            informers.start()  # a replica that leads at once lists afterwards, and once
+            if not await self._before_stop(side.start(leadership.acquire())):
+                return
         self._metrics.leader.set(1)
         holding = side.start(leadership.hold())
-        term = self._term = Term(
+        term = Term(
             cluster,
+            informers,
+            decoded,
             solver,
-            namespace=self._options.namespace,
             lease_namespace=self._options.lease_namespace,
             settings=self._settings,
             metrics=self._metrics,
             waits=self._waits,
-            take_signals=self._take_signals,
         )
         cluster.on_write = term.wrote
         working = asyncio.create_task(term.run())
@@ -213,11 +238,11 @@ class Operator:
 
     def _problems(self) -> list[str]:
         """What a restart may help against; asked by the pages' thread."""
-        still, term = self._still_seconds(), self._term
+        still, informers = self._still_seconds(), self._informers
         found = []
         if still > self._settings.leader.stuck_seconds:
             found.append(f"the main loop has not turned for {still:.0f} s")
-        if term is not None:
+        if informers is not None:
             stale = self._settings.api.stale_seconds
-            found += stale_streams(term.caches, stale_seconds=stale, now=time.monotonic())
+            found += stale_streams(informers.caches, stale_seconds=stale, now=time.monotonic())
         return found

@@ -1,29 +1,26 @@
 """One term of leadership: what is started, in which order, and how it ends.
 
-List, then watch and work. Everything that is known of the cluster belongs to the term and ends with it.
+The caches are brought up to date, then work begins. What was decided belongs to the term and ends with it.
 """
 
 import asyncio
 import contextlib
-import gc
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-
-import kopf
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import OperatorError
-from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.informers import Informers
 from ballast_operator.kube.kinds import Key, Kind
 from ballast_operator.kube.queue import KeyQueue, Lane
-from ballast_operator.kube.streams import first_sync, resync_periodically, watch_registry, watch_settings
 from ballast_operator.metrics import Metrics
+from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.events import Recorder
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.changes import Changes
@@ -45,40 +42,33 @@ class Term:
 
     Args:
         cluster: fenced: it writes only while this replica leads.
-        solver: shared with later terms.
-        namespace: watch this namespace's jobs only; empty: all.
+        informers: what this replica knows of the cluster.
+        decoded: the jobs of its caches.
+        solver: of the process.
         lease_namespace: where the leader's saved state and the price feeds are.
         settings: of the operator.
         metrics, waits: of the process.
-        take_signals: called once kopf has taken the process' signals, to take them back.
-
-    Attributes:
-        caches: what is known of the cluster.
     """
 
     def __init__(
         self,
         cluster: Cluster,
+        informers: Informers,
+        decoded: DecodedJobs,
         solver: Solver,
         *,
-        namespace: str,
         lease_namespace: str,
         settings: Settings,
         metrics: Metrics,
         waits: Waits,
-        take_signals: Callable[[], None],
     ) -> None:
-        self.caches = Caches()
-        self._cluster = cluster
-        self._solver = solver
-        self._namespace = namespace
+        self._informers = informers
+        self._caches = informers.caches
+        self._observer = Observer(self._caches, decoded)
         self._settings = settings
         self._metrics = metrics
-        self._waits = waits
-        self._take_signals = take_signals
         self._queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._writes: deque[float] = deque(maxlen=100_000)
-        self._observer = Observer(self.caches)
         board = AssignmentBoard()
         self._events = Recorder(cluster, in_background=True)
         self._changes = Changes(self._observer, board, self._queue, settings=settings.job)
@@ -116,34 +106,27 @@ class Term:
         Raises:
             NotLeader: a write was refused by the fence.
         """
-        self.caches.listeners.append(self._changes.changed)
-        await first_sync(self.caches, self._cluster, self._namespace, self._waits)
-        logger.info("listed %s", ", ".join(f"{len(s)} {k.plural}" for k, s in self.caches.stores.items()))
-        # What has just been listed stays for long: the collector need not walk through it again and again.
-        gc.collect()
-        gc.freeze()
+        self._informers.leads = True
+        await self._informers.refresh()
+        self._caches.listen(self._changes.changed)
         self._allocator.trigger()
         parts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("allocator", self._allocator.run),
-            ("resync", self._resync),
             ("gauges", self._gauges),
             ("prices", self._feeds.clouds.run),
             ("events", self._events.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
             *[("launcher", lambda: self._queue.work(self._worker, Lane.URGENT))] * self._settings.launchers,
-            # kopf ends every task of the loop that is younger than itself, so it is started last.
-            ("watch", self._watch),
         ]
-        warming = asyncio.create_task(self._solver.warm_up())
         tasks = [asyncio.create_task(keep_running(name, part, metrics=self._metrics)) for name, part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in [*tasks, warming]:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, warming, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def end(self, running: "asyncio.Task[None]") -> None:
         """End :meth:`run`, and keep what the next leader should know where this one still may write."""
@@ -157,27 +140,6 @@ class Term:
         self._metrics.api_writes.labels(verb, kind.kind).inc()
         self._writes.append(time.monotonic())
 
-    async def _resync(self) -> None:
-        await resync_periodically(
-            self.caches,
-            self._cluster,
-            self._namespace,
-            self._waits,
-            every_seconds=self._settings.api.resync_seconds,
-        )
-
-    async def _watch(self) -> None:
-        older = asyncio.all_tasks()
-        tasks = await kopf.spawn_tasks(
-            registry=watch_registry(self.caches, self._cluster),
-            settings=watch_settings(request_seconds=self._settings.api.request_seconds),
-            clusterwide=not self._namespace,
-            namespaces=[self._namespace] if self._namespace else [],
-            standalone=True,
-        )
-        self._take_signals()  # kopf has just taken them
-        await kopf.run_tasks(tasks, ignored=older)
-
     async def _gauges(self) -> None:
         while True:
             moment = time.monotonic()
@@ -189,7 +151,7 @@ class Term:
             recent = sum(1 for at in self._writes if moment - at < 60)
             self._metrics.writes_per_job.set(recent / unfinished if unfinished else 0)
             self._metrics.queue_due.set(self._queue.due())
-            for kind in self.caches.stores:
-                since = self.caches.lagging_since.get(kind)
+            for kind in self._caches.stores:
+                since = self._caches.lagging_since.get(kind)
                 self._metrics.watch_age_seconds.labels(kind.kind).set(0 if since is None else moment - since)
             await asyncio.sleep(GAUGE_SECONDS)

@@ -39,7 +39,7 @@ class WaitReason(enum.StrEnum):
     LEADER = "Leader"
     """Another replica leads. This is a standby's ordinary state."""
     CACHES = "Caches"
-    """This replica leads and has not listed the cluster's objects yet."""
+    """This replica has not listed the cluster's objects yet."""
     POLICY = "Policy"
     """There is no usable ClusterPolicy."""
 

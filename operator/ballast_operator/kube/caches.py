@@ -80,12 +80,10 @@ class Store:
 
     def put(self, item: Object) -> bool:
         """Keep ``item`` unless a newer version, or its deletion, is known; says whether it was kept."""
-        key, uid = key_of(item), item["metadata"].get("uid", "")
-        if uid in self._deleted:
+        if not self.lacks(item):
             return False
+        key = key_of(item)
         known = self._objects.get(key)
-        if known is not None and version_of(known) >= version_of(item):
-            return False
         self._forget(key)
         item = self._objects[key] = slim(self._kind, item)
         job = _job_of(item)
@@ -97,6 +95,13 @@ class Store:
             self._by_node[node].add(key)
         self._stored(self._kind, known, item)
         return True
+
+    def lacks(self, item: Object) -> bool:
+        """Whether ``item``, of which metadata is enough, is newer than what is known of it."""
+        if item["metadata"].get("uid", "") in self._deleted:
+            return False
+        known = self._objects.get(key_of(item))
+        return known is None or version_of(known) < version_of(item)
 
     def remove(self, item: Object) -> bool:
         """The object with this uid is gone for good."""
@@ -169,6 +174,13 @@ class Caches:
     def __getitem__(self, kind: Kind) -> Store:
         return self.stores[kind]
 
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener`` of every object that is known, and from now on of changes that others make."""
+        self.listeners.append(listener)
+        for kind, store in self.stores.items():
+            for item in store:
+                _tell(listener, kind, item)
+
     def watched(self, kind: Kind, event: str | None, item: Object) -> None:
         """Take in an event of a watch; ``event`` is ADDED, MODIFIED, DELETED, or None for the first list."""
         self.last_event[kind] = time.monotonic()
@@ -182,11 +194,20 @@ class Caches:
         if kind in self.stores:
             self.stores[kind].put(item)
 
-    def listed(self, kind: Kind, items: list[Object], version: int) -> int:
-        """Take in a fresh list; returns how many objects the watch had not delivered."""
+    def listed(
+        self, kind: Kind, items: list[Object], version: int, *, present: list[Object] | None = None
+    ) -> int:
+        """Take in a fresh list; returns how many objects the watch had not delivered.
+
+        ``present``: metadata of all that there are, where ``items`` are only those that the caches lacked.
+        """
         store = self.stores[kind]
         changed = [item for item in items if store.put(item)]
-        gone = [item for item in store.missing_from(items, version) if store.remove(item)]
+        gone = [
+            item
+            for item in store.missing_from(items if present is None else present, version)
+            if store.remove(item)
+        ]
         if changed or gone:
             self.lagging_since.setdefault(kind, time.monotonic())
         else:
@@ -201,8 +222,11 @@ class Caches:
 
     def _tell(self, kind: Kind, item: Object) -> None:
         for listener in self.listeners:
-            try:
-                listener(kind, item)
-            except Exception:  # one object must not keep the others from being heard of
-                name = item["metadata"].get("name")
-                logger.exception("a change of %s %s was not understood", kind.kind, name)
+            _tell(listener, kind, item)
+
+
+def _tell(listener: Listener, kind: Kind, item: Object) -> None:
+    try:
+        listener(kind, item)
+    except Exception:  # one object must not keep the others from being heard of
+        logger.exception("a change of %s %s was not understood", kind.kind, item["metadata"].get("name"))

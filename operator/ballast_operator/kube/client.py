@@ -32,6 +32,11 @@ from ballast_operator.kube.nesting import read_json
 FIELD_MANAGER = "ballast-operator"
 """Owner of the fields that the operator applies."""
 
+Objects = list[Object]
+
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Asks for the metadata of listed objects."""
+
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -97,17 +102,26 @@ class Cluster:
         """Read one object."""
         return await self._request("get", kind, kind.path(namespace, name))
 
-    async def list(
-        self, kind: Kind, *, namespace: str = "", label_selector: str = ""
-    ) -> tuple[list[Object], int]:
+    async def list(self, kind: Kind, *, namespace: str = "", label_selector: str = "") -> tuple[Objects, int]:
         """All objects of a kind, and the resourceVersion of the list; read in pages."""
-        items: list[Object] = []
-        query: dict[str, Any] = {"limit": 500}
+        return await self._list(kind, namespace, label_selector, most=500)
+
+    async def list_metadata(
+        self, kind: Kind, *, namespace: str = "", label_selector: str = ""
+    ) -> tuple[Objects, int]:
+        """As :meth:`list`, the objects with their ``metadata`` alone: a third of the cost for both sides."""
+        return await self._list(kind, namespace, label_selector, most=2000, accept=METADATA)
+
+    async def _list(
+        self, kind: Kind, namespace: str, label_selector: str, *, most: int, accept: str = ""
+    ) -> tuple[Objects, int]:
+        items: Objects = []
+        query: dict[str, Any] = {"limit": most}
         if label_selector:
             query["labelSelector"] = label_selector
         while True:
-            page = await self._request("list", kind, kind.path(namespace), query=query)
-            items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page["items"]]
+            page = await self._request("list", kind, kind.path(namespace), query=query, accept=accept)
+            items += [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in page["items"]]
             if not page["metadata"].get("continue"):
                 return items, int(page["metadata"]["resourceVersion"])
             query["continue"] = page["metadata"]["continue"]
@@ -183,6 +197,7 @@ class Cluster:
         body: Object | None = None,
         query: dict[str, Any] | None = None,
         content_type: str | None = None,
+        accept: str = "",
     ) -> Object:
         try:
             answer = await self._dynamic.request(
@@ -190,7 +205,7 @@ class Cluster:
                 path,
                 body=body,
                 query_params=list((query or {}).items()),
-                header_params={},
+                header_params={"Accept": accept} if accept else {},
                 content_type=content_type,
                 serialize=False,
                 _request_timeout=self._request_seconds,

@@ -77,6 +77,7 @@ class Leadership:
         self._led = False
         self._renewed: float | None = None
         self._seen: tuple[str, float] | None = None
+        self._seen_seconds = settings.lease_seconds
         self._held: Object | None = None
 
     @property
@@ -96,9 +97,8 @@ class Leadership:
 
     async def acquire(self) -> None:
         """Wait until this replica leads."""
-        while not await self._attempt():  # noqa: ASYNC110 - polls the API server
-            await asyncio.sleep(self._settings.renew_seconds / 2)
-        logger.info("leader elected identity=%s lease=%s/%s", self._identity, self._namespace, LEASE_NAME)
+        while not await self.attempt():  # noqa: ASYNC110 - polls the API server
+            await asyncio.sleep(self._until_free())
 
     async def hold(self) -> None:
         """Renew until the lease is lost or the task is cancelled.
@@ -157,6 +157,21 @@ class Leadership:
                 self._renewed = started
                 return
         await self._attempt()
+
+    async def attempt(self) -> bool:
+        """Take the lease if it is free, and keep it; says whether this replica leads."""
+        leads = await self._attempt()
+        if leads:
+            logger.info("leader elected identity=%s lease=%s/%s", self._identity, self._namespace, LEASE_NAME)
+        return leads
+
+    def _until_free(self) -> float:
+        """Seconds until the next attempt: half a renewal, or less where the lease runs out before."""
+        pause = self._settings.renew_seconds / 2
+        if self._seen is None:
+            return pause
+        left = self._seen_seconds - (self._clock() - self._seen[1])
+        return min(pause, left) if left > 0 else pause
 
     async def _attempt(self) -> bool:
         started = self._clock()
@@ -217,9 +232,8 @@ class Leadership:
         version = lease["metadata"]["resourceVersion"]
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, self._clock())
-        return self._clock() - self._seen[1] >= float(
-            spec.get("leaseDurationSeconds") or self._settings.lease_seconds
-        )
+        self._seen_seconds = float(spec.get("leaseDurationSeconds") or self._settings.lease_seconds)
+        return self._clock() - self._seen[1] >= self._seen_seconds
 
     async def _take(self, current: Object | None) -> Object:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -103,13 +103,18 @@ class KeyQueue(Generic[K]):
         self._tell()
 
     async def work(self, worker: Callable[[K], Awaitable[None]], least: Lane = Lane.BACKGROUND) -> None:
-        """Take keys and work on them until cancelled; ``worker`` handles its own errors."""
+        """Take keys and work on them until cancelled; ``worker`` handles its own errors.
+
+        Between two keys everything else on the event loop has its turn: a pass that writes nothing waits for
+        nothing, and thousands of them would hold up a launch under way.
+        """
         while True:
             key = await self.take(least)
             try:
                 await worker(key)
             finally:
                 self.done(key)
+            await asyncio.sleep(0)
 
     def _sort_due(self) -> None:
         """Move what is due to its lane; entries that a later plan has replaced are dropped."""

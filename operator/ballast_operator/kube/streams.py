@@ -4,6 +4,7 @@ kopf's other services are switched off: no finalizers, no annotations, no posted
 """
 
 import asyncio
+import contextlib
 import uuid
 from typing import Any
 
@@ -13,7 +14,7 @@ import kopf
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.client import Cluster
-from ballast_operator.kube.kinds import Kind
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind, key_of
 from ballast_operator.kube.namespaces import is_missing
 from ballast_operator.kube.nesting import ShallowResponse
 from ballast_operator.waits import WaitReason, Waits
@@ -63,11 +64,18 @@ def watch_settings(*, request_seconds: float) -> kopf.OperatorSettings:
     return settings
 
 
-FIRST_RESYNC_SECONDS = 1.0
-"""Until the second list; the pauses double from there."""
+FIRST_PAUSE_SECONDS = 1.0
+"""Before lists that failed are tried again; doubles."""
 
-FIRST_SYNC_PAUSE_SECONDS = 5.0
-"""Longest pause between two tries to list everything for the first time."""
+LONGEST_PAUSE_SECONDS = 5.0
+"""Between two tries to list everything."""
+
+
+READ_SINGLY = (JOB, POD, CONFIG_MAP, LEASE)
+"""Kinds of which the operator's account may read one object."""
+
+MOST_READ_SINGLY = 100
+"""Objects that are read one by one; of more, a whole list costs less."""
 
 
 class NoStates(kopf.DiffBaseStorage):  # type: ignore[misc]
@@ -122,7 +130,7 @@ async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits)
     for kind in WATCHED:
         where = namespace if kind.namespaced and kind.plural != "pods" else ""
         try:
-            items, version = await cluster.list(kind, namespace=where, label_selector=SELECTORS.get(kind, ""))
+            await _list(caches, cluster, kind, where)
         except NotFound as error:
             errors.append(str(error))
             waits.begin(
@@ -135,10 +143,27 @@ async def resync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits)
             errors.append(str(error))
         else:
             waits.end(WaitReason.DEFINITIONS, kind.plural)
-            caches.listed(kind, items, version)
     if namespace and not errors:
         await _look_for_namespace(cluster, namespace, waits)
     return errors
+
+
+async def _list(caches: Caches, cluster: Cluster, kind: Kind, namespace: str) -> None:
+    """Of many objects that are mostly known, the metadata, and those that the caches lack."""
+    where = {"namespace": namespace, "label_selector": SELECTORS.get(kind, "")}
+    store = caches[kind]
+    if kind in READ_SINGLY and len(store) > MOST_READ_SINGLY:
+        present, version = await cluster.list_metadata(kind, **where)
+        lacking = [key_of(item) for item in present if store.lacks(item)]
+        if len(lacking) <= MOST_READ_SINGLY:
+            items = []
+            for key in lacking:
+                with contextlib.suppress(NotFound):  # deleted since
+                    items.append(await cluster.get(kind, *key))
+            caches.listed(kind, items, version, present=present)
+            return
+    items, version = await cluster.list(kind, **where)
+    caches.listed(kind, items, version)
 
 
 async def _look_for_namespace(cluster: Cluster, namespace: str, waits: Waits) -> None:
@@ -157,28 +182,14 @@ async def _look_for_namespace(cluster: Cluster, namespace: str, waits: Waits) ->
     )
 
 
-async def first_sync(caches: Caches, cluster: Cluster, namespace: str, waits: Waits) -> None:
-    """:func:`resync` until every kind has been listed."""
-    what = "the cluster's objects are being listed for the first time"
+async def list_until_complete(
+    caches: Caches, cluster: Cluster, namespace: str, waits: Waits, *, what: str
+) -> None:
+    """:func:`resync` until every kind has been listed; ``what``: is waited for, as a sentence."""
     waits.begin(WaitReason.CACHES, what)
-    pause = FIRST_RESYNC_SECONDS
+    pause = FIRST_PAUSE_SECONDS
     while errors := await resync(caches, cluster, namespace, waits):
         waits.begin(WaitReason.CACHES, f"{what}; not listed yet: {'; '.join(errors)}")
         await asyncio.sleep(pause)
-        pause = min(2 * pause, FIRST_SYNC_PAUSE_SECONDS)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     waits.end(WaitReason.CACHES)
-
-
-async def resync_periodically(
-    caches: Caches, cluster: Cluster, namespace: str, waits: Waits, *, every_seconds: float
-) -> None:
-    """:func:`resync` until cancelled. ``/healthz`` fails where a watch stays behind what lists show.
-
-    The first ones follow quickly: what is deleted after the first list and before a watch has begun
-    is told by no event.
-    """
-    wait = min(FIRST_RESYNC_SECONDS, every_seconds)
-    while True:
-        await asyncio.sleep(wait)
-        wait = min(wait * 2, every_seconds)
-        await resync(caches, cluster, namespace, waits)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 
 from ballast_policies.contract import CONFIG_KEY, JOB_LABEL, PLAN_KEY, Plan, lease_name, plan_config_map_name
 
-from ballast_operator.api.read import read_job_status
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, Kind, Object, key_of
 from ballast_operator.kube.ownership import controlled_by
+from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.holders import Holders
 from ballast_operator.views.clock import parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, Blocked, JobView
@@ -19,7 +19,6 @@ from ballast_operator.views.known_plan import KnownPlan
 from ballast_operator.views.lease import LeaseReader, LeaseView
 from ballast_operator.views.nodes import NodeView, read_node
 from ballast_operator.views.pod import PodView, read_pod
-from ballast_operator.views.spec import JobSpec, read_spec
 
 AVOIDED_SECONDS = 600.0
 """How long a job is not started on a node on which its pods did not run in time, if there are others."""
@@ -36,12 +35,23 @@ class Observer:
     Views are kept until something that they were read from changes: with thousands of jobs, a decision reads
     the few that did.
 
+    Args:
+        caches: of what is stored there already, all counts as seen now.
+        decoded: of ``caches``; None: nothing is decoded yet.
+        clock: seconds that never go back.
+
     Attributes:
         caches: what is read.
         holders: which jobs hold GPUs.
     """
 
-    def __init__(self, caches: Caches, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        caches: Caches,
+        decoded: DecodedJobs | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.caches = caches
         self._clock = clock
         self._leases: dict[Key, LeaseReader] = {}
@@ -49,14 +59,16 @@ class Observer:
         self._views: dict[Key, JobView] = {}
         self._nodes: dict[str, NodeView] = {}
         self._order: list[Key] | None = None
-        self._specs: dict[Key, tuple[tuple[str, int], tuple[JobSpec | None, str]]] = {}
-        self._statuses: dict[Key, tuple[tuple[str, str | None], TrainingJobStatus]] = {}
+        self._decoded = decoded if decoded is not None else DecodedJobs(caches)
         self._told: dict[Key, str] = {}
         self._renewals: dict[Key, tuple[str, float]] = {}
         self._avoided: dict[Key, dict[str, float]] = {}
         self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
         self.holders = Holders(self.status)
         caches.store_listeners.append(self._stored)
+        for kind, store in caches.stores.items():
+            for item in store:
+                self._stored(kind, None, item)
 
     def job(self, key: Key) -> JobView | None:
         """The job as it is known now; None: there is no such job.
@@ -88,7 +100,7 @@ class Observer:
         """The job's status; None where there is no such job, or it cannot be read."""
         item = self.caches[JOB].get(key)
         try:
-            return None if item is None else self._status(key, item)
+            return None if item is None else self._decoded.status(key, item)
         except ValueError as error:  # its pods count all the same
             self._unreadable(key, error)
             return None
@@ -122,8 +134,6 @@ class Observer:
         self._told.pop(key, None)
         self._blocked.pop(key, None)
         self._avoided.pop(key, None)
-        self._specs.pop(key, None)
-        self._statuses.pop(key, None)
 
     def _stored(self, kind: Kind, old: Object | None, new: Object | None) -> None:
         """Drop the views that a change makes out of date."""
@@ -174,7 +184,7 @@ class Observer:
             self.forget(key)
             return None
         metadata = item["metadata"]
-        spec, problem = self._spec(key, item)
+        spec, problem = self._decoded.spec(key, item)
         known = self._plan(key, metadata["uid"])
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
         view = self._views[key] = JobView(
@@ -184,7 +194,7 @@ class Observer:
             spec=spec,
             spec_problem=problem,
             deleting=bool(metadata.get("deletionTimestamp")),
-            status=self._status(key, item),
+            status=self._decoded.status(key, item),
             pods=tuple(sorted(pods, key=lambda pod: (pod.launch, pod.rank))),
             lease=self._lease(key, metadata["uid"]),
             plan=known.plan if known is not None else None,
@@ -228,22 +238,6 @@ class Observer:
     def _blocked_by(self, key: Key, uid: str, generation: int) -> Blocked | None:
         known = self._blocked.get(key)
         return known[2] if known is not None and known[:2] == (uid, generation) else None
-
-    def _spec(self, key: Key, item: Object) -> tuple[JobSpec | None, str]:
-        version = (item["metadata"]["uid"], item["metadata"].get("generation", 0))
-        known = self._specs.get(key)
-        if known is None or known[0] != version:
-            known = (version, read_spec(item))
-            self._specs[key] = known
-        return known[1]
-
-    def _status(self, key: Key, item: Object) -> TrainingJobStatus:
-        version = (item["metadata"]["uid"], item["metadata"].get("resourceVersion"))
-        known = self._statuses.get(key)
-        if known is None or known[0] != version:
-            known = (version, read_job_status(item))
-            self._statuses[key] = known
-        return known[1]
 
     def _pod(self, item: Object) -> PodView:
         name = (item.get("spec") or {}).get("nodeName", "")

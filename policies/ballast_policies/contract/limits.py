@@ -92,8 +92,10 @@ def nested_deeper(text: str, depth: int) -> bool:
 def _brackets(text: str) -> bytes:
     """The brackets outside of strings."""
     data = text.encode("utf-8", "surrogatepass")
-    if b"\\" not in data:  # then each quote begins or ends a string, and most strings have no brackets
-        data = data.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    if b"\\" in data:  # without escapes each quote begins or ends a string; outside of strings there are none
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Most strings have no brackets.
+    data = data.translate(None, _NO_STRUCTURE).replace(b'""', b"")
     return _STRING.sub(b"", data).translate(None, _NO_BRACKET)
 
 

@@ -95,3 +95,24 @@ async def test_a_worker_that_is_cancelled_as_a_key_comes_ends():
     worker.cancel()
     done, _ = await asyncio.wait([worker], timeout=WAIT_SECONDS)
     assert done and worker.cancelled()
+
+
+async def test_passes_that_wait_for_nothing_let_others_have_their_turn():
+    """A launch that waits for an answer is not held up by thousands of passes that write nothing."""
+    queue: KeyQueue[int] = KeyQueue(Clock())
+    done: list[int] = []
+    most_between_turns = 0
+
+    async def look(key: int) -> None:
+        done.append(key)
+
+    for key in range(1000):
+        queue.add(key)
+    workers = [asyncio.create_task(queue.work(look)) for _ in range(4)]
+    while len(done) < 1000:
+        before = len(done)
+        await asyncio.sleep(0)
+        most_between_turns = max(most_between_turns, len(done) - before)
+    for worker in workers:
+        worker.cancel()
+    assert most_between_turns <= len(workers)

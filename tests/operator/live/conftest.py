@@ -89,6 +89,11 @@ class Life:
         """Its exit code; None while it lives or is started again; -9: SIGKILL."""
         return self.ends.get(self.name)
 
+    @property
+    def said(self) -> str:
+        """Its log so far."""
+        return self.log.read_text() if self.log.exists() else ""
+
 
 class Stage:
     """One namespace of the cluster, and what happens in it."""

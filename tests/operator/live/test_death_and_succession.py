@@ -110,10 +110,12 @@ def test_an_operator_that_loses_its_lease_is_started_again_and_continues(stage, 
 
 
 def test_a_second_replica_waits_and_takes_over_when_the_leader_dies(stage):
-    """The follower does nothing while the leader lives, and everything after its death."""
+    """The follower only watches while the leader lives, and does everything after its death."""
     with stage.operator(die_after=4) as leader:
         eventually(lambda: _holder(stage), "a leader")
         with stage.operator() as follower:
+            eventually(lambda: "listed" in follower.said, "the follower to fill its caches")
+            assert "leader elected" not in follower.said
             stage.add_job("one", script={"total": 8})
             stage.wait_for("one", "Succeeded")
             assert leader.code == -9

@@ -4,6 +4,8 @@ The laws of :class:`~tests.operator.loops.simulated.world.World` hold at each wr
 two launches of a job alive, no pod without a written intent, no release before the acknowledgement.
 """
 
+from typing import Any
+
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.errors import Conflict, Unavailable
@@ -19,7 +21,17 @@ def shrinking_cluster() -> Simulation:
     return simulation
 
 
-async def run_to_the_end(simulation: Simulation) -> None:
+async def run_to_the_end(simulation: Simulation, *, followed: bool = False) -> None:
+    """``followed``: a second replica watches, a little behind, and takes over when the first dies."""
+    tick = simulation.tick
+
+    async def follow_and_tick(**how: Any) -> None:
+        if simulation.world.writes % 3 == 0:
+            await simulation.follow()
+        await tick(**how)
+
+    if followed:
+        simulation.tick = follow_and_tick
     if "second" not in simulation.trainers and "first" in simulation.trainers:
         await simulation.until(lambda: simulation.status("first").allocation is not None, seconds=2.0)
         simulation.add_job("second", stages=(1, 1), trainer={"total": 20}, totalSteps=20)
@@ -48,13 +60,16 @@ def die_after(number: int, simulation: Simulation) -> None:
 
 @pytest.mark.slow
 async def test_a_death_at_any_write_of_a_launch_or_a_shrink_costs_nothing():
-    """Both jobs succeed on their first launch, with one repack, whatever write was the operator's last."""
+    """Both jobs succeed on their first launch, with one repack, whatever write was the operator's last.
+
+    Its successor is a fresh process or a follower whose caches lag behind, in turns.
+    """
     total = await number_of_writes()
     assert total > 30
     for number in range(total):
         simulation = shrinking_cluster()
         die_after(number, simulation)
-        await run_to_the_end(simulation)
+        await run_to_the_end(simulation, followed=number % 2 == 1)
         assert simulation.restarts == 1, f"write {number} was never reached"
         first, second = simulation.status("first"), simulation.status("second")
         said = simulation.died_at
@@ -117,7 +132,7 @@ async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
     for number in range(first, last):
         simulation = taking_turns()
         die_after(number, simulation)
-        await run_to_the_end(simulation)
+        await run_to_the_end(simulation, followed=number % 2 == 0)
         assert simulation.restarts == 1
         for name in ("one", "two"):
             resumed = simulation.trainers[name].resumed_from

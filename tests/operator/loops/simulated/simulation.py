@@ -17,6 +17,7 @@ from ballast_operator.errors import Conflict, NotFound, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
 from ballast_operator.metrics import Metrics
+from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.observer import Observer
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
@@ -91,7 +92,13 @@ def policy(*pools: str, **spec: Any) -> dict[str, Any]:
 
 
 class Simulation:
-    """A world, its machines, and an operator that may die and come back."""
+    """A world, its machines, and an operator that may die and come back.
+
+    Attributes:
+        follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
+    """
+
+    follower: Caches | None = None
 
     def __init__(self, *, nodes: dict[str, tuple[str, int]], **policy_spec: Any) -> None:
         self.world = World()
@@ -125,10 +132,10 @@ class Simulation:
         self.trainers[name] = Command(NAMESPACE, name, **(command or {}))
 
     def start_operator(self) -> None:
-        """A fresh process: nothing is remembered."""
+        """A fresh process, or the follower: what it has seen is as old as its last look."""
         self.cluster = self.connect()
-        self.caches = Caches()
-        self.observer = Observer(self.caches, clock=self._seconds)
+        self.caches, self.follower = self.follower or Caches(), None
+        self.observer = Observer(self.caches, DecodedJobs(self.caches), clock=self._seconds)
         self.metrics = Metrics()
         self.waits = Waits()
         self.board = AssignmentBoard()
@@ -158,6 +165,16 @@ class Simulation:
     def asked_to_decide(self) -> None:
         """A pass has something new for the allocator."""
 
+    async def follow(self) -> None:
+        """Another replica looks at the world, as a watch would that stands still from now on."""
+        self.follower = Caches()
+        await self._look(self.connect(), self.follower)
+
+    async def _look(self, cluster: FakeCluster, caches: Caches) -> None:
+        for kind in WATCHED:
+            items, version = await cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
+            caches.listed(kind, items, version)
+
     def connect(self) -> FakeCluster:
         """The operator's connection to the API server."""
         return FakeCluster(self.world)
@@ -182,9 +199,7 @@ class Simulation:
 
     async def _operate(self) -> None:
         asyncio.get_running_loop().set_default_executor(AT_ONCE)
-        for kind in WATCHED:
-            items, version = await self.cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
-            self.caches.listed(kind, items, version)
+        await self._look(self.cluster, self.caches)
         try:
             await self.decide()
         except (Conflict, NotFound, Unavailable):

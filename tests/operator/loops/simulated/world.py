@@ -176,6 +176,10 @@ class FakeCluster:
         ]
         return found, self.world.version
 
+    async def list_metadata(self, kind: Kind, **how: str) -> Any:
+        items, version = await self.list(kind, **how)
+        return [{part: item[part] for part in ("apiVersion", "kind", "metadata")} for item in items], version
+
     def _listed(self, kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
         """The copy that this client was sent when the object last changed."""
         key, version = (kind, key_of(item)), item["metadata"]["resourceVersion"]

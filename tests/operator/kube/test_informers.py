@@ -1,0 +1,176 @@
+"""What a follower knows, and that it only reads."""
+
+import asyncio
+
+import pytest
+from ballast_operator.errors import NotLeader
+from ballast_operator.kube.informers import Informers
+from ballast_operator.kube.kinds import JOB, NODE
+from ballast_operator.kube.streams import MOST_READ_SINGLY
+from ballast_operator.metrics import Metrics
+from ballast_operator.observation.decoded import DecodedJobs
+from ballast_operator.observation.observer import Observer
+from ballast_operator.settings import ApiSettings
+from ballast_operator.waits import Waits
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, job
+from tests.operator.loops.simulated.world import FakeCluster, World
+
+
+class ReadOnly(FakeCluster):
+    """A connection whose fence is down, and that counts lists."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        self.lists = 0
+        self.read = []
+
+    async def get(self, kind, namespace, name):
+        self.read.append(name)
+        return await super().get(kind, namespace, name)
+
+    async def list(self, kind, **arguments):
+        self.lists += 1
+        return await super().list(kind, **arguments)
+
+    def __getattribute__(self, name):
+        if name in ("apply", "create", "merge", "replace", "delete"):
+            raise NotLeader(name)
+        return super().__getattribute__(name)
+
+
+class Stalled(Informers):
+    """Its watches bring nothing, as those of an API server that is slow to tell."""
+
+    async def _watch(self):
+        await asyncio.Event().wait()
+
+
+def informers(cluster):
+    return Stalled(cluster, namespace="", settings=ApiSettings(), metrics=Metrics(), waits=Waits())
+
+
+async def turn(until):
+    """Let the loop turn until the condition holds; no time passes."""
+    for _ in range(10_000):
+        if until():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition was not reached")
+
+
+async def test_a_follower_knows_the_cluster_before_it_leads_and_writes_nothing():
+    """Its caches are filled and its jobs decoded; every write would raise."""
+    world = World()
+    world.put(JOB, job("one"))
+    known = informers(ReadOnly(world))
+    decoded = DecodedJobs(known.caches)
+    decoding = asyncio.create_task(decoded.run())
+    known.start()
+    await turn(lambda: decoded._specs)
+    (spec, problem) = decoded.spec((NAMESPACE, "one"), known.caches[JOB].get((NAMESPACE, "one")))
+    assert spec is not None and not problem
+    decoding.cancel()
+    await known.stop()
+
+
+async def test_a_new_leader_knows_what_was_written_before_its_election_whatever_its_watches_say():
+    """A launch that the last leader wrote as it died is there before anything is decided."""
+    world = World()
+    world.put(JOB, job("one"))
+    world.put(NODE, {"metadata": {"name": "gone"}})
+    known = informers(ReadOnly(world))
+    known.start()
+    await turn(lambda: known.caches[NODE].get(("", "gone")))
+    world.patch(JOB, NAMESPACE, "one", {"status": {"launches": 1}})
+    world.drop(NODE, "", "gone")
+    assert not (known.caches[JOB].get((NAMESPACE, "one")) or {}).get("status")
+    await known.refresh()
+    assert known.caches[JOB].get((NAMESPACE, "one"))["status"]["launches"] == 1
+    assert known.caches[NODE].get(("", "gone")) is None
+    await known.stop()
+
+
+async def test_a_replica_that_leads_at_once_lists_once():
+    """What is listed after the election needs no second list."""
+    cluster = ReadOnly(World())
+    known = informers(cluster)
+    await known.refresh()
+    once = cluster.lists
+    await known.refresh()
+    assert cluster.lists == 2 * once
+    await known.stop()
+
+
+async def test_a_second_list_of_many_jobs_reads_those_that_have_changed_and_no_others():
+    """A takeover costs metadata, not ten thousand specs and statuses; what was deleted is gone."""
+    world = World()
+    for number in range(MOST_READ_SINGLY + 5):
+        world.put(JOB, job(f"job-{number}"))
+    cluster = ReadOnly(world)
+    known = informers(cluster)
+    known.start()
+    await turn(lambda: known.caches[JOB].get((NAMESPACE, "job-104")))
+    world.patch(JOB, NAMESPACE, "job-7", {"status": {"launches": 1}})
+    world.drop(JOB, NAMESPACE, "job-8")
+    world.put(JOB, job("late"))
+    await known.refresh()
+    assert cluster.read == ["job-7", "late"]
+    assert known.caches[JOB].get((NAMESPACE, "job-7"))["status"] == {"launches": 1}
+    assert known.caches[JOB].get((NAMESPACE, "job-8")) is None
+    assert known.caches[JOB].get((NAMESPACE, "late"))["spec"]["totalSteps"] == 100
+    for number in range(MOST_READ_SINGLY + 5):
+        world.patch(JOB, NAMESPACE, f"job-{number}", {"status": {"launches": 2}})
+    await known.refresh()
+    assert len(cluster.read) == 2, "of very many, a whole list is read"
+    assert known.caches[JOB].get((NAMESPACE, "job-9"))["status"] == {"launches": 2}
+    await known.stop()
+
+
+async def test_an_observer_that_begins_with_filled_caches_sees_what_a_fresh_one_would():
+    """Jobs, the GPUs that they hold, and Leases, which count as renewed now."""
+    world = World()
+    world.put(JOB, job("one"))
+    known = informers(FakeCluster(world))
+    before = Observer(known.caches)
+    await known.refresh()
+    after = Observer(known.caches)
+    assert after.jobs() == before.jobs()
+    assert len(after.holders) == len(before.holders)
+    await known.stop()
+
+
+async def test_jobs_with_equal_specs_share_one_value_and_a_bad_name_is_refused_all_the_same():
+    """A thousand runs of one experiment are decoded once; a change of one leaves the others."""
+    world = World()
+    for name in ("one", "two"):
+        world.put(JOB, job(name))
+    known = informers(FakeCluster(world))
+    decoded = DecodedJobs(known.caches)
+    await known.refresh()
+    one, two = (known.caches[JOB].get((NAMESPACE, name)) for name in ("one", "two"))
+    assert decoded.spec((NAMESPACE, "one"), one)[0] is decoded.spec((NAMESPACE, "two"), two)[0]
+    changed = {**one, "metadata": {**one["metadata"], "generation": 2}}
+    changed["spec"] = {**one["spec"], "totalSteps": 7}
+    assert decoded.spec((NAMESPACE, "one"), changed)[0].config.total_steps == 7
+    assert decoded.spec((NAMESPACE, "two"), two)[0].config.total_steps == 100
+    bad = {**one, "metadata": {**one["metadata"], "name": "Bad_Name"}}
+    spec, problem = decoded.spec((NAMESPACE, "Bad_Name"), bad)
+    assert spec is None and "metadata.name" in problem
+    await known.stop()
+
+
+@pytest.mark.parametrize("broken", [{"spec": {"totalSteps": "many"}}, {"status": {"launches": "many"}}])
+async def test_a_job_that_cannot_be_read_does_not_end_the_decoding_of_others(broken):
+    """Whoever asks for it is told; the next one is decoded."""
+    world = World()
+    world.put(JOB, {**job("broken"), **broken})
+    world.put(JOB, job("one"))
+    known = informers(FakeCluster(world))
+    decoded = DecodedJobs(known.caches)
+    decoding = asyncio.create_task(decoded.run())
+    await known.refresh()
+    await turn(lambda: (NAMESPACE, "one") in decoded._statuses)
+    assert not decoding.done()
+    decoding.cancel()
+    await known.stop()
