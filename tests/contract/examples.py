@@ -12,9 +12,12 @@ from ballast_policies.contract import (
     TerminationMessage,
 )
 from ballast_policies.contract.job import (
+    CallbackConfig,
     CheckpointConfig,
     DataConfig,
     DynamicConfig,
+    EvaluationConfig,
+    ExportConfig,
     JobConfig,
     MetricsConfig,
     ModelConfig,
@@ -87,6 +90,13 @@ EXAMPLES = {
         metrics=MetricsConfig(
             port=9464, json_lines="/logs/steps.jsonl", tensorboard="/logs/tb", writer="my.metrics:Writer"
         ),
+        evaluation=EvaluationConfig(
+            every_steps=200, batches=8, data=DataConfig(name="my.data:windows", args={"path": "/held-out"})
+        ),
+        callback=CallbackConfig(
+            name="my.callbacks:notify", args={"channel": "runs"}, every_rank=True, on_error="report"
+        ),
+        export=ExportConfig(path="/checkpoints/model", format="huggingFace"),
     ),
     "plan": Plan(
         job="translator",
@@ -123,6 +133,8 @@ EXAMPLES = {
         checkpoint_step=100,
         resumed_from_step=50,
         emulated=10.0,
+        validation_loss=2.5,
+        validation_step=100,
     ),
     "proposal": Proposal(
         epoch=6,

@@ -18,6 +18,9 @@ SCRIPT: list[tuple[dict[str, Any], str, str]] = [
         {"training": {"learningRate": 0.5}},
         {"data": {"name": "my_model:Data"}},
         {"metrics": {"port": 9000}},
+        {"evaluation": {"batches": 2}},
+        {"callback": {"name": "my_callbacks:notify"}},
+        {"export": {"path": "/checkpoints/model.safetensors"}},
     )
 ]
 """A job without a model, with a field that only the trainer acts on."""
@@ -37,6 +40,22 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "schedule: ZeroBubbleV",
     ),
     ({"dynamics": [{**PRUNING, "startStep": 5}]}, "dynamics[0].endStep", "startStep: 5, endStep: 3"),
+    ({"evaluation": {"everySteps": 5}}, "evaluation.batches", "the model's own data has no end"),
+    (
+        {"data": {"name": "my_model:Data"}, "evaluation": {"batches": 2}},
+        "evaluation.data",
+        "the training data is not the model's own",
+    ),
+    (
+        {"export": {"path": "/checkpoints"}, "checkpoint": {"path": "/checkpoints"}},
+        "export.path",
+        "the checkpoints are there",
+    ),
+    (
+        {"export": {"path": "/model.safetensors"}, "checkpoint": {}},
+        "export",
+        "put together from the last checkpoint",
+    ),
     ({"rebalance": {"balancer": "network", "by": "parameters"}}, "rebalance.by", "seconds on links"),
     ({"rebalance": {"balancer": "deepspeed", "memoryBytes": 9}}, "rebalance.balancer", "no limit of memory"),
     ({"repack": {"minStages": 3, "targetStages": 2}}, "repack.targetStages", "below minStages"),

@@ -4,6 +4,7 @@ from ballast_trainer.errors import TrainerError
 
 DATA_NOTE = "while reading the data"
 LAYER_NOTE = "in layer "
+EVALUATION_NOTE = "in an evaluation"
 
 _WRAPPERS = ("failed to run forward", "Failed to run stage backward")
 """Texts of torch.distributed.pipelining around an error of a layer, which list tensors, not the error."""
@@ -29,7 +30,7 @@ def describe(error: BaseException) -> str:
     error = root_cause(error)
     if isinstance(error, TrainerError):
         return str(error)
-    notes = [note for note in notes_of(error) if note.startswith((LAYER_NOTE, DATA_NOTE))]
+    notes = [note for note in notes_of(error) if note.startswith((LAYER_NOTE, DATA_NOTE, EVALUATION_NOTE))]
     place = f" ({', '.join(notes)})" if notes else ""
     origin = f", from {_named(error.__cause__)}" if error.__cause__ is not None else ""
     return f"{_named(error)}{place}{origin}"

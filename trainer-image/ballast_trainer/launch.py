@@ -16,6 +16,7 @@ from ballast_policies.planning.stages import first_stages, usable_stages
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import read_job_config
+from ballast_trainer.data.validation import ValidationData, validation_data
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
@@ -38,6 +39,7 @@ from ballast_trainer.pipeline.torch_pipeline import preload
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from ballast_trainer.profiling.recording import RecordingMeter, write_trace
+from ballast_trainer.reporting.callback import with_callback
 from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
@@ -58,6 +60,7 @@ class ValidatedJob:
 
     config: JobConfig
     model: Model
+    validation: ValidationData | None = None
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, Any], *, unknown: Unknown = "refuse") -> "ValidatedJob":
@@ -74,7 +77,7 @@ class ValidatedJob:
         build_dynamics(config.dynamics, model.layer_count, model.family)
         check_changes(model, config.dynamics)
         check_tensor_parallel(model, config)
-        return cls(config=config, model=model)
+        return cls(config=config, model=model, validation=validation_data(config, model))
 
     def check_ranks(self, ranks: int) -> None:
         """Refuse more ranks than layers.
@@ -207,6 +210,7 @@ def train(
             chosen = closing.enter_context(
                 contextlib.closing(WritingReporter(reporter, writers_of(job.config.metrics)))
             )
+        chosen = with_callback(chosen, job.config.callback, rank)
         meter = _meter(job, device, speed, trace)
         training = _training_state(job, launch, device, speed, meter, stop)
         channel_thread = None
@@ -285,6 +289,7 @@ def _training_state(
         profile=Profile(model.layer_count),
         world=world,
         plan=plan,
+        validation=job.validation,
         stages=usable_stages(plan.stages, placement, model.layer_count)
         or first_stages(model.layer_count, placement, config.pipeline.replicas),
     )

@@ -35,6 +35,10 @@ class Progress(StatusModel):
     """Step of the newest complete checkpoint."""
     emulated_slowdown: Annotated[float, Field(ge=1)] | None = None
     """Factor by which the node emulates a slower GPU; absent: the speed is real."""
+    validation_loss: float | None = None
+    """Loss on the validation data, of the newest evaluation."""
+    validation_step: Step | None = None
+    """The step after which it was measured."""
 
 
 class Rebalancing(StatusModel):

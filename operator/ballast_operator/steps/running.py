@@ -61,6 +61,12 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
     if total > report.step and (total - report.step) < rate * LONGEST_ETA_SECONDS:
         left = datetime.timedelta(seconds=round((total - report.step) / rate))
         eta = (context.now + left).replace(microsecond=0)
+    known = context.view.status.progress
+    validation_loss = _within(report.validation_loss, -math.inf, math.inf)
+    validation_step = _within(report.validation_step, 0, step)
+    if validation_loss is None and known is not None:
+        # A new launch has not evaluated yet.
+        validation_loss, validation_step = known.validation_loss, known.validation_step
     return Progress(
         step=step,
         steps_per_second=_within(report.steps_per_second, 0.0, math.inf),
@@ -71,6 +77,8 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
         percent=min(100, 100 * step // total) if total else None,
         emulated_slowdown=_within(report.emulated, 1.0, math.inf),
         eta=eta,
+        validation_loss=validation_loss,
+        validation_step=validation_step,
     )
 
 

@@ -40,6 +40,8 @@ class Report(Wire):
         checkpoint_step: step of the newest complete checkpoint; None: none yet.
         resumed_from_step: step of the checkpoint this launch started from; None: from scratch.
         emulated: the slow-down factor that emulates GPU speed; None: real speed.
+        validation_loss, validation_step: of the newest evaluation, and after which step; None: none since the
+            launch.
     """
 
     epoch: int = setting(ge=1, le=MOST_EPOCH)
@@ -62,6 +64,8 @@ class Report(Wire):
     checkpoint_step: int | None = setting(None, ge=0, le=MOST_STEP)
     resumed_from_step: int | None = setting(None, ge=0, le=MOST_STEP)
     emulated: float | None = setting(None, gt=0, le=1e9)
+    validation_loss: float | None = None
+    validation_step: int | None = setting(None, ge=0, le=MOST_STEP)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

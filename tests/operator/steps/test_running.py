@@ -33,16 +33,25 @@ def test_progress_has_the_report_the_percentage_and_the_expected_end():
     assert found.checkpoint_step == 40
 
 
+def test_the_validation_loss_stays_until_the_next_evaluation():
+    """Reports of a new launch have none until it evaluates."""
+    first = take_step(a_context(reporting(validation_loss=1.5, validation_step=40))).status
+    assert (first.progress.validation_loss, first.progress.validation_step) == (1.5, 40)
+    second = take_step(a_context(dataclasses.replace(reporting(), status=first), seconds=5)).status
+    assert (second.progress.validation_loss, second.progress.validation_step) == (1.5, 40)
+
+
 @pytest.mark.parametrize(
     ("report", "want"),
     [
         ({"loss": float("nan")}, {"loss": None}),
         ({"bubble": 1.0000001}, {"bubble": 1.0}),
+        ({"validation_loss": float("inf"), "validation_step": 50}, {"validation_loss": None}),
         ({"checkpoint_step": 51}, {"checkpoint_step": 50}),
         ({"step": -1}, {"step": 0}),
         ({"steps_per_second": 0.0}, {"eta": None}),
     ],
-    ids=["loss is not a number", "rounded above 1", "checkpoint ahead", "negative step", "at a standstill"],
+    ids=["loss is not a number", "rounded above 1", "validation loss is infinite", "checkpoint ahead", "negative step", "at a standstill"],
 )
 def test_a_reported_number_outside_its_range_is_brought_into_it(report, want):
     """The status is valid whatever the trainer reports."""

@@ -22,6 +22,11 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.processes
 
+EVALUATED = {
+    "everySteps": 1,
+    "batches": 1,
+    "data": {"name": "tests.support.held_data:text", "args": {"context": 16}},
+}
 FREEZING = {"kind": "freezing", "startStep": 4, "endStep": 12, "everySteps": 4, "target": 0.5}
 PRUNING = {"kind": "pruning", "startStep": 4, "endStep": 12, "everySteps": 2, "target": 0.95}
 
@@ -73,7 +78,8 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     )
     channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 40)
-    running = gang(gates.hold(config), ranks=4, options=["--channel", str(tmp_path / "channel")])
+    held = gates.hold(config) | {"evaluation": EVALUATED | {"everySteps": 7}}
+    running = gang(held, ranks=4, options=["--channel", str(tmp_path / "channel")])
     eventually((tmp_path / "channel/ack.json").exists, "the ranks train", running.errors)
     lopsided = stages_at((0, 5, 6, 7, 8), (0, 1, 2, 3))
     channel.publish(dataclasses.replace(channel.read_plan(), epoch=2, stages=lopsided))
@@ -94,6 +100,7 @@ def test_rebalance_and_repack_keep_the_curve(gang, small_config, single_process_
     ack = Ack.from_json((tmp_path / "channel/ack.json").read_text())
     assert (ack.epoch, ack.step) == (3, repacked["step"])
     assert ack.pause_ms == pytest.approx(repacked["pause_ms"])
+    assert [event["step"] for event in running.events("evaluation")] == [7, 14, 21, 28, 35, 42, 49, 50]
     assert_same_curve(running.losses(), single_process_losses(config), 50)
 
 
@@ -263,14 +270,14 @@ def has_acked(folder, epoch):
 
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
-    """A pod joins two others where a rebalance and a checkpoint are due, and saves its part from there on."""
+    """A pod joins where a rebalance, an evaluation and a checkpoint are due, and saves its part from there."""
     config = small_config(totalSteps=20, rebalance={"enabled": True, "everySteps": 1})
     saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 20}}
     gates = Gates(tmp_path / "gates", 5)
     folder = tmp_path / "channel"
     folder.mkdir()
     channel = DirectoryChannel(folder)
-    (folder / "config.json").write_text(json.dumps(gates.hold(config | saved)))
+    (folder / "config.json").write_text(json.dumps(gates.hold(config | saved | {"evaluation": EVALUATED})))
     first = local_plan(["job-1-0", "job-1-1"], network=17)
     channel.publish(first)
     for pod in ("job-1-0", "job-1-1"):
@@ -289,6 +296,8 @@ def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losse
     assert set(pods.exit_codes().values()) == {0}, pods.errors()
     (grew,) = pods.events("grow", "job-1-0")
     assert (grew["ranks_before"], grew["ranks_after"]) == (2, 3)
+    evaluated = [event["step"] for event in pods.events("evaluation", "job-1-0")]
+    assert evaluated == list(range(1, 21))
     for step in range(grew["step"], 21):
         checkpoint = tmp_path / "saved" / f"step-{step:08}"
         listed = json.loads((checkpoint / "manifest.json").read_text())["files"]

@@ -93,6 +93,10 @@ class Checkpoints:
         if failure is not None:
             raise CheckpointError(failure)
 
+    def path_of(self, step: int) -> str:
+        """The directory of the checkpoint of a step."""
+        return str(self._path / name_of(step))
+
     def close(self) -> None:
         """Release the lock on the directory."""
         if self._lock is not None:

@@ -12,7 +12,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import as_remembered
 from ballast_trainer.dynamics.pruning.sparse_linear import without_masks
 from ballast_trainer.errors import CheckpointError
-from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.layer import OPTIMIZER, LayerSet
 from ballast_trainer.tensor_parallel.shards import assembled, needed_keys, stored_tensors
 
 
@@ -49,8 +49,17 @@ def save(world: World, layers: LayerSet, path: Path) -> None:
             raise WriteFailed(str(error)) from None
 
 
-def load(world: World, layers: LayerSet, path: Path, patience: Patience) -> None:
+def load(
+    world: World, layers: LayerSet, path: Path, patience: Patience, *, optimizer: bool = True
+) -> None:
     """Load the tensors of the layers held; each rank reads for itself.
+
+    Args:
+        world: this rank.
+        layers: those it holds.
+        path: of the checkpoint.
+        patience: for files that cannot be read for now.
+        optimizer: whether the optimizers' state is loaded, too.
 
     Raises:
         OSError: a file cannot be read.
@@ -59,6 +68,8 @@ def load(world: World, layers: LayerSet, path: Path, patience: Patience) -> None
     metadata = patience.read(lambda: _tensors_in(path))
     held = tuple(_layer_key(index, "") for index in layers.indices())
     needed = needed_keys((key for key in metadata if key.startswith(held)), world.tensor)
+    if not optimizer:
+        needed = {key for key in needed if not key.startswith(tuple(prefix + OPTIMIZER for prefix in held))}
     state: dict[str, Any] = {}
     for key, description in metadata.items():
         if key in needed:

@@ -8,6 +8,7 @@ import click
 LAZY = {
     "run": "ballast_trainer.cli.run:run",
     "pod": "ballast_trainer.cli.pod:pod",
+    "export": "ballast_trainer.cli.export:export",
     "profile": "ballast_trainer.cli.profile:profile",
     "simulate": "ballast_trainer.cli.simulate:simulate",
     "trace": "ballast_trainer.cli.trace:trace",

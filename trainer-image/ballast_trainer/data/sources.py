@@ -21,12 +21,44 @@ from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.seeding import host_seeded, mixed_key
 
-_FIELD = "data.name"
+FIELD = "data.name"
 _DATA = 0xDA7A
 _KEPT_PERMUTATIONS = 2
 """A batch may straddle two epochs."""
 _RECENT_BATCHES = 4
 """Batches kept of a loader: without a flush, the ends of the pipeline are some steps apart."""
+
+
+def is_dataset(source: Any) -> bool:
+    """Whether it has samples by index."""
+    return (
+        hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping)
+    )
+
+
+def is_loader(source: Any) -> bool:
+    """Whether it can be read several times."""
+    return isinstance(source, Iterable) and not isinstance(source, Mapping | Iterator)
+
+
+def refuse_samples(source: Any, field: str = FIELD) -> None:
+    """Refuse what yields samples, one by one.
+
+    Raises:
+        ConfigurationError: it is such.
+    """
+    if isinstance(source, torch.utils.data.IterableDataset):
+        reason = f"{type(source).__name__} yields samples. To fix: return DataLoader(..., batch_size=...)"
+        raise ConfigurationError(field, reason)
+
+
+def no_source(source: Any, field: str = FIELD) -> ConfigurationError:
+    """The error for what is no data."""
+    return ConfigurationError(
+        field,
+        f"a {type(source).__name__} is no batch function, dataset or loader that can be read twice. "
+        "To fix: return one of these",
+    )
 
 
 def batches_from(source: Any) -> BatchFunction:
@@ -35,36 +67,35 @@ def batches_from(source: Any) -> BatchFunction:
     Raises:
         ConfigurationError: ``source`` is none of these, or an empty dataset.
     """
-    if isinstance(source, torch.utils.data.IterableDataset):
-        reason = f"{type(source).__name__} yields samples. To fix: return DataLoader(..., batch_size=...)"
-        raise ConfigurationError(_FIELD, reason)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping):
+    refuse_samples(source)
+    if is_dataset(source):
         return ShuffledDataset(source)
-    if isinstance(source, Iterable) and not isinstance(source, Mapping | Iterator):
+    if is_loader(source):
         return ReplayedLoader(source)
     if callable(source):
         return functools.partial(_checked, source)
-    raise ConfigurationError(
-        _FIELD,
-        f"a {type(source).__name__} is no batch function, dataset or loader that can be read twice. "
-        "To fix: return one of these",
-    )
+    raise no_source(source)
 
 
 def _checked(batch: BatchFunction, seed: int, step: int, size: int) -> Batch:
-    return _whole(batch(seed, step, size), size)
+    return whole_batch(batch(seed, step, size), size)
 
 
-def _whole(batch: Any, size: int) -> Batch:
+def whole_batch(batch: Any, size: int, field: str = FIELD) -> Batch:
+    """Inputs and targets, if the batch is a pair of tensors of ``size`` samples.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise ConfigurationError(_FIELD, f"gives {type(batch).__name__}, not a pair of inputs and targets")
+        raise ConfigurationError(field, f"gives {type(batch).__name__}, not a pair of inputs and targets")
     inputs, targets = batch
     for name, value in (("inputs", inputs), ("targets", targets)):
         if not isinstance(value, torch.Tensor):
-            raise ConfigurationError(_FIELD, f"{name} are {type(value).__name__}, not a tensor")
+            raise ConfigurationError(field, f"{name} are {type(value).__name__}, not a tensor")
         if value.dim() == 0 or len(value) != size:
             raise ConfigurationError(
-                _FIELD,
+                field,
                 f"{name} have shape {tuple(value.shape)}, pipeline.globalBatchSize is {size}. "
                 f"To fix: give batches of {size}; a loader: batch_size={size}, drop_last=True",
             )
@@ -79,7 +110,7 @@ class ShuffledDataset:
 
     def __init__(self, dataset: Any) -> None:
         if len(dataset) == 0:
-            raise ConfigurationError(_FIELD, "the dataset is empty")
+            raise ConfigurationError(FIELD, "the dataset is empty")
         self._dataset = dataset
         self._permutation = functools.lru_cache(maxsize=_KEPT_PERMUTATIONS)(self._permuted)
 
@@ -97,9 +128,9 @@ class ShuffledDataset:
 
     def __call__(self, seed: int, step: int, size: int) -> Batch:
         """Inputs and targets of ``step``."""
-        with _seeded(seed, step):
+        with seeded_data(seed, step):
             samples = [self._dataset[index] for index in self.indices(seed, step, size)]
-        return _whole(torch.utils.data.default_collate(samples), size)
+        return whole_batch(torch.utils.data.default_collate(samples), size)
 
 
 class ReplayedLoader:
@@ -127,21 +158,21 @@ class ReplayedLoader:
             self._step += 1
             self._recent[self._step] = batch
             self._recent.pop(self._step - _RECENT_BATCHES, None)
-        return _whole(self._recent[step], size)
+        return whole_batch(self._recent[step], size)
 
     def _next(self, seed: int) -> Any:
         for _ in range(2):
-            with _seeded(seed, self._step + 1):
+            with seeded_data(seed, self._step + 1):
                 try:
                     return next(self._batches)
                 except StopIteration:
                     pass
             self._epoch += 1
-            with _seeded(seed, -1 - self._epoch):
+            with seeded_data(seed, -1 - self._epoch):
                 self._batches = iter(self._loader)
-        raise ConfigurationError(_FIELD, "the loader yields no batch")
+        raise ConfigurationError(FIELD, "the loader yields no batch")
 
 
-def _seeded(seed: int, part: int) -> contextlib.AbstractContextManager[None]:
+def seeded_data(seed: int, part: int) -> contextlib.AbstractContextManager[None]:
     """The host's generators seeded from both, and as they were afterwards."""
     return host_seeded(mixed_key(seed, _DATA, part) >> 1)

@@ -27,6 +27,8 @@ from ballast_trainer.seeding import mixed_key
 
 BUFFER = "ballast_freezing"
 """Buffer of a layer's module: the entries of :class:`_Place`, then the sketch of its weights."""
+REMEMBERED = (BUFFER, *plasticity.NAMES)
+"""Buffers that freezing adds to a layer."""
 
 SKETCH = 256
 """Numbers that stand for all weights of a layer; distances come out to about 6 % (Johnson-Lindenstrauss)."""
@@ -231,9 +233,8 @@ class Freezing(UnchangedHooks):
 
 def as_remembered(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
     """A layer's saved tensors for a ``module`` for which freezing was switched on or off since."""
-    remembered = (BUFFER, *plasticity.NAMES)
-    kept = {name: value for name, value in tensors.items() if name.removeprefix(MODULE) not in remembered}
-    own = {MODULE + name: module._buffers.get(name) for name in remembered}
+    kept = {name: value for name, value in tensors.items() if name.removeprefix(MODULE) not in REMEMBERED}
+    own = {MODULE + name: module._buffers.get(name) for name in REMEMBERED}
     return kept | {key: tensors.get(key, value.clone()) for key, value in own.items() if value is not None}
 
 

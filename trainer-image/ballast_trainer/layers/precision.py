@@ -41,6 +41,15 @@ def computing_in(precision: str, device: torch.device) -> contextlib.AbstractCon
     return torch.autocast(device.type, dtype=_TYPES[precision])
 
 
+def in_full_precision(loss: Loss) -> Loss:
+    """``loss`` of outputs in full precision."""
+
+    def full(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss(output.float() if output.dtype in (torch.bfloat16, torch.float16) else output, target)
+
+    return full
+
+
 class LossScale:
     """The factor on the loss, the same on every rank; always 1 unless the precision is fp16.
 
@@ -69,10 +78,10 @@ class LossScale:
     def scaled(self, loss: Loss) -> Loss:
         """``loss`` of outputs in full precision, multiplied by the factor in force when it is called."""
 
+        whole = in_full_precision(loss)
+
         def scaled_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            if output.dtype in (torch.bfloat16, torch.float16):
-                output = output.float()
-            value = loss(output, target)
+            value = whole(output, target)
             return value * self.value if self._moves else value
 
         return scaled_loss

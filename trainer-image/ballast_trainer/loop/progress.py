@@ -51,6 +51,7 @@ class ProgressTracker:
         self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
         self.resumed_from_step: int | None = None
+        self._validation: tuple[int, float] | None = None
 
     def gather_bytes(self) -> None:
         """Gather the bytes of all layers; collective."""
@@ -158,6 +159,12 @@ class ProgressTracker:
         self.move_seconds = pause_ms / 1000
         self._step_seconds.clear()
 
+    def evaluated(self, loss: float | None) -> None:
+        """The loss on the validation data was measured; None: it is not finite."""
+        self._validation = (self._training.step, loss) if loss is not None else None
+        # The speed of training, without the evaluation.
+        self._done.clear()
+
     def reshaped(self) -> None:
         """Ranks have left or joined."""
         self._step_seconds.clear()
@@ -194,4 +201,6 @@ class ProgressTracker:
             checkpoint_step=training.checkpoint_step,
             resumed_from_step=self.resumed_from_step,
             emulated=training.speed.factor if training.speed is not None else None,
+            validation_loss=self._validation[1] if self._validation is not None else None,
+            validation_step=self._validation[0] if self._validation is not None else None,
         )

@@ -124,7 +124,9 @@ class Saver:
             return f"the state is not saved, {text}: {error}"
         training.save_again_at = None
         training.checkpoint_step = training.step
-        self._event("checkpoint", pause_ms=watch.milliseconds())
+        self._event(
+            "checkpoint", path=self._checkpoints.path_of(training.step), pause_ms=watch.milliseconds()
+        )
         return "the state is saved"
 
     def save_last(self) -> None:

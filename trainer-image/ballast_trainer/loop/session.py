@@ -17,8 +17,11 @@ from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.side_loss import set_loss_scale
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
+from ballast_trainer.loop.agreement import Agreed, agreed_values, figures
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start, squared_norm_once
+from ballast_trainer.loop.evaluation import Evaluator
+from ballast_trainer.loop.exporting import export_at_end
+from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
@@ -28,26 +31,6 @@ from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
 from ballast_trainer.pipeline.layout import is_asynchronous
 from ballast_trainer.reporting.console import Reporter
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Agreed:
-    """The values that all ranks have agreed on after a step."""
-
-    stop: bool
-    epoch: int
-    loss: float
-    squared_norm: float
-    exchange: bool
-    look: bool
-    probes: list[float]
-    peak_flops: float
-    seconds: list[float]
-    activation_bytes: list[float]
-
-
-_HEAD = 7
-"""Entries of a rank's summand before those of positions and layers."""
 
 
 class Session:
@@ -78,6 +61,14 @@ class Session:
             save=self._saver.save,
             peer_timeout_seconds=peer_timeout_seconds,
         )
+        self._evaluator = Evaluator(
+            training,
+            self._progress,
+            event=self._rank_zero.event,
+            stop=stop,
+            newest_epoch=self._plan_follower.newest_epoch,
+            is_news=self._plan_follower.is_news,
+        )
         config = training.config
         self._asynchronous = None
         if is_asynchronous(config.pipeline.schedule):
@@ -102,10 +93,14 @@ class Session:
             else:
                 self._launch()
             self._plan_follower.watch_peers()
+            outcome = None
             if joining:
                 # The ranks that were there are between the same two steps.
-                self._between_steps(look=False)
-            outcome = self._loop()
+                outcome = self._between_steps(look=False)
+            elif self._training.step < self._training.config.total_steps:
+                # A stop may have come before the evaluation of the step that was saved.
+                outcome = self._evaluate_if_due()
+            outcome = outcome or self._loop()
             if self._heartbeat is not None:
                 self._heartbeat.close()
             self._training.world.leave()
@@ -145,13 +140,18 @@ class Session:
             if outcome is not None:
                 return outcome
             # Ranks that have just joined know nothing of a look that was due.
-            self._between_steps(look=agreed.look and training.world.size == ranks)
+            outcome = self._between_steps(look=agreed.look and training.world.size == ranks)
+            if outcome is not None:
+                return outcome
         self._saver.save_last()
+        if self._evaluator.evaluate(follow_plans=False) is not None:
+            return self._rank_zero.ended(ExitReason.STOPPED, "told to stop in the last evaluation")
+        export_at_end(self._training, self._rank_zero.event)
         if self._rank_zero.channel_thread is not None:
             self._rank_zero.channel_thread.close(finished_step=training.step)
         return self._rank_zero.ended(ExitReason.FINISHED, f"all {total} steps are done")
 
-    def _advance(self) -> _Agreed:
+    def _advance(self) -> Agreed:
         """Train a step; of a schedule without a flush, all steps until the pipeline is drained."""
         if self._asynchronous is None:
             return self._train_step()
@@ -172,7 +172,7 @@ class Session:
                 training.rebuild()
             training.profile.forget()
 
-    def _train_step(self) -> _Agreed:
+    def _train_step(self) -> Agreed:
         training = self._training
         began = time.perf_counter()
         self._apply_changes()
@@ -219,7 +219,7 @@ class Session:
         self._count_step(agreed, StepDone(measured=measured, seconds=time.perf_counter() - began))
         return agreed
 
-    def _count_step(self, agreed: _Agreed, done: StepDone) -> None:
+    def _count_step(self, agreed: Agreed, done: StepDone) -> None:
         training = self._training
         training.step += 1
         if done.measured:
@@ -231,61 +231,39 @@ class Session:
         self._plan_follower.looks.step_done()
         self._rank_zero.report()
 
-    def _agree(self, loss: float | None) -> _Agreed:
-        return self._agreed(self._training.world.sum(self._figures(loss)))
+    def _agree(self, loss: float | None) -> Agreed:
+        return agreed_values(self._training, self._training.world.sum(self._figures(loss)))
 
     def _figures(self, loss: float | None) -> list[float]:
         """This rank's summand."""
-        training = self._training
-        newest = self._plan_follower.newest_epoch()
-        # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
-        share = 1 / training.world.mesh.column
-        layers = training.world.tensor.largest(
-            training.meter.seconds() + training.meter.activation_bytes, training.device
-        )
-        seconds, kept = layers[: -training.model.layer_count], layers[-training.model.layer_count :]
-        return [
-            float(self._stop.received),
-            float(newest),
-            share * loss if loss is not None else 0.0,
-            squared_norm_once(training.world, training.layers) / training.copies,
-            float(training.straggler_mitigation.wants_exchange),
-            float(self._plan_follower.looks.due()),
-            self._progress.own_peak_flops,
-            *(share * second for second in training.probe_seconds()),
-            *(share * second for second in seconds),
-            # Copies of a layer keep equal bytes each, and share the seconds.
-            *(share / training.copies * count for count in kept),
-        ]
-
-    def _agreed(self, summed: list[float]) -> _Agreed:
-        training = self._training
-        end = len(summed) - training.model.layer_count
-        first = _HEAD + training.world.positions
-        return _Agreed(
-            stop=summed[0] > 0,
-            epoch=round(summed[1]),
-            loss=summed[2] / training.loss_scale.value,
-            squared_norm=summed[3],
-            exchange=summed[4] > 0,
-            look=summed[5] > 0,
-            peak_flops=summed[6],
-            probes=summed[_HEAD:first],
-            seconds=summed[first:end],
-            activation_bytes=summed[end:],
+        return figures(
+            self._training,
+            loss,
+            stop=self._stop.received,
+            newest_epoch=self._plan_follower.newest_epoch(),
+            look=self._plan_follower.looks.due(),
+            peak_flops=self._progress.own_peak_flops,
         )
 
-    def _agree_late(self, summed: list[float], done: StepDone) -> _Agreed:
+    def _agree_late(self, summed: list[float], done: StepDone) -> Agreed:
         """Count a step after which all ranks have already continued."""
-        agreed = self._agreed(summed)
+        agreed = agreed_values(self._training, summed)
         self._count_step(agreed, done)
         return agreed
 
-    def _between_steps(self, *, look: bool) -> None:
-        """Do what is due after this step; all that decides it is the same on every rank."""
+    def _between_steps(self, *, look: bool) -> SessionOutcome | None:
+        """Do what is due after this step; all that decides it is the same on every rank.
+
+        Returns the outcome where this rank's part ends.
+        """
         training, config = self._training, self._training.config
         if training.step >= config.total_steps:
-            return
+            return None
+        ranks = training.world.size
+        outcome = self._evaluate_if_due()
+        if outcome is not None:
+            return outcome
+        look = look and training.world.size == ranks
         every = config.rebalance.every_steps
         if every is None and self._asynchronous is not None:
             every = REBALANCE_EVERY
@@ -294,3 +272,18 @@ class Session:
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
             self._plan_follower.propose_repack()
         self._saver.save_if_due()
+        return None
+
+    def _evaluate_if_due(self) -> SessionOutcome | None:
+        """Evaluate after this step, from the start again where a new plan has come meanwhile."""
+        while self._evaluator.due():
+            interrupted = self._evaluator.evaluate()
+            if interrupted is None:
+                self._rank_zero.report()
+                return None
+            if interrupted.stop:
+                return self._rank_zero.ended(ExitReason.STOPPED, f"told to stop; {self._saver.save()}")
+            outcome = self._plan_follower.follow_plan(interrupted.epoch)
+            if outcome is not None:
+                return outcome
+        return None

@@ -8,6 +8,7 @@ from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE
+from ballast_trainer.data.validation import ValidationData
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
@@ -48,6 +49,7 @@ class TrainingState:
 
     Attributes:
         stages: the partition in force, ranks in the world's numbering.
+        validation: what evaluations measure the loss on; None: there are none.
         step: optimizer steps done, which is the index of the next step.
         pipeline: runs the stages; rebuilt by :meth:`rebuild`.
         checkpoint_step: of the newest checkpoint; None: there is none.
@@ -71,6 +73,7 @@ class TrainingState:
     world: World
     plan: Plan
     stages: tuple[Stage, ...]
+    validation: ValidationData | None = None
     step: int = 0
     checkpoint_step: int | None = None
     save_again_at: int | None = None

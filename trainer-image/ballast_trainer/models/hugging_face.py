@@ -6,12 +6,17 @@ is at hand.  Whether the layers one after the other compute what the model compu
 used.
 """
 
+import dataclasses
+import functools
 import inspect
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.gpt import cross_entropy
 from ballast_trainer.models.protocol import Model
 
@@ -95,7 +100,29 @@ def decoder(causal_model: Any, *, tried: bool = True) -> Model:
     if tried:
         _try(causal_model, layers, name)
     known = type(causal_model).__module__.startswith("transformers.models.")
-    return Model.from_layers(layers, loss=cross_entropy, family="transformer", independent_layers=known)
+    model = Model.from_layers(
+        layers, loss=cross_entropy, family="transformer", independent_layers=known, whole=causal_model
+    )
+    return dataclasses.replace(model, save_whole=functools.partial(_save, causal_model))
+
+
+def _save(causal_model: Any, found: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write ``causal_model`` with these weights by ``save_pretrained``.
+
+    Raises:
+        ConfigurationError: it has not all of them, or others.
+    """
+    own = {name: value.shape for name, value in causal_model.state_dict().items()}
+    other = sorted(own.keys() ^ found.keys())
+    other += sorted(name for name in own.keys() & found.keys() if own[name] != found[name].shape)
+    if other:
+        reason = (
+            f"{len(other)} tensors are not those of {type(causal_model).__name__}, e.g. {other[0]}: a change "
+            "in dynamics has added or cut them. To fix: safetensors or torch"
+        )
+        raise ConfigurationError("export.format", reason)
+    causal_model.load_state_dict(found)
+    causal_model.save_pretrained(path)
 
 
 def from_config(*, model_type: str, **config: Any) -> Model:

@@ -11,7 +11,9 @@ A model that is at hand as a list of modules is given as that list: :meth:`Model
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,6 +44,10 @@ class Model:
         family: kind of model (``transformer``, ``recurrent``, ...), on which throughput depends.
         independent_layers: a promise that a layer, and the loss, read nothing of other layers but the tensor
             that comes in, so that layers can move without a trial of the new stages.
+        parameter_name: name of a layer's parameter or buffer in the whole model, from the layer's index and the
+            name that it has there, for exports; None: as in ``nn.Sequential`` of the layers, ``index.name``.
+        save_whole: writes all parameters and buffers, by their names in the whole model, as a folder for
+            ``from_pretrained``; None: the model is none of Hugging Face's.
     """
 
     layer_count: int
@@ -50,6 +56,12 @@ class Model:
     batch: BatchFunction = no_batch
     family: str = "custom"
     independent_layers: bool = False
+    parameter_name: Callable[[int, str], str] | None = None
+    save_whole: Callable[[Mapping[str, torch.Tensor], Path], None] | None = None
+
+    def name_of(self, index: int, name: str) -> str:
+        """Name in the whole model of what layer ``index`` calls ``name``."""
+        return f"{index}.{name}" if self.parameter_name is None else self.parameter_name(index, name)
 
     @classmethod
     def from_layers(
@@ -60,12 +72,18 @@ class Model:
         batch: BatchFunction = no_batch,
         family: str = "custom",
         independent_layers: bool = False,
+        whole: nn.Module | None = None,
     ) -> "Model":
         """A model from a list of modules, or of functions that each make one.
 
         Modules keep the weights they have (the trainer seeds torch before it calls a builder, so
         that all ranks start alike), and every rank keeps all of them in the host's memory; with
         functions a rank makes only the layers it holds.
+
+        Args:
+            layers: the modules, or functions that make them.
+            loss, batch, family: of :class:`Model`.
+            whole: the module that the layers are parts of, whose names an export uses.
 
         Raises:
             ValueError: two of the modules share a parameter, which could not stay one on two ranks.
@@ -84,7 +102,21 @@ class Model:
             batch=batch,
             family=family,
             independent_layers=independent_layers,
+            parameter_name=None if whole is None else _names_in(whole, layers),
         )
+
+
+def _names_in(whole: nn.Module, layers: Sequence[Any]) -> Callable[[int, str], str]:
+    """The names that the layers' parameters and buffers have in ``whole``."""
+    of_whole = {id(value): name for name, value in whole.state_dict(keep_vars=True).items()}
+    names = {
+        (index, name): of_whole[id(value)]
+        for index, layer in enumerate(layers)
+        if isinstance(layer, nn.Module)
+        for name, value in layer.state_dict(keep_vars=True).items()
+        if id(value) in of_whole
+    }
+    return lambda index, name: names.get((index, name), f"{index}.{name}")
 
 
 def _refuse_shared_parameters(modules: Sequence[nn.Module]) -> None:

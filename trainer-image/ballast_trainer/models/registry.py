@@ -7,7 +7,6 @@ from typing import Any
 
 from ballast_policies.contract.job import DataConfig, ModelConfig
 
-from ballast_trainer.data.batch import BatchFunction
 from ballast_trainer.data.sources import batches_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.autoencoder import build_autoencoder
@@ -81,18 +80,27 @@ def build_model(config: ModelConfig, data: DataConfig | None = None, *, seed: in
         reason = f"{config.layers}, but {built}"
         raise ConfigurationError("model.layers", reason)
     if data is not None:
-        return dataclasses.replace(model, batch=_load_batches(data))
+        return dataclasses.replace(model, batch=batches_from(data_source(data)))
     if model.batch is no_batch:
         raise ConfigurationError("data.name", f"missing: {config.name!r} brings no data of its own")
     return model
 
 
-def _load_batches(data: DataConfig) -> BatchFunction:
-    maker = load_callable("data.name", data.name)
+def data_source(data: DataConfig, field: str = "data") -> Any:
+    """What the callable that a configuration names returns: a batch function, a dataset or a loader.
+
+    Args:
+        data: the callable and its arguments.
+        field: where it stands in the configuration.
+
+    Raises:
+        ConfigurationError: there is no such callable, or the arguments do not fit.
+    """
+    maker = load_callable(f"{field}.name", data.name)
     try:
-        source = maker(**data.args)
+        return maker(**data.args)
     except (TypeError, ValueError, OSError) as error:
         raise ConfigurationError(
-            "data.args", f"{dict(data.args)} do not fit {data.name!r}: {error}"
+            f"{field}.args",
+            f"{dict(data.args)} do not fit {data.name!r}: {error}. To fix: the arguments that it takes",
         ) from error
-    return batches_from(source)

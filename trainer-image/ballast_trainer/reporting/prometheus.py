@@ -9,6 +9,7 @@ from ballast_trainer.errors import ConfigurationError
 
 _GAUGES = {
     "loss": "Mean loss of the newest step.",
+    "validation_loss": "Mean loss on the validation data, of the newest evaluation.",
     "imbalance": "Busiest rank over the mean of the ranks, less 1.",
     "bubble": "Idle fraction of the ranks' time.",
     "bubble_schedule": "The part of it that the schedule leaves idle with even stages.",

@@ -35,11 +35,18 @@ from ballast_trainer.reporting.console import Reporter
 logger = logging.getLogger(__name__)
 
 
+VALIDATION_LOSS = "validation_loss"
+"""Of the event of an evaluation, and a scalar of its step."""
+
+
 class Writer(Protocol):
     """Takes figures of a running job; on rank 0 alone."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of the step that is done: ``loss``, ``step_seconds``, ``ranks``, ``imbalance``, ..."""
+        """Numbers of the step that is done: ``loss``, ``step_seconds``, ``ranks``, ``imbalance``, ...
+
+        After an evaluation, once more, with ``validation_loss`` alone.
+        """
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
         """Something happened after ``step``: launch, rebalance, repack, migrate, checkpoint, ..."""
@@ -138,6 +145,10 @@ class WritingReporter:
         """Print and write."""
         self._reporter.event(name, **fields)
         rest = {key: value for key, value in fields.items() if key != "step"}
+        if isinstance(rest.get(VALIDATION_LOSS), float):
+            # A figure like a step's; the event has it, too.
+            values = {VALIDATION_LOSS: rest[VALIDATION_LOSS]}
+            self._each(lambda writer: writer.scalars(fields["step"], values))
         self._each(lambda writer: writer.event(name, fields.get("step", 0), rest))
 
     def close(self) -> None:

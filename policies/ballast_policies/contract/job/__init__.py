@@ -19,9 +19,17 @@ from ballast_policies.contract.job.changes import (
     Structure,
 )
 from ballast_policies.contract.job.dynamics import DynamicConfig
+from ballast_policies.contract.job.evaluation import EvaluationConfig
 from ballast_policies.contract.job.job import JobConfig
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
-from ballast_policies.contract.job.output import CheckpointConfig, MetricsConfig
+from ballast_policies.contract.job.output import (
+    CallbackConfig,
+    CallbackError,
+    CheckpointConfig,
+    ExportConfig,
+    ExportFormat,
+    MetricsConfig,
+)
 from ballast_policies.contract.job.parallelism import (
     Imputation,
     ParallelismConfig,
@@ -36,14 +44,19 @@ from ballast_policies.contract.job.training import Decay, Precision, TrainingCon
 __all__ = [
     "AttentionSettings",
     "BalanceBy",
+    "CallbackConfig",
+    "CallbackError",
     "CheckpointConfig",
     "Confidence",
     "DataConfig",
     "Decay",
     "DepthsSettings",
     "DynamicConfig",
+    "EvaluationConfig",
     "ExitsSettings",
     "ExpertsSettings",
+    "ExportConfig",
+    "ExportFormat",
     "FreezingCriterion",
     "FreezingSettings",
     "Imputation",

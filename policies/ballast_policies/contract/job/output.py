@@ -1,6 +1,9 @@
-"""What a job writes while it trains: checkpoints and metrics."""
+"""What a job writes while it trains, and at its end: checkpoints, metrics, the whole model."""
 
 import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
 
 from ballast_policies.contract.job.model import CALLABLE
 from ballast_policies.contract.settings import Settings, setting
@@ -46,3 +49,57 @@ class MetricsConfig(Settings):
         None, max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_metrics:Writer"
     )
     """``module:callable`` of the trainer's image that returns a writer of your own."""
+
+
+class CallbackError(enum.StrEnum):
+    """What follows where the callback raises."""
+
+    END = "end"
+    """The job ends, as by an error of a layer."""
+    REPORT = "report"
+    """A warning; training continues, and the callback is called again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackConfig(Settings):
+    """A function of the trainer's image that is told what happens."""
+
+    name: str = setting(
+        max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_callbacks:notify"
+    )
+    """``module:callable``, called as ``callable(event, step, values, **args)`` after each step (``step``), each
+    evaluation (``evaluation``) and each checkpoint (``checkpoint``)."""
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Passed to it with each call."""
+    every_rank: bool = False
+    """Whether all ranks call it, else rank 0 alone."""
+    on_error: CallbackError = CallbackError.END
+    """What follows where it raises: ``end`` of the job, as by an error of a layer, or ``report``: a
+    warning."""
+
+
+class ExportFormat(enum.StrEnum):
+    """How a whole model is written."""
+
+    SAFETENSORS = "safetensors"
+    """One file of safetensors."""
+    TORCH = "torch"
+    """One file of torch.save, a state dict."""
+    HUGGING_FACE = "huggingFace"
+    """A folder for ``from_pretrained``."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig(Settings):
+    """The whole model, written once after the last step."""
+
+    path: str = setting(
+        min_length=1,
+        max_length=4096,
+        cluster_pattern=r"^/.+$",
+        cluster_form="an absolute path. To fix: e.g. /checkpoints/model.safetensors",
+    )
+    """File, or folder of ``huggingFace``, that rank 0 writes; it may lie in ``checkpoint.path``."""
+    format: ExportFormat = ExportFormat.SAFETENSORS
+    """``safetensors`` or ``torch``: one file of all parameters and buffers under the model's own names;
+    ``huggingFace``: a folder that ``from_pretrained`` loads."""

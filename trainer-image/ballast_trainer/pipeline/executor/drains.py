@@ -22,6 +22,8 @@ def next_drain(config: JobConfig, step: int) -> int:
         intervals.append(config.repack.every_steps)
     if config.checkpoint.path is not None:
         intervals.append(config.checkpoint.every_steps)
+    if config.evaluation is not None:
+        intervals.append(config.evaluation.every_steps)
     ends += [(step // interval + 1) * interval for interval in intervals]
     for change in map(ChangeSteps.of, config.dynamics):
         ends += [later for later in range(step + 1, min(ends)) if change.acts_at(later)][:1]

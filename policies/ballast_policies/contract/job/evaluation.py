@@ -1,0 +1,19 @@
+"""When a job measures its loss on data that it does not train on."""
+
+import dataclasses
+
+from ballast_policies.contract.job.model import DataConfig
+from ballast_policies.contract.settings import Settings, setting
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig(Settings):
+    """When the validation loss is measured, and on which data."""
+
+    every_steps: int = setting(100, ge=1, le=2**31 - 1)
+    """Steps between two evaluations; there is one more after the last step."""
+    batches: int | None = setting(None, ge=1, le=2**31 - 1)
+    """Batches of ``pipeline.globalBatchSize`` samples, the same in every evaluation. Absent: all whole batches
+    of a dataset or loader that has a length."""
+    data: DataConfig | None = None
+    """The validation data, read in its own order. Absent: the model's own data, drawn by another seed."""

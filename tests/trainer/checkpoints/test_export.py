@@ -1,0 +1,218 @@
+"""Exports: the whole model under its own names, which loads in one process and has the same loss."""
+
+import json
+
+import pytest
+import torch
+from ballast_trainer.checkpoints.export import newest_sound
+from ballast_trainer.checkpoints.manifest import Patience
+from ballast_trainer.cli.main import main
+from ballast_trainer.errors import CheckpointError
+from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.seeding import host_seeded
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.support.one_process import train_here
+
+PRUNED = {"kind": "pruning", "startStep": 1, "endStep": 3, "everySteps": 1, "target": 0.95}
+SLIGHTLY = PRUNED | {"target": 0.5}
+FROZEN = {"kind": "freezing", "everySteps": 1, "target": 0.5, "freezing": {"criterion": "plasticity"}}
+
+
+@pytest.fixture
+def job(small_config, tmp_path):
+    """``job(**fields)``: four steps of a small model, saved and evaluated at the end."""
+
+    def make(**fields):
+        arguments = {"dim": 16, "heads": 2, "context": 8, "dropout": 0.1}
+        fields = {"model": {"name": "gpt", "layers": 5, "args": arguments}, **fields}
+        return small_config(
+            totalSteps=4,
+            checkpoint={"path": str(tmp_path / "saved")},
+            evaluation={"batches": 2},
+            **fields,
+        )
+
+    return make
+
+
+def loss_of(config, module):
+    """Loss of a whole module on the job's validation data."""
+    built = ValidatedJob.from_mapping(config)
+    data = built.validation
+    losses = []
+    with torch.no_grad(), host_seeded():
+        for number in range(data.count):
+            inputs, targets = data.batch(data.seed, number, 8)
+            losses.append(float(built.model.loss(module.eval()(inputs), targets)))
+    return sum(losses) / len(losses)
+
+
+def plain(config):
+    """The job's model in one piece, with other weights."""
+    model = ValidatedJob.from_mapping(config).model
+    return nn.Sequential(*(model.build_layer(index) for index in range(model.layer_count)))
+
+
+@pytest.mark.parametrize(
+    "changes", [[], [PRUNED], [SLIGHTLY], [FROZEN]], ids=["none", "sparse", "dense with zeros", "freezing"]
+)
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_an_exported_model_has_the_loss_of_the_job(job, tmp_path, changes, kind):
+    """Strictly loaded into the plain model, whatever has changed it while it was trained."""
+    path = tmp_path / "exports" / "model"
+    config = job(dynamics=changes, export={"path": str(path), "format": kind})
+    told = train_here(config)
+    (event,) = [event for event in told.events if event["event"] == "export"]
+    whole = plain(config)
+    found = torch.load(path, weights_only=True) if kind == "torch" else load_file(path)
+    assert event["tensors"] == len(found) and [p.name for p in path.parent.iterdir()] == ["model"]
+    whole.load_state_dict(found, strict=True)
+    assert loss_of(config, whole) == pytest.approx(told.evaluations()[4], abs=1e-5)
+
+
+def test_what_a_change_has_added_keeps_its_name(job, tmp_path):
+    """Experts and their router beside the model's own names."""
+    path = tmp_path / "model"
+    train_here(job(dynamics=[{"kind": "mixtureOfExperts"}], export={"path": str(path)}))
+    names = set(load_file(path))
+    assert "2.mlp.router.weight" in names and "2.mlp.experts.0.up.weight" in names
+    assert "1.mlp.up.weight" in names
+
+
+class Whole(nn.Module):
+    """A model with names of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.front, self.back = nn.Linear(4, 4), nn.Linear(4, 2)
+
+
+def named(with_whole=True):
+    module = Whole()
+    return Model.from_layers(
+        [module.front, nn.Sequential(nn.Tanh(), module.back)],
+        loss=nn.functional.mse_loss,
+        batch=lambda seed, step, size: (torch.ones(size, 4), torch.ones(size, 2)),
+        whole=module if with_whole else None,
+    )
+
+
+@pytest.mark.parametrize("with_whole", [True, False])
+def test_names_are_those_of_the_user_s_module(job, tmp_path, with_whole):
+    """Where the user gives the whole module; else those of the layers in a row."""
+    path = tmp_path / "model"
+    model = {"name": f"{__name__}:named", "args": {"with_whole": with_whole}}
+    train_here(job(model=model, export={"path": str(path)}))
+    if with_whole:
+        Whole().load_state_dict(load_file(path), strict=True)
+    else:
+        assert set(load_file(path)) == {"0.weight", "0.bias", "1.1.weight", "1.1.bias"}
+
+
+def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path):
+    """A folder that transformers loads by itself, with the job's loss."""
+    transformers = pytest.importorskip("transformers")
+    arguments = {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    folder = tmp_path / "llama"
+    config = job(
+        model={"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments},
+        data={"name": "tests.support.held_data:text", "args": {"context": 8}},
+        dynamics=[SLIGHTLY],
+        export={"path": str(folder), "format": "huggingFace"},
+    )
+    config["evaluation"]["data"] = config["data"]
+    told = train_here(config)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.whole = loaded
+
+        def forward(self, tokens):
+            return self.whole(tokens).logits
+
+    assert loss_of(config, Logits()) == pytest.approx(told.evaluations()[4], abs=1e-5)
+    # Again, over what is there.
+    config["dynamics"] = []
+    assert export(tmp_path, config, "--format", "huggingFace", "--output", folder).exit_code == 0
+    (folder / "notes.txt").write_text("mine")
+    refused = export(tmp_path, config, "--format", "huggingFace", "--output", folder)
+    assert "nothing is replaced. To fix" in refused.output
+    assert (folder / "notes.txt").exists() and (folder / "config.json").exists()
+
+
+def export(tmp_path, config, *options):
+    """``ballast-train export``."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return CliRunner().invoke(main, ["export", "--config", str(path), *map(str, options)])
+
+
+def test_the_command_exports_the_newest_whole_checkpoint(job, tmp_path):
+    """A damaged one is passed over, and nothing in the directory changes."""
+    config = job()
+    config["checkpoint"]["everySteps"] = 2
+    train_here(config)
+    saved = tmp_path / "saved"
+    file = next((saved / "step-00000004").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1])
+    before = sorted(path.name for path in saved.iterdir())
+    done = export(tmp_path, config, "--output", tmp_path / "model")
+    assert (done.exit_code, done.output.partition(":")[0]) == (0, "step 2")
+    assert sorted(path.name for path in saved.iterdir()) == before
+    of_one = export(
+        tmp_path, config, "--checkpoint", saved / "step-00000002", "--output", tmp_path / "again"
+    )
+    assert of_one.exit_code == 0
+    assert (tmp_path / "model").read_bytes() == (tmp_path / "again").read_bytes()
+
+
+def test_what_cannot_be_exported_is_refused(job, tmp_path):
+    """With the reason and what to do; nothing is left behind."""
+    config = job()
+    train_here(config)
+    output = ["--output", tmp_path / "out" / "model"]
+    smaller = job(model={**config["model"], "layers": 4})
+    assert "has 5 layers, the model has 4. To fix" in export(tmp_path, smaller, *output).output
+    wider = job(model={"name": "gpt", "layers": 5, "args": {"dim": 32, "heads": 2, "context": 8}})
+    assert "does not fit layer 0" in export(tmp_path, wider, *output).output
+    assert "To fix: safetensors" in export(tmp_path, config, *output, "--format", "huggingFace").output
+    nowhere = export(tmp_path, config, *output, "--checkpoint", tmp_path / "none")
+    assert "has no checkpoint to export" in nowhere.output
+    assert not (tmp_path / "out").exists()
+    taken = export(tmp_path, config, "--output", tmp_path / "saved")
+    assert "cannot be written to" in taken.output and "To fix" in taken.output
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
+    """Each with its reason."""
+    train_here(job())
+    (tmp_path / "saved" / "step-00000004" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step-00000004: manifest.json is damaged.*To fix"):
+        newest_sound(tmp_path / "saved", Patience(0))
+
+
+def test_a_model_that_cannot_be_written_ends_the_job_and_is_exported_by_the_next_launch(job, tmp_path):
+    """The state is saved; the next launch trains no step."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    config = job(export={"path": str(blocked / "model")})
+    with pytest.raises(CheckpointError, match=r"all steps are done and saved, but .*To fix"):
+        train_here(config)
+    blocked.unlink()
+    told = train_here(config)
+    assert told.losses == {} and (blocked / "model").exists()

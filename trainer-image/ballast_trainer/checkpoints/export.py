@@ -1,0 +1,203 @@
+"""The whole model of a checkpoint under its own names: one file, or a folder of Hugging Face's.
+
+Layers are read one after the other, without the optimizer's state.  What a change of the model has wrapped or
+pruned gets its plain name and shape back where it has one (zeros where weights were pruned); what a change has
+added, e.g. experts and their router, keeps the name that it has in the trained layer.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from ballast_policies.contract.job import ExportFormat, TrainingConfig
+from torch import nn
+
+from ballast_trainer.checkpoints import tensors
+from ballast_trainer.checkpoints.folder import CheckpointFolder
+from ballast_trainer.checkpoints.manifest import MANIFEST, Flaw, Manifest, Patience, flaws, read_manifest
+from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics.freezing import REMEMBERED
+from ballast_trainer.dynamics.protocol import Dynamic
+from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
+from ballast_trainer.errors import CheckpointError, ConfigurationError
+from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.seeding import host_seeded
+
+_AGAIN = "To fix: name a directory with a whole checkpoint, as checkpoint.path has them"
+
+
+def newest_sound(folder: Path, patience: Patience) -> tuple[Path, Manifest]:
+    """The newest checkpoint of a directory whose files are as they were written; nothing is changed there.
+
+    Args:
+        folder: of a job's checkpoints, or one of them.
+        patience: for files that cannot be read for now.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (folder / MANIFEST).exists():
+        paths = [folder]
+    else:
+        names = CheckpointFolder(folder, keep=1, patience=lambda: patience).names()
+        paths = [folder / name for name in names]
+    problems = []
+    for path in paths:
+        manifest = read_manifest(path, patience)
+        wrong = manifest if isinstance(manifest, Flaw) else None
+        if isinstance(manifest, Manifest):
+            wrong = next(flaws(path, manifest, sorted(manifest.files), patience), None)
+            if wrong is None:
+                return path, manifest
+        assert wrong is not None
+        problems.append(f"{path.name}: {wrong.reason}")
+    found = f"none can be used: {'; '.join(problems)}" if problems else "it has none"
+    raise CheckpointError(f"{folder} has no checkpoint to export ({found}). {_AGAIN}")
+
+
+def whole_model(
+    path: Path, manifest: Manifest, model: Model, dynamics: Sequence[Dynamic], training: TrainingConfig
+) -> dict[str, torch.Tensor]:
+    """All parameters and persistent buffers of a checkpoint, by their names in the whole model.
+
+    Raises:
+        CheckpointError: it is of another model.
+        OSError: a file cannot be read.
+    """
+    if manifest.layer_count != model.layer_count:
+        raise CheckpointError(
+            f"{path} has {manifest.layer_count} layers, the model has {model.layer_count}. "
+            "To fix: the configuration that the job ran with"
+        )
+    device = torch.device("cpu")
+    world = World(epoch=1, rank=0, size=1, processes=("local",), device=device)
+    plain: dict[int, str] = {}
+
+    def prepare(index: int, module: nn.Module) -> nn.Module:
+        plain.clear()
+        plain.update({id(value): name for name, value in module.state_dict(keep_vars=True).items()})
+        for dynamic in dynamics:
+            module = dynamic.prepare(index, module)
+        return module
+
+    found: dict[str, torch.Tensor] = {}
+    for index in range(model.layer_count):
+        layers = LayerSet(model, training, device, prepare)
+        with host_seeded():
+            layers.hold([layers.make(index)])
+        module = layers[index].module
+        names = {
+            name: plain.get(id(value), name) for name, value in module.state_dict(keep_vars=True).items()
+        }
+        tensors.load(world, layers, path, Patience(0), optimizer=False)
+        for name, value in _dense(module).items():
+            whole = model.name_of(index, names.get(name, name))
+            if whole in found:
+                raise CheckpointError(
+                    f"layer {index}: {whole!r} is the name of two tensors. "
+                    "To fix: names that differ, from the model's parameter_name"
+                )
+            found[whole] = value.detach().contiguous().clone()
+    return found
+
+
+def _dense(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The layer's tensors, pruned ones as dense weights, without what changes remember of it."""
+    state = {
+        name: value
+        for name, value in module.state_dict().items()
+        if name.rpartition(".")[2] not in REMEMBERED
+    }
+    for path, child in module.named_modules():
+        if isinstance(child, PrunableLinear):
+            prefix = f"{path}." if path else ""
+            state.pop(f"{prefix}mask")
+            state.pop(f"{prefix}values", None)
+            state[f"{prefix}weight"] = child.dense()
+    return state
+
+
+def write_model(found: Mapping[str, torch.Tensor], path: Path, kind: ExportFormat, model: Model) -> None:
+    """Write the model; what was at ``path`` is replaced when the new one is complete.
+
+    Raises:
+        ConfigurationError: the model cannot be written in this format.
+        CheckpointError: storage refuses it.
+    """
+    if kind is ExportFormat.HUGGING_FACE and model.save_whole is None:
+        raise ConfigurationError(
+            "export.format",
+            "huggingFace is for models of ballast_trainer.models.hugging_face. To fix: safetensors or torch",
+        )
+    if kind is ExportFormat.HUGGING_FACE:
+        _refuse_others_files(path)
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
+        if kind is ExportFormat.HUGGING_FACE:
+            assert model.save_whole is not None
+            model.save_whole(found, temporary)
+            _remove(path)
+        elif kind is ExportFormat.TORCH:
+            torch.save(dict(found), temporary)
+        else:
+            # safetensors gives its file to its owner alone.
+            temporary.touch()
+            mode = temporary.stat().st_mode
+            save_file(dict(found), temporary, metadata={"format": "pt"})
+            temporary.chmod(mode)
+        _last(temporary)
+        temporary.rename(path)
+    # A full disk is another error in each library.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            _remove(temporary)
+        raise CheckpointError(
+            f"the model cannot be written to {path}: {error}. "
+            "To fix: a place in a directory that rank 0 can write to, with room"
+        ) from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _remove(temporary)
+        raise
+
+
+def _refuse_others_files(path: Path) -> None:
+    """Refuse a folder that has more than an export in it: it would be lost."""
+    if not path.exists():
+        return
+    others = (
+        [part.name for part in path.iterdir() if part.is_dir() or part.suffix not in (".json", ".safetensors")]
+        if path.is_dir()
+        else [path.name]
+    )
+    if others:
+        raise CheckpointError(
+            f"{path} has {others[0]}, which is no part of an export; nothing is replaced. "
+            "To fix: a new folder, or an empty one"
+        )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _last(path: Path) -> None:
+    """Make what was written last through a loss of power."""
+    for part in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        handle = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,57 @@
+"""``ballast-train export``: a checkpoint's whole model in one file, or as a folder of Hugging Face's."""
+
+import sys
+from pathlib import Path
+
+import click
+from ballast_policies.contract.job import ExportFormat
+
+from ballast_trainer.causes import describe
+from ballast_trainer.cli.config_file import read_config
+from ballast_trainer.process_exit import end, reason_of
+
+
+@click.command()
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="The job's YAML or JSON."
+)
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Override a field.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Directory of checkpoints, of which the newest whole one counts, or one of them. "
+    "Default: checkpoint.path.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write; of huggingFace a folder. What was there is replaced.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([str(kind) for kind in ExportFormat]),
+    default=str(ExportFormat.SAFETENSORS),
+    show_default=True,
+    help="One file of safetensors or of torch.save, or a folder for from_pretrained.",
+)
+def export(
+    config_path: Path, assignments: tuple[str, ...], checkpoint: Path | None, output: Path, kind: str
+) -> None:
+    """Write the whole model of a checkpoint under its own parameters' names."""
+    from ballast_trainer.errors import ConfigurationError
+    from ballast_trainer.launch import ValidatedJob
+    from ballast_trainer.loop.exporting import export_checkpoint
+
+    try:
+        job = ValidatedJob.from_mapping(read_config(config_path, assignments))
+        folder = checkpoint or (Path(job.config.checkpoint.path) if job.config.checkpoint.path else None)
+        if folder is None:
+            reason = "missing, and checkpoint.path is not set. To fix: name the directory of checkpoints"
+            raise ConfigurationError("--checkpoint", reason)
+        step, count = export_checkpoint(job.config, job.model, folder, output, ExportFormat(kind))
+    except Exception as error:
+        sys.exit(end(reason_of(error), describe(error)))
+    click.echo(f"step {step}: {count} tensors written to {output}")

@@ -1,0 +1,146 @@
+"""Validation data: the same batches in every evaluation, in the data's own order.
+
+The callable ``evaluation.data.name`` returns what ``data.name`` may return; a dataset is not shuffled.  Only
+whole batches count.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from ballast_policies.contract.job import EvaluationConfig, JobConfig
+
+from ballast_trainer.data.batch import Batch, BatchFunction
+from ballast_trainer.data.sources import (
+    is_dataset,
+    is_loader,
+    no_source,
+    refuse_samples,
+    seeded_data,
+    whole_batch,
+)
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import data_source
+from ballast_trainer.seeding import mixed_key
+
+FIELD = "evaluation.data.name"
+_VALIDATION = 0x7A11D
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationData:
+    """The batches of an evaluation.
+
+    Attributes:
+        batch: inputs and targets of batch ``number``, ``batch(seed, number, size)``.
+        count: how many batches there are.
+        seed: that ``batch`` is called with.
+    """
+
+    batch: BatchFunction
+    count: int
+    seed: int
+
+
+def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
+    """The data that the configuration's ``evaluation`` names; None where it names none.
+
+    Raises:
+        ConfigurationError: it cannot be used, or has fewer whole batches than it should.
+    """
+    evaluation, seed = config.evaluation, config.training.seed
+    if evaluation is None:
+        return None
+    if evaluation.data is None:
+        assert evaluation.batches is not None, "the contract refuses it"
+        apart = mixed_key(seed, _VALIDATION) >> 33
+        return ValidationData(batch=model.batch, count=evaluation.batches, seed=apart)
+    source = data_source(evaluation.data, "evaluation.data")
+    size = config.pipeline.global_batch_size
+    refuse_samples(source, FIELD)
+    batch: BatchFunction
+    if is_dataset(source):
+        available, batch = len(source) // size, OrderedDataset(source)
+    elif is_loader(source):
+        available, batch = _length(source), OrderedLoader(source)
+    elif callable(source):
+        available, batch = None, functools.partial(_checked, source)
+    else:
+        raise no_source(source, FIELD)
+    return ValidationData(batch=batch, count=_count(evaluation, available, size), seed=seed)
+
+
+def _count(evaluation: EvaluationConfig, available: int | None, size: int) -> int:
+    """How many batches an evaluation has, of those that are available; None: it is not known."""
+    if available == 0:
+        reason = f"has no whole batch of {size} samples (pipeline.globalBatchSize). To fix: more data"
+        raise ConfigurationError(FIELD, reason)
+    if evaluation.batches is None and available is None:
+        reason = "missing: evaluation.data has no length. To fix: give batches"
+        raise ConfigurationError("evaluation.batches", reason)
+    if evaluation.batches is None:
+        assert available is not None
+        return available
+    if available is not None and evaluation.batches > available:
+        reason = (
+            f"{evaluation.batches}, and evaluation.data has {available} whole batches of {size} samples. "
+            f"To fix: at most {available}, or leave it out"
+        )
+        raise ConfigurationError("evaluation.batches", reason)
+    return evaluation.batches
+
+
+def _length(loader: Any) -> int | None:
+    with contextlib.suppress(TypeError):
+        return len(loader)
+    return None
+
+
+def _checked(batch: BatchFunction, seed: int, number: int, size: int) -> Batch:
+    with seeded_data(seed, number):
+        return whole_batch(batch(seed, number, size), size, FIELD)
+
+
+class OrderedDataset:
+    """A dataset that can be indexed, in its own order: batch n has samples n * size to (n + 1) * size - 1."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self, seed: int, number: int, size: int) -> Batch:
+        """Inputs and targets of batch ``number``."""
+        with seeded_data(seed, number):
+            samples = [self._dataset[index] for index in range(number * size, (number + 1) * size)]
+        return whole_batch(torch.utils.data.default_collate(samples), size, FIELD)
+
+
+class OrderedLoader:
+    """A loader, read from its first batch in every evaluation."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] = iter(())
+        self._next = 0
+
+    def __call__(self, seed: int, number: int, size: int) -> Batch:
+        """Inputs and targets of batch ``number``.
+
+        Raises:
+            ConfigurationError: it has fewer batches.
+        """
+        if number == 0 or number < self._next:
+            with seeded_data(seed, -1):
+                self._batches, self._next = iter(self._loader), 0
+        while True:
+            with seeded_data(seed, self._next):
+                batch = next(self._batches, None)
+            if batch is None:
+                reason = f"the loader of evaluation.data yields {self._next}. To fix: at most that many"
+                raise ConfigurationError("evaluation.batches", reason)
+            self._next += 1
+            if self._next > number:
+                return whole_batch(batch, size, FIELD)

@@ -1,0 +1,84 @@
+"""What all ranks agree on after a step: one vector, summed over them."""
+
+import dataclasses
+
+from ballast_trainer.loop.gradients import squared_norm_once
+from ballast_trainer.loop.state import TrainingState
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The values that all ranks have agreed on after a step."""
+
+    stop: bool
+    epoch: int
+    loss: float
+    squared_norm: float
+    exchange: bool
+    look: bool
+    probes: list[float]
+    peak_flops: float
+    seconds: list[float]
+    activation_bytes: list[float]
+
+
+_HEAD = 7
+"""Entries of a rank's summand before those of positions and layers."""
+
+
+def figures(
+    training: TrainingState,
+    loss: float | None,
+    *,
+    stop: bool,
+    newest_epoch: int,
+    look: bool,
+    peak_flops: float,
+) -> list[float]:
+    """This rank's summand.
+
+    Args:
+        training: the job.
+        loss: this rank's part of the step's loss; None where it has none.
+        stop: whether this rank was told to stop.
+        newest_epoch: of the newest plan, on rank 0; 0 on other ranks.
+        look: whether rank 0 wants to look at the partition.
+        peak_flops: this rank's, by its data sheet.
+    """
+    # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
+    share = 1 / training.world.mesh.column
+    layers = training.world.tensor.largest(
+        training.meter.seconds() + training.meter.activation_bytes, training.device
+    )
+    seconds, kept = layers[: -training.model.layer_count], layers[-training.model.layer_count :]
+    return [
+        float(stop),
+        float(newest_epoch),
+        share * loss if loss is not None else 0.0,
+        squared_norm_once(training.world, training.layers) / training.copies,
+        float(training.straggler_mitigation.wants_exchange),
+        float(look),
+        peak_flops,
+        *(share * second for second in training.probe_seconds()),
+        *(share * second for second in seconds),
+        # Copies of a layer keep equal bytes each, and share the seconds.
+        *(share / training.copies * count for count in kept),
+    ]
+
+
+def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
+    """The sum of all ranks' figures, by name."""
+    end = len(summed) - training.model.layer_count
+    first = _HEAD + training.world.positions
+    return Agreed(
+        stop=summed[0] > 0,
+        epoch=round(summed[1]),
+        loss=summed[2] / training.loss_scale.value,
+        squared_norm=summed[3],
+        exchange=summed[4] > 0,
+        look=summed[5] > 0,
+        peak_flops=summed[6],
+        probes=summed[_HEAD:first],
+        seconds=summed[first:end],
+        activation_bytes=summed[end:],
+    )

@@ -1,0 +1,147 @@
+"""The loss on validation data, measured between two steps; training continues as if there had been none."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
+from ballast_trainer.data.validation import ValidationData
+from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.layers.precision import in_full_precision
+from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.undisturbed import evaluating
+from ballast_trainer.loop.progress import ProgressTracker
+from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.pipeline.forward_only import ForwardOnly
+from ballast_trainer.tensor_parallel.parallel_pair import pairs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """An evaluation that was left, the same on every rank.
+
+    Attributes:
+        stop: a rank was told to stop.
+        epoch: of the newest plan.
+    """
+
+    stop: bool
+    epoch: int
+
+
+class Evaluator:
+    """Measures the loss on the validation data; without ``evaluation`` it does nothing."""
+
+    def __init__(
+        self,
+        training: TrainingState,
+        progress: ProgressTracker,
+        *,
+        event: Callable[..., None],
+        stop: StopSignal,
+        newest_epoch: Callable[[], int],
+        is_news: Callable[[int], bool],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            training: the job.
+            progress: its figures, which receive the loss.
+            event: prints it.
+            stop: whether SIGTERM came.
+            newest_epoch: of the plan that rank 0 has seen; 0 on other ranks.
+            is_news: whether the plan of an epoch has yet to be followed.
+        """
+        self._training, self._progress, self._event = training, progress, event
+        self._stop, self._newest_epoch, self._is_news = stop, newest_epoch, is_news
+
+    def due(self) -> bool:
+        """Whether the step that is done is one of ``evaluation.everySteps``."""
+        evaluation, step = self._training.config.evaluation, self._training.step
+        return evaluation is not None and step > 0 and step % evaluation.every_steps == 0
+
+    def evaluate(self, *, follow_plans: bool = True) -> Interrupted | None:
+        """Measure and print the loss; collective over the world.
+
+        Args:
+            follow_plans: whether a new plan interrupts it.
+
+        Returns:
+            None, or what it was left for: nothing has been printed then.
+        """
+        training = self._training
+        data, watch = training.validation, Stopwatch()
+        if data is None:
+            return None
+        forward = self._forward()
+        groups = forward.groups()
+        total = 0.0
+        with self._undisturbed():
+            for number in range(data.count):
+                mine = self._batch(forward, data, number)
+                # Every rank of a column of the mesh has the stage's loss: together they count once.
+                loss = forward.run(*mine, groups, number) / training.world.mesh.column
+                news = float(self._newest_epoch()) if follow_plans else 0.0
+                # In each batch, so that no rank is far ahead of the others.
+                stop, epoch, loss = training.world.sum([float(self._stop.received), news, loss])
+                total += loss
+                if stop > 0 or self._is_news(round(epoch)):
+                    return Interrupted(stop=stop > 0, epoch=round(epoch))
+        mean: float | None = total / data.count
+        if mean is not None and not math.isfinite(mean):
+            logger.warning("the validation loss of step %d is %s", training.step, mean)
+            mean = None
+        self._progress.evaluated(mean)
+        self._event("evaluation", validation_loss=mean, batches=data.count, pause_ms=watch.milliseconds())
+        return None
+
+    def _forward(self) -> ForwardOnly:
+        training = self._training
+        world = training.world
+        return ForwardOnly(
+            stages=training.stages,
+            holders=training.holders,
+            position=world.position,
+            line=world.pipeline.ranks,
+            lines=world.mesh.lines("position", world.size),
+            layers=training.layers,
+            microbatches=training.microbatches,
+            first_microbatch=world.data.index * training.microbatches,
+            loss=in_full_precision(training.model.loss),
+            precision=training.config.training.precision,
+        )
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        modules = [layer.module for layer in self._training.layers]
+        running = RUNNING.step, RUNNING.microbatch
+        try:
+            with evaluating(modules, self._training.device):
+                for pair in pairs(modules):
+                    # All columns, each by its own rank, whatever the last step has left out or handed over.
+                    pair.selections, pair.handed_over, pair.helped = {}, 0, ()
+                yield
+        except Exception as error:
+            error.add_note(EVALUATION_NOTE)
+            raise
+        finally:
+            RUNNING.set(*running)
+
+    def _batch(self, forward: ForwardOnly, data: ValidationData, number: int) -> Any:
+        if not forward.reads_data:
+            return None, None
+        size, world = self._training.config.pipeline.global_batch_size, self._training.world
+        try:
+            inputs, targets = data.batch(data.seed, number, size)
+        except Exception as error:
+            error.add_note(DATA_NOTE)
+            raise
+        share = size // world.data.size
+        mine = slice(world.data.index * share, (world.data.index + 1) * share)
+        device = self._training.device
+        return inputs[mine].to(device), targets[mine].to(device)

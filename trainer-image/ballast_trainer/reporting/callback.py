@@ -1,0 +1,82 @@
+"""The user's callback: told of steps, evaluations and checkpoints, on rank 0 or on every rank.
+
+``callback.name`` is called as ``callable(event, step, values, **callback.args)`` with plain values, after the
+event.  What it returns is not used.  It draws its random numbers from the host's generators without changing
+those of the training.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ballast_policies.contract.job import CallbackConfig, CallbackError
+
+from ballast_trainer.causes import describe
+from ballast_trainer.errors import TrainerError
+from ballast_trainer.models.registry import load_callable
+from ballast_trainer.reporting.console import Reporter
+from ballast_trainer.seeding import host_seeded
+
+logger = logging.getLogger(__name__)
+
+EVENTS = ("step", "evaluation", "checkpoint")
+"""What it is told of."""
+
+
+class CallbackFailed(TrainerError):  # noqa: N818
+    """The user's callback raised."""
+
+    shows_cause = True
+
+
+class CallingReporter:
+    """Reports by another reporter, then tells the user's callback."""
+
+    def __init__(self, reporter: Reporter, config: CallbackConfig) -> None:
+        """Load the callback.
+
+        Raises:
+            ConfigurationError: there is no such callable.
+        """
+        self._reporter, self._config = reporter, config
+        self._called = load_callable("callback.name", config.name)
+        self._reported: set[str] = set()
+
+    def step(self, **fields: Any) -> None:
+        """A step is done."""
+        self._reporter.step(**fields)
+        self._call("step", fields)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Something happened."""
+        self._reporter.event(name, **fields)
+        if name in EVENTS:
+            self._call(name, fields)
+
+    def _call(self, event: str, fields: Mapping[str, Any]) -> None:
+        step = fields["step"]
+        values = {name: copy.deepcopy(value) for name, value in fields.items() if name != "step"}
+        try:
+            with host_seeded():
+                self._called(event, step, values, **copy.deepcopy(dict(self._config.args)))
+        # SystemExit, too: a rank must not leave as if the job were done.
+        except (Exception, SystemExit) as error:
+            reason = f"({event}): {describe(error)}"
+            text = f"callback.name: {self._config.name} raised after step {step} {reason}"
+            if self._config.on_error is CallbackError.END:
+                raise CallbackFailed(f"{text}. To fix: the callback, or callback.onError: report") from error
+            if reason not in self._reported:
+                self._reported.add(reason)
+                logger.warning("%s; training continues, the same error is not reported again", text)
+
+
+def with_callback(reporter: Reporter, config: CallbackConfig | None, rank: int) -> Reporter:
+    """The reporter, and after it the callback where there is one for this rank.
+
+    Raises:
+        ConfigurationError: there is no such callable.
+    """
+    if config is None or not (config.every_rank or rank == 0):
+        return reporter
+    return CallingReporter(reporter, config)
