@@ -16,7 +16,7 @@ from ballast_policies.planning.stages import first_stages, usable_stages
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import read_job_config
-from ballast_trainer.data.validation import ValidationData, validation_data
+from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh

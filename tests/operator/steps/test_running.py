@@ -51,7 +51,14 @@ def test_the_validation_loss_stays_until_the_next_evaluation():
         ({"step": -1}, {"step": 0}),
         ({"steps_per_second": 0.0}, {"eta": None}),
     ],
-    ids=["loss is not a number", "rounded above 1", "validation loss is infinite", "checkpoint ahead", "negative step", "at a standstill"],
+    ids=[
+        "loss is not a number",
+        "rounded above 1",
+        "validation loss is infinite",
+        "checkpoint ahead",
+        "negative step",
+        "at a standstill",
+    ],
 )
 def test_a_reported_number_outside_its_range_is_brought_into_it(report, want):
     """The status is valid whatever the trainer reports."""

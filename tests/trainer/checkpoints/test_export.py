@@ -173,9 +173,7 @@ def test_the_command_exports_the_newest_whole_checkpoint(job, tmp_path):
     done = export(tmp_path, config, "--output", tmp_path / "model")
     assert (done.exit_code, done.output.partition(":")[0]) == (0, "step 2")
     assert sorted(path.name for path in saved.iterdir()) == before
-    of_one = export(
-        tmp_path, config, "--checkpoint", saved / "step-00000002", "--output", tmp_path / "again"
-    )
+    of_one = export(tmp_path, config, "--checkpoint", saved / "step-00000002", "--output", tmp_path / "again")
     assert of_one.exit_code == 0
     assert (tmp_path / "model").read_bytes() == (tmp_path / "again").read_bytes()
 

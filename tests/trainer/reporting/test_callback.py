@@ -77,9 +77,7 @@ def test_its_error_ends_the_job_with_its_name(small_config, tmp_path):
 
 def test_its_error_is_reported_once_where_training_is_to_continue(small_config, tmp_path, caplog):
     """Every step is trained; each event's error is one warning."""
-    config = job(
-        small_config, tmp_path, name=f"{__name__}:failing", args={"at": 2, "x": 1}, onError="report"
-    )
+    config = job(small_config, tmp_path, name=f"{__name__}:failing", args={"at": 2, "x": 1}, onError="report")
     with caplog.at_level(logging.WARNING, "ballast_trainer.reporting.callback"):
         assert sorted(train_here(config).losses) == [1, 2, 3]
     assert [record.args[0].partition("after ")[2][:20] for record in caplog.records] == [
@@ -87,7 +85,9 @@ def test_its_error_is_reported_once_where_training_is_to_continue(small_config, 
         "step 2 (evaluation):",
         "step 2 (checkpoint):",
     ]
-    reporter = CallingReporter(SilentReporter(), CallbackConfig(name=f"{__name__}:leaving", on_error=CallbackError.REPORT))
+    reporter = CallingReporter(
+        SilentReporter(), CallbackConfig(name=f"{__name__}:leaving", on_error=CallbackError.REPORT)
+    )
     caplog.clear()
     for step in (1, 2, 3):
         reporter.step(step=step, loss=1.0)

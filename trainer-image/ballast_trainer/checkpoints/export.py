@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from ballast_policies.contract.job import ExportFormat, TrainingConfig
+from ballast_policies.contract.job import ExportFormat, JobConfig, TrainingConfig
 from torch import nn
 
 from ballast_trainer.checkpoints import tensors
@@ -22,12 +22,50 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.freezing import REMEMBERED
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
+from ballast_trainer.dynamics.registry import build_dynamics
 from ballast_trainer.errors import CheckpointError, ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.seeding import host_seeded
 
 _AGAIN = "To fix: name a directory with a whole checkpoint, as checkpoint.path has them"
+
+
+def export_checkpoint(
+    config: JobConfig,
+    model: Model,
+    folder: Path,
+    output: Path,
+    kind: ExportFormat,
+    *,
+    retry_seconds: float = 0.0,
+) -> tuple[int, int]:
+    """Write the newest whole checkpoint of a directory as one model.
+
+    Args:
+        config: the job's.
+        model: of it.
+        folder: its checkpoints, or one of them.
+        output: file, or folder of Hugging Face's.
+        kind: the format.
+        retry_seconds: how long to try again what storage does not give.
+
+    Returns:
+        The checkpoint's step, and how many tensors were written.
+
+    Raises:
+        CheckpointError: there is none, it is of another model, or storage refuses the file.
+        ConfigurationError: the model cannot be written in this format.
+    """
+    patience = Patience(retry_seconds)
+    try:
+        path, manifest = newest_sound(folder, patience)
+        dynamics = build_dynamics(config.dynamics, model.layer_count, model.family)
+        found = whole_model(path, manifest, model, dynamics, config.training)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}. To fix: the storage") from error
+    write_model(found, output, kind, model)
+    return manifest.step, len(found)
 
 
 def newest_sound(folder: Path, patience: Patience) -> tuple[Path, Manifest]:
@@ -175,7 +213,11 @@ def _refuse_others_files(path: Path) -> None:
     if not path.exists():
         return
     others = (
-        [part.name for part in path.iterdir() if part.is_dir() or part.suffix not in (".json", ".safetensors")]
+        [
+            part.name
+            for part in path.iterdir()
+            if part.is_dir() or part.suffix not in (".json", ".safetensors")
+        ]
         if path.is_dir()
         else [path.name]
     )

@@ -49,9 +49,7 @@ def save(world: World, layers: LayerSet, path: Path) -> None:
             raise WriteFailed(str(error)) from None
 
 
-def load(
-    world: World, layers: LayerSet, path: Path, patience: Patience, *, optimizer: bool = True
-) -> None:
+def load(world: World, layers: LayerSet, path: Path, patience: Patience, *, optimizer: bool = True) -> None:
     """Load the tensors of the layers held; each rank reads for itself.
 
     Args:

@@ -41,9 +41,9 @@ def export(
     config_path: Path, assignments: tuple[str, ...], checkpoint: Path | None, output: Path, kind: str
 ) -> None:
     """Write the whole model of a checkpoint under its own parameters' names."""
+    from ballast_trainer.checkpoints.export import export_checkpoint
     from ballast_trainer.errors import ConfigurationError
     from ballast_trainer.launch import ValidatedJob
-    from ballast_trainer.loop.exporting import export_checkpoint
 
     try:
         job = ValidatedJob.from_mapping(read_config(config_path, assignments))

@@ -31,9 +31,7 @@ _RECENT_BATCHES = 4
 
 def is_dataset(source: Any) -> bool:
     """Whether it has samples by index."""
-    return (
-        hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping)
-    )
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping)
 
 
 def is_loader(source: Any) -> bool:

@@ -1,13 +1,16 @@
-"""Saving and resuming of a job's state; a failed checkpoint does not end the training."""
+"""Saving and resuming of a job's state, and its export; a failed checkpoint does not end the training."""
 
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from ballast_trainer.causes import describe
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
+from ballast_trainer.checkpoints.export import export_checkpoint
 from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.errors import CheckpointNotWritten, Stopped
+from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, Stopped
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.state import Stopwatch, TrainingState
 
@@ -144,3 +147,32 @@ class Saver:
             waited += pause
             pause = min(2 * pause, 10.0)
             text = self.save()
+
+
+def export_at_end(training: TrainingState, event: Callable[..., None]) -> None:
+    """Write the model that the job's ``export`` asks for, by rank 0, from the last checkpoint; collective.
+
+    Raises:
+        CheckpointError: on all ranks; it could not be written.
+    """
+    wanted, folder = training.config.export, training.config.checkpoint.path
+    if wanted is None:
+        return
+    assert folder is not None, "the contract refuses it"
+    watch, failure, count = Stopwatch(), None, 0
+    if training.world.rank == 0:
+        try:
+            _, count = export_checkpoint(
+                training.config,
+                training.model,
+                Path(folder),
+                Path(wanted.path),
+                wanted.format,
+                retry_seconds=training.config.checkpoint.retry_seconds,
+            )
+        except Exception as error:
+            failure = describe(error)
+    failure = training.world.from_rank_0(failure, patient=True)
+    if failure is not None:
+        raise CheckpointError(f"all steps are done and saved, but the model is not exported: {failure}")
+    event("export", path=wanted.path, tensors=count, pause_ms=watch.milliseconds())

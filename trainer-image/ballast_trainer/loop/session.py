@@ -19,14 +19,13 @@ from ballast_trainer.dynamics.side_loss import set_loss_scale
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.agreement import Agreed, agreed_values, figures
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.loop.evaluation import Evaluator
-from ballast_trainer.loop.exporting import export_at_end
+from ballast_trainer.evaluation.evaluator import Evaluator
 from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.reshape import enter_grown
-from ballast_trainer.loop.saving import Saver
+from ballast_trainer.loop.saving import Saver, export_at_end
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
 from ballast_trainer.pipeline.layout import is_asynchronous

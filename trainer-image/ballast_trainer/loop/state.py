@@ -8,7 +8,7 @@ from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE
-from ballast_trainer.data.validation import ValidationData
+from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in

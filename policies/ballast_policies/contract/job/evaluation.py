@@ -2,8 +2,27 @@
 
 import dataclasses
 
+from ballast_policies.contract.conditions import absent, given
 from ballast_policies.contract.job.model import DataConfig
+from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
+
+
+EVALUATION_RULES = (
+    Rule(
+        condition=absent("evaluation") | absent("data") | given("evaluation.data"),
+        field="evaluation.data",
+        reason="missing, where the training data is not the model's own",
+        fix="name the validation data",
+    ),
+    Rule(
+        condition=absent("evaluation") | given("evaluation.data") | given("evaluation.batches"),
+        field="evaluation.batches",
+        reason="missing: the model's own data has no end",
+        fix="give batches, each of pipeline.globalBatchSize samples, or evaluation.data",
+    ),
+)
+"""Rules on the whole configuration."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

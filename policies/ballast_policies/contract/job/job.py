@@ -8,10 +8,16 @@ from typing import Any, Self
 from ballast_policies.contract.conditions import AllOf, absent, at, each_is, given
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
-from ballast_policies.contract.job.evaluation import EvaluationConfig
+from ballast_policies.contract.job.evaluation import EVALUATION_RULES, EvaluationConfig
 from ballast_policies.contract.job.exclusions import exclusions, sharing_experts, suiting_families
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
-from ballast_policies.contract.job.output import CallbackConfig, CheckpointConfig, ExportConfig, MetricsConfig
+from ballast_policies.contract.job.output import (
+    EXPORT_RULES,
+    CallbackConfig,
+    CheckpointConfig,
+    ExportConfig,
+    MetricsConfig,
+)
 from ballast_policies.contract.job.parallelism import ParallelismConfig, StragglerPolicy
 from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.job.pods import POD_RULES
@@ -54,30 +60,8 @@ _RULES = (
         callback=None,
         export=None,
     ),
-    Rule(
-        condition=absent("evaluation") | absent("data") | given("evaluation.data"),
-        field="evaluation.data",
-        reason="missing, where the training data is not the model's own",
-        fix="name the validation data",
-    ),
-    Rule(
-        condition=absent("evaluation") | given("evaluation.data") | given("evaluation.batches"),
-        field="evaluation.batches",
-        reason="missing: the model's own data has no end",
-        fix="give batches, each of pipeline.globalBatchSize samples, or evaluation.data",
-    ),
-    Rule(
-        condition=absent("export") | given("checkpoint.path"),
-        field="export",
-        reason="the model is put together from the last checkpoint",
-        fix="give checkpoint.path",
-    ),
-    Rule(
-        condition=at("export.path") != at("checkpoint.path"),
-        field="export.path",
-        reason="the checkpoints are there",
-        fix="a place in it, e.g. model.safetensors",
-    ),
+    *EVALUATION_RULES,
+    *EXPORT_RULES,
     Rule(
         condition=absent("model") | (at("pipeline.max_stages") <= at("pipeline.microbatches")),
         field="pipeline.max_stages",

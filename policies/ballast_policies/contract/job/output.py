@@ -5,7 +5,9 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from ballast_policies.contract.conditions import absent, at, given
 from ballast_policies.contract.job.model import CALLABLE
+from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
 
 
@@ -103,3 +105,20 @@ class ExportConfig(Settings):
     format: ExportFormat = ExportFormat.SAFETENSORS
     """``safetensors`` or ``torch``: one file of all parameters and buffers under the model's own names;
     ``huggingFace``: a folder that ``from_pretrained`` loads."""
+
+
+EXPORT_RULES = (
+    Rule(
+        condition=absent("export") | given("checkpoint.path"),
+        field="export",
+        reason="the model is put together from the last checkpoint",
+        fix="give checkpoint.path",
+    ),
+    Rule(
+        condition=at("export.path") != at("checkpoint.path"),
+        field="export.path",
+        reason="the checkpoints are there",
+        fix="a place in it, e.g. model.safetensors",
+    ),
+)
+"""Rules on the whole configuration."""

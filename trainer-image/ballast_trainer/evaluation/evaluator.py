@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
-from ballast_trainer.data.validation import ValidationData
+from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.undisturbed import evaluating
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.state import Stopwatch, TrainingState
-from ballast_trainer.pipeline.forward_only import ForwardOnly
+from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
 logger = logging.getLogger(__name__)

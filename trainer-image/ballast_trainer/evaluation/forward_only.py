@@ -90,7 +90,9 @@ class ForwardOnly:
         )
         return link_groups(schedule, self.lines, self.line)
 
-    def run(self, inputs: torch.Tensor | None, targets: torch.Tensor | None, groups: Any, number: int) -> float:
+    def run(
+        self, inputs: torch.Tensor | None, targets: torch.Tensor | None, groups: Any, number: int
+    ) -> float:
         """Run one batch; collective over the ranks of the pipeline.
 
         Args:

@@ -1,0 +1,1 @@
+"""The loss on validation data, measured between two steps."""
