@@ -16,7 +16,6 @@ from ballast_policies.planning.stages import first_stages, usable_stages
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.config import read_job_config
-from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
 from ballast_trainer.distributed.mesh import Mesh
@@ -25,6 +24,7 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.registry import build_dynamics, check_changes
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import check_precision

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
-from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.distributed.stopping import StopSignal
+from ballast_trainer.evaluation.forward_only import ForwardOnly
+from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.undisturbed import evaluating
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.state import Stopwatch, TrainingState
-from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
 logger = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class Evaluator:
         total = 0.0
         with self._undisturbed():
             for number in range(data.count):
-                mine = self._batch(forward, data, number)
+                inputs, targets = self._batch(forward, data, number)
                 # Every rank of a column of the mesh has the stage's loss: together they count once.
-                loss = forward.run(*mine, groups, number) / training.world.mesh.column
+                loss = forward.run(inputs, targets, groups, number) / training.world.mesh.column
                 news = float(self._newest_epoch()) if follow_plans else 0.0
                 # In each batch, so that no rank is far ahead of the others.
                 stop, epoch, loss = training.world.sum([float(self._stop.received), news, loss])

@@ -63,6 +63,7 @@ def validation_data(config: JobConfig, model: Model) -> ValidationData | None:
     size = config.pipeline.global_batch_size
     refuse_samples(source, FIELD)
     batch: BatchFunction
+    available: int | None
     if is_dataset(source):
         available, batch = len(source) // size, OrderedDataset(source)
     elif is_loader(source):

@@ -77,7 +77,6 @@ class LossScale:
 
     def scaled(self, loss: Loss) -> Loss:
         """``loss`` of outputs in full precision, multiplied by the factor in force when it is called."""
-
         whole = in_full_precision(loss)
 
         def scaled_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,10 @@ from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.process_group import peer_failures
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.side_loss import set_loss_scale
+from ballast_trainer.evaluation.evaluator import Evaluator
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.agreement import Agreed, agreed_values, figures
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.evaluation.evaluator import Evaluator
 from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker

@@ -8,10 +8,10 @@ from ballast_policies.contract import Plan, Stage
 from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE
-from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
+from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.gpu_emulation import EmulatedSpeed
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale

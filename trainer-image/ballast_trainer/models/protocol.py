@@ -44,8 +44,9 @@ class Model:
         family: kind of model (``transformer``, ``recurrent``, ...), on which throughput depends.
         independent_layers: a promise that a layer, and the loss, read nothing of other layers but the tensor
             that comes in, so that layers can move without a trial of the new stages.
-        parameter_name: name of a layer's parameter or buffer in the whole model, from the layer's index and the
-            name that it has there, for exports; None: as in ``nn.Sequential`` of the layers, ``index.name``.
+        parameter_name: name of a layer's parameter or buffer in the whole model, from the layer's index and
+            the name that it has there, for exports; None: ``index.name``, as ``nn.Sequential`` of the layers
+            has it.
         save_whole: writes all parameters and buffers, by their names in the whole model, as a folder for
             ``from_pretrained``; None: the model is none of Hugging Face's.
     """
@@ -82,7 +83,10 @@ class Model:
 
         Args:
             layers: the modules, or functions that make them.
-            loss, batch, family: of :class:`Model`.
+            loss: of one microbatch, as of :class:`Model`.
+            batch: inputs and targets of a step.
+            family: kind of model.
+            independent_layers: a promise, see :class:`Model`.
             whole: the module that the layers are parts of, whose names an export uses.
 
         Raises:

@@ -7,7 +7,6 @@ from ballast_policies.contract.job.model import DataConfig
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
 
-
 EVALUATION_RULES = (
     Rule(
         condition=absent("evaluation") | absent("data") | given("evaluation.data"),
