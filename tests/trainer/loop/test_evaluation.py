@@ -196,7 +196,7 @@ MESHES = {
         [{"kind": "mixtureOfExperts", "experts": {"count": 4, "parallel": True, "balance": "none"}}],
     ),
     "tensor": (
-        {"tensor": 2, "stragglers": {"policy": "resize"}},
+        {"tensor": 2},
         {"schedule": "ZeroBubbleV"},
         [{"kind": "freezing", "startStep": 2, "endStep": 4, "everySteps": 1, "target": 0.5}],
     ),

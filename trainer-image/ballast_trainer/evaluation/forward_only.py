@@ -158,8 +158,9 @@ class ForwardOnly:
         group, value = groups[stage, False, self.position, target], value.detach().contiguous()
         if value.dtype not in _TYPES or value.dim() > _MOST_DIMENSIONS:
             raise TrainerError(
-                f"stage {stage} sends {value.dtype} {list(value.shape)} in an evaluation. To fix: let its last "
-                f"layer return one of {', '.join(map(str, _TYPES))}, of {_MOST_DIMENSIONS} dimensions at most"
+                f"stage {stage} sends {value.dtype} {list(value.shape)} in an evaluation. To fix: let its "
+                f"last layer return one of {', '.join(map(str, _TYPES))}, of at most {_MOST_DIMENSIONS} "
+                "dimensions"
             )
         head = [_TYPES.index(value.dtype), value.dim(), *value.shape]
         head += [0] * (_MOST_DIMENSIONS + 2 - len(head))
