@@ -42,7 +42,7 @@ def saved(folder):
 
 @pytest.mark.parametrize("case", CHANGES)
 def test_training_does_not_notice_evaluations(job, tmp_path, case):
-    """Losses and checkpoints are those of the job without them, bit for bit, whatever changes in the model."""
+    """Losses and checkpoints are those of the job without them, bit for bit, whatever changes the model."""
     runs = {}
     for name, fields in {"without": {}, "with": {"evaluation": {"everySteps": 1, "batches": 2}}}.items():
         path = tmp_path / name

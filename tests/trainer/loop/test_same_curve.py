@@ -270,7 +270,7 @@ def has_acked(folder, epoch):
 
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):
-    """A pod joins where a rebalance, an evaluation and a checkpoint are due, and saves its part from there."""
+    """A pod joins where a rebalance, evaluation and checkpoint are due, and saves its part from there on."""
     config = small_config(totalSteps=20, rebalance={"enabled": True, "everySteps": 1})
     saved = {"checkpoint": {"path": str(tmp_path / "saved"), "everySteps": 1, "keep": 20}}
     gates = Gates(tmp_path / "gates", 5)

@@ -1,4 +1,4 @@
-"""Validation data: the same whole batches each time, in their own order, and refusals before the first step."""
+"""Validation data: the same whole batches each time, in their own order; refusals before the first step."""
 
 import pytest
 import torch

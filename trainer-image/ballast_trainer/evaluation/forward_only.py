@@ -96,7 +96,8 @@ class ForwardOnly:
         """Run one batch; collective over the ranks of the pipeline.
 
         Args:
-            inputs, targets: this replica's part of the batch; None where :attr:`reads_data` is false.
+            inputs: this replica's part of the batch; None where :attr:`reads_data` is false.
+            targets: those of it.
             groups: of :meth:`groups`.
             number: of the batch, from which random numbers of layers follow.
 

@@ -31,7 +31,7 @@ class EvaluationConfig(Settings):
     every_steps: int = setting(100, ge=1, le=2**31 - 1)
     """Steps between two evaluations; there is one more after the last step."""
     batches: int | None = setting(None, ge=1, le=2**31 - 1)
-    """Batches of ``pipeline.globalBatchSize`` samples, the same in every evaluation. Absent: all whole batches
-    of a dataset or loader that has a length."""
+    """Batches of ``pipeline.globalBatchSize`` samples, the same in every evaluation. Absent: all whole
+    batches of a dataset or loader that has a length."""
     data: DataConfig | None = None
     """The validation data, read in its own order. Absent: the model's own data, drawn by another seed."""

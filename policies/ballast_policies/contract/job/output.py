@@ -69,8 +69,8 @@ class CallbackConfig(Settings):
     name: str = setting(
         max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_callbacks:notify"
     )
-    """``module:callable``, called as ``callable(event, step, values, **args)`` after each step (``step``), each
-    evaluation (``evaluation``) and each checkpoint (``checkpoint``)."""
+    """``module:callable``, called as ``callable(event, step, values, **args)`` after each step (``step``),
+    each evaluation (``evaluation``) and each checkpoint (``checkpoint``)."""
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Passed to it with each call."""
     every_rank: bool = False
