@@ -1,8 +1,8 @@
 """The whole model of a checkpoint under its own names: one file, or a folder of Hugging Face's.
 
 Layers are read one after the other, without the optimizer's state.  What a change of the model has wrapped
-or pruned gets its plain name and shape back where it has one (zeros where weights were pruned); what a change has
-added, e.g. experts and their router, keeps the name that it has in the trained layer.
+or pruned gets its plain name and shape back where it has one (zeros where weights were pruned); what a change
+has added, e.g. experts and their router, keeps the name that it has in the trained layer.
 """
 
 import contextlib
