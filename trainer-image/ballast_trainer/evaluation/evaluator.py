@@ -4,21 +4,48 @@ import contextlib
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from ballast_policies.contract import Stage
+from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
+from ballast_trainer.distributed.process_group import World
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.evaluation.validation_data import ValidationData
+from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.undisturbed import evaluating
-from ballast_trainer.loop.progress import ProgressTracker
-from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.models.protocol import Model
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
 logger = logging.getLogger(__name__)
+
+
+class EvaluatedJob(Protocol):
+    """What an evaluation reads of the running job; see ``ballast_trainer.loop.state.TrainingState``."""
+
+    config: JobConfig
+    model: Model
+    device: torch.device
+    layers: LayerSet
+    world: World
+    stages: tuple[Stage, ...]
+    validation: ValidationData | None
+    step: int
+
+    @property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """By stage, the pipeline positions that hold it."""
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step on each replica of the pipeline."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +66,9 @@ class Evaluator:
 
     def __init__(
         self,
-        training: TrainingState,
-        progress: ProgressTracker,
+        training: EvaluatedJob,
         *,
+        measured: Callable[[float | None], None],
         event: Callable[..., None],
         stop: StopSignal,
         newest_epoch: Callable[[], int],
@@ -51,13 +78,13 @@ class Evaluator:
 
         Args:
             training: the job.
-            progress: its figures, which receive the loss.
+            measured: receives the loss; None where it is not finite.
             event: prints it.
             stop: whether SIGTERM came.
             newest_epoch: of the plan that rank 0 has seen; 0 on other ranks.
             is_news: whether the plan of an epoch has yet to be followed.
         """
-        self._training, self._progress, self._event = training, progress, event
+        self._training, self._measured, self._event = training, measured, event
         self._stop, self._newest_epoch, self._is_news = stop, newest_epoch, is_news
 
     def due(self) -> bool:
@@ -75,7 +102,7 @@ class Evaluator:
             None, or what it was left for: nothing has been printed then.
         """
         training = self._training
-        data, watch = training.validation, Stopwatch()
+        data, began = training.validation, time.perf_counter()
         if data is None:
             return None
         forward = self._forward()
@@ -96,8 +123,9 @@ class Evaluator:
         if mean is not None and not math.isfinite(mean):
             logger.warning("the validation loss of step %d is %s", training.step, mean)
             mean = None
-        self._progress.evaluated(mean)
-        self._event("evaluation", validation_loss=mean, batches=data.count, pause_ms=watch.milliseconds())
+        self._measured(mean)
+        pause_ms = (time.perf_counter() - began) * 1000
+        self._event("evaluation", validation_loss=mean, batches=data.count, pause_ms=pause_ms)
         return None
 
     def _forward(self) -> ForwardOnly:

@@ -62,7 +62,7 @@ class Session:
         )
         self._evaluator = Evaluator(
             training,
-            self._progress,
+            measured=self._progress.evaluated,
             event=self._rank_zero.event,
             stop=stop,
             newest_epoch=self._plan_follower.newest_epoch,
