@@ -12,7 +12,7 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 def test_the_commands_are_these():
     """A new one is a decision."""
-    assert sorted(LAZY) == ["pod", "profile", "run", "simulate", "trace"]
+    assert sorted(LAZY) == ["export", "pod", "profile", "run", "simulate", "trace"]
 
 
 def test_profile_gives_each_layer_in_the_planners_form(tmp_path):
