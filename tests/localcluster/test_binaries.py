@@ -23,7 +23,7 @@ case "$1" in
     while [ "$1" != -o ]; do shift; done
     echo build >> "$FAKE_GO_BUILDS"
     [ -n "$FAKE_GO_FAILS" ] && { echo "main.go:1:2: made to fail" >&2; exit 1; }
-    sleep 0.3; echo "#!/bin/sh" > "$2"; chmod +x "$2" ;;
+    sleep "${FAKE_GO_SECONDS:-0}"; echo "#!/bin/sh" > "$2"; chmod +x "$2" ;;
 esac
 """
 
@@ -64,8 +64,9 @@ def test_what_is_built_is_kept(fake_go, tmp_path):
     assert any("control plane built" in line for line in said)
 
 
-def test_two_builders_at_once_build_once(fake_go):
+def test_two_builders_at_once_build_once(fake_go, monkeypatch):
     """The second waits for the first and takes its build."""
+    monkeypatch.setenv("FAKE_GO_SECONDS", "0.3")
     command = [sys.executable, "-m", "ballast_localcluster.setup"]
     builders = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [builder.wait(WAIT_SECONDS) for builder in builders] == [0, 0]

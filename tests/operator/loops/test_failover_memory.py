@@ -20,6 +20,8 @@ async def test_a_successor_knows_what_each_job_is_owed_and_how_fast_it_is():
     simulation = crowded()
     for _ in range(65):
         await simulation.tick()
+    simulation.asked_to_decide()
+    await simulation.tick()
     allocator = simulation.allocator
     await allocator.save()
     memory, jobs = allocator.decider.rounds.memory, dict(allocator.decider.measurements.jobs)

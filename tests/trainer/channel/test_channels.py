@@ -94,7 +94,7 @@ def merge(target, patch):
 @pytest.fixture
 def api():
     server = FakeApiServer()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
     server.shutdown()

@@ -99,7 +99,7 @@ class Clock:
 @pytest.fixture
 def server():
     made = Server()
-    thread = threading.Thread(target=made.serve_forever)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     made.set(1)
     yield made

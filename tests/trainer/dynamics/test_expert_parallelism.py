@@ -1,10 +1,12 @@
 """Experts shared by the replicas of a stage: tokens travel, and the loss curve is that of one process."""
 
+import itertools
+
 import pytest
 from ballast_trainer.config import read_job_config
 from ballast_trainer.dynamics.expert_parallelism import better_placement, first_placement, rank_loads
 from ballast_trainer.errors import ConfigurationError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 EXPERTS = {"count": 5, "topK": 2, "everyBlocks": 1, "parallel": True}
@@ -21,10 +23,21 @@ def test_a_better_placement_is_better(tokens, ranks):
     after = better_placement(before, tokens, ranks)
     fullest = [max(rank_loads(each, tokens, ranks)) for each in (before, after)]
     assert after == before or fullest[1] < fullest[0] * 0.95
-    # Graham's bound of the largest first.
-    best = max(sum(tokens) / ranks, *tokens)
-    assert fullest[1] <= best * (4 / 3) / 0.95 + 1e-9
-    assert better_placement(after, tokens, ranks) == after or fullest[1] > best
+    # The rank that becomes the fullest had at most the mean of what was placed before.
+    mean, largest = sum(tokens) / ranks, max(tokens)
+    assert fullest[1] <= (mean + largest * (1 - 1 / ranks)) / 0.95 + 1e-9
+    assert better_placement(after, tokens, ranks) == after or fullest[1] > max(mean, largest)
+
+
+@given(tokens=st.lists(st.integers(0, 100), min_size=2, max_size=6), ranks=st.integers(1, 3))
+@example(tokens=[12, 17, 17, 18], ranks=3)
+def test_the_largest_first_is_within_a_third_of_the_best_placement(tokens, ranks):
+    """Graham 1969, theorem 2: 4/3 - 1/(3 ranks); and experts stay for gains below a twentieth."""
+    after = better_placement(first_placement(len(tokens), ranks), tokens, ranks)
+    every = itertools.product(range(ranks), repeat=len(tokens))
+    best = min(max(rank_loads(placement, tokens, ranks)) for placement in every)
+    bound = best * (4 / 3 - 1 / (3 * ranks)) / 0.95
+    assert max(rank_loads(after, tokens, ranks)) <= bound + 1e-9
 
 
 def test_one_full_expert_gets_a_rank_for_itself():

@@ -171,7 +171,7 @@ async def test_a_deadline_that_passes_does_what_its_owner_wants(wanted, state, r
 async def test_a_job_on_gpus_that_are_too_slow_for_its_deadline_is_at_risk():
     """The policy min-cost reads no deadlines; faster GPUs would keep it."""
     simulation = cluster("min-cost")
-    add(simulation, steps=3600, deadline=at(1800))
+    add(simulation, steps=3600, deadline=at(400))
     await simulation.until(lambda: simulation.state("one") == "Running")
     await simulation.until(lambda: condition(simulation, "DeadlineAtRisk").is_true)
     found = condition(simulation, "DeadlineAtRisk")

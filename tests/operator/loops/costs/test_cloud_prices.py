@@ -53,7 +53,8 @@ class Cluster(Simulation):
     def start_operator(self) -> None:
         super().start_operator()
         lists = dict.fromkeys((AwsSpotPrice, AzurePrice, GcpPrice), self.cloud)
-        self.feeds = PriceFeeds(self.cluster, "ballast-system", CloudPrices(lists, clock=lambda: self.now))
+        clouds = CloudPrices(lists, changed=self.asked_to_decide, clock=lambda: self.now)
+        self.feeds = PriceFeeds(self.cluster, "ballast-system", clouds)
         self.allocator._feeds = self.feeds
 
     async def ask(self, seconds: float = 300.0) -> None:

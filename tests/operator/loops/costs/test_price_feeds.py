@@ -1,6 +1,7 @@
 """Prices of a ConfigMap decide and are paid, and losing the ConfigMap loses no price."""
 
 import asyncio
+import copy
 import datetime
 import json
 
@@ -156,7 +157,7 @@ async def test_without_a_feed_there_is_no_such_condition():
     simulation = cluster()
     await simulation.tick()
     assert condition(simulation) is not None
-    item = simulation.world.get(POLICY, "", "default")
+    item = copy.deepcopy(simulation.world.get(POLICY, "", "default"))
     del item["spec"]["nodePools"][1]["priceFeed"]
     simulation.world.put(POLICY, item)
     await simulation.tick()

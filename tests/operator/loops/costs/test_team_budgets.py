@@ -134,10 +134,12 @@ async def test_a_budget_that_only_warns_lets_the_jobs_continue():
 
 
 async def test_the_metrics_have_costs_by_pool_team_and_kind_of_waste():
-    """They agree with the statuses."""
+    """They agree with the statuses, as of each decision."""
     simulation = cluster(vision={"amount": 1000.0})
     add(simulation, "one")
-    await ticks(simulation, 100)
+    await ticks(simulation, 99)
+    simulation.asked_to_decide()
+    await simulation.tick()
 
     def value(name: str, **labels: str) -> float:
         return simulation.metrics.registry.get_sample_value(name, labels)

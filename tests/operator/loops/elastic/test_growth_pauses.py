@@ -14,28 +14,27 @@ from ballast_operator.kube.kinds import NODE
 from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod, node
-from tests.operator.loops.simulated.simulation import NAMESPACE
-from tests.operator.loops.simulated.when_due import DecidesWhenDue
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 
 ENDLESS = {"totalSteps": 100_000, "grow": True}
 TO_JOIN_SECONDS = 6
 """Ticks from a decision until the new pods train."""
 
 
-async def one_gang(*, most: int, pause_ms: float | None = None, **nodes: tuple[str, int]) -> DecidesWhenDue:
+async def one_gang(*, most: int, pause_ms: float | None = None, **nodes: tuple[str, int]) -> Simulation:
     """A gang of 1 to ``most`` on the nodes; the round is an hour: no change waits for its end."""
-    simulation = DecidesWhenDue(nodes={"a": ("fast", 1), **nodes}, roundSeconds=3600)
+    simulation = Simulation(nodes={"a": ("fast", 1), **nodes}, roundSeconds=3600)
     trainer = {"total": 100_000, "scales": True, "growth_pause_ms": pause_ms}
     simulation.add_job("one", stages=(1, most), trainer=trainer, **ENDLESS)
     await simulation.until(lambda: simulation.state("one") == "Running")
     return simulation
 
 
-def size(simulation: DecidesWhenDue) -> int:
+def size(simulation: Simulation) -> int:
     return simulation.status("one").allocation.gpus
 
 
-def never_restarted(simulation: DecidesWhenDue) -> bool:
+def never_restarted(simulation: Simulation) -> bool:
     status = simulation.status("one")
     return (status.launches, dict(status.restarts)) == (1, {})
 

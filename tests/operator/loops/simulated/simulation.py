@@ -16,9 +16,11 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.errors import Conflict, NotFound, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.kinds import JOB, NODE, POD, POLICY, Key
+from ballast_operator.kube.queue import KeyQueue
 from ballast_operator.metrics import Metrics
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.observer import Observer
+from ballast_operator.reconcile.changes import Changes
 from ballast_operator.reconcile.reconciler import Reconciler
 from ballast_operator.settings import JobSettings, SolverSettings
 from ballast_operator.views.assignment import AssignmentBoard
@@ -94,6 +96,9 @@ def policy(*pools: str, **spec: Any) -> dict[str, Any]:
 class Simulation:
     """A world, its machines, and an operator that may die and come back.
 
+    Every job gets a pass in every tick; the allocator decides when it would: asked to by a watch or a pass, or
+    at its time.
+
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
     """
@@ -161,9 +166,16 @@ class Simulation:
             feeds=PriceFeeds(self.cluster, "ballast-system"),
             clock=lambda: self.now,
         )
+        queue: KeyQueue[Key] = KeyQueue(self._seconds)
+        changes = Changes(self.observer, self.board, queue, settings=JobSettings())
+        changes.allocate = self.asked_to_decide
+        self.caches.listeners.append(changes.changed)
+        # An operator decides when it starts.
+        self.asked, self.decisions = True, 0
 
     def asked_to_decide(self) -> None:
-        """A pass has something new for the allocator."""
+        """A watch or a pass has something new for the allocator."""
+        self.asked = True
 
     async def follow(self) -> None:
         """Another replica looks at the world, as a watch would that stands still from now on."""
@@ -215,8 +227,12 @@ class Simulation:
                 return
 
     async def decide(self) -> None:
-        """The allocator decides in every tick, whether or not it would."""
-        await self.allocator.decide()
+        """One decision, if it is due."""
+        at = self.allocator.next_at
+        if self.asked or (at is not None and at <= self.now.timestamp()):
+            self.asked = False
+            self.decisions += 1
+            await self.allocator.decide()
 
     def keys(self) -> list[Key]:
         return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in self.world.items(JOB)]

@@ -21,6 +21,15 @@ def cluster(count=4, **pool):
     return simulation
 
 
+async def running():
+    """A gang that a decision has seen on its machines."""
+    simulation = cluster()
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    simulation.asked_to_decide()
+    await simulation.tick()
+    return simulation
+
+
 def hazard(simulation):
     return simulation.world.get(POLICY, "", "default")["status"]["hazard"][0]
 
@@ -31,18 +40,17 @@ def on(simulation):
 
 async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
     """With a notice, or without: by the end of the node it has been counted already."""
-    simulation = cluster()
-    await simulation.until(lambda: simulation.state("a") == "Running")
+    simulation = await running()
     first = on(simulation)[-1]
     simulation.world.patch(NODE, "", first, {"spec": {"taints": [ITN]}})
-    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=5)
+    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=60)
     await simulation.until(lambda: first not in on(simulation), ticks=20)
     simulation.world.drop(NODE, "", first)
     for _ in range(10):
         await simulation.tick()
     assert hazard(simulation)["preemptions"] == 1
     simulation.set_node_ready(on(simulation)[0], False)
-    await simulation.until(lambda: hazard(simulation)["preemptions"] == 2, ticks=5)
+    await simulation.until(lambda: hazard(simulation)["preemptions"] == 2, ticks=60)
     found = hazard(simulation)
     assert found["perHourLow"] < found["perHour"] < found["perHourHigh"]
 
@@ -68,10 +76,9 @@ async def test_pools_on_demand_have_no_hazard():
 
 async def test_what_was_counted_survives_the_operator():
     """It is in the ClusterPolicy's status, with the hours that nodes held gangs."""
-    simulation = cluster()
-    await simulation.until(lambda: simulation.state("a") == "Running")
+    simulation = await running()
     simulation.world.patch(NODE, "", on(simulation)[-1], {"spec": {"taints": [ITN]}})
-    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=5)
+    await simulation.until(lambda: hazard(simulation)["preemptions"] == 1, ticks=60)
     simulation.start_operator()
     simulation.world.put(NODE, node("n9", "spot", 1))
     for _ in range(60):
