@@ -19,8 +19,8 @@ from tests.support.time_limits import is_over, limited, now, stacks_of_children
 
 __all__ = ["control_plane", "namespace"]
 
-# No deadlines: machines are shared. The same examples every time, so that a change is judged by itself; rare cases
-# are found by `scripts/stress-tests` and `--hypothesis-profile=thorough`, which draw new ones.
+# No deadlines: machines are shared. The same examples every time, so that a change is judged by itself; rare
+# cases are found by `scripts/stress-tests` and `--hypothesis-profile=thorough`, which draw new ones.
 settings.register_profile(
     "ballast",
     max_examples=50,

@@ -96,8 +96,8 @@ def policy(*pools: str, **spec: Any) -> dict[str, Any]:
 class Simulation:
     """A world, its machines, and an operator that may die and come back.
 
-    Every job gets a pass in every tick; the allocator decides when it would: asked to by a watch or a pass, or
-    at its time.
+    Every job gets a pass in every tick; the allocator decides when it would: asked to by a watch or a pass,
+    or at its time.
 
     Attributes:
         follower: caches of a replica that follows; the next operator starts with them. None: with nothing.
