@@ -147,6 +147,13 @@ class Ballast:
             node, {"metadata": {"annotations": {LEAVES_AT_ANNOTATION: at}}, "spec": {"taints": taints}}
         )
 
+    def drain(self, pod: Any) -> None:
+        """As ``kubectl drain`` of its node does: cordon it, then evict the pod."""
+        self.core.patch_node(pod.spec.node_name, {"spec": {"unschedulable": True}})
+        name = pod.metadata.name
+        eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace=self.namespace))
+        self.core.create_namespaced_pod_eviction(name, self.namespace, eviction)
+
     def stay(self, node: str) -> None:
         """The notice is withdrawn."""
         self.core.patch_node(

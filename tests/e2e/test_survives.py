@@ -27,6 +27,22 @@ SHRINKS = {
 }
 """The demo's transformer, smaller, and ready to shrink after 20 steps."""
 
+ELASTIC = {
+    "totalSteps": ENDLESS,
+    "grow": True,
+    "gpuTypes": ["v100"],
+    "parallelism": {"gpusPerPod": 2},
+    "pipeline": {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16},
+    "dynamics": [],
+    "model": SHRINKS["model"],
+    "checkpoint": CHECKPOINT,
+    "throughput": [
+        {"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0},
+        {"gpuType": "v100", "stages": 4, "stepsPerSecond": 2.0},
+    ],
+}
+"""The same with one pod on each node, of two ranks; that four ranks are faster is stated, not measured."""
+
 
 def kill(process):
     process.kill()
@@ -129,13 +145,7 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
     It has one pod on each node. That four ranks are faster than two is stated: they have not run before, so
     no measurement on a busy machine says otherwise. The nodes state a time that no machine is too slow for.
     """
-    sizes = {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
-    elastic = {"totalSteps": ENDLESS, "grow": True, "gpuTypes": ["v100"], "pipeline": sizes}
-    elastic |= {"dynamics": [], "model": SHRINKS["model"], "checkpoint": CHECKPOINT}
-    elastic |= {"parallelism": {"gpusPerPod": 2}}
-    speeds = {2: 1.0, 4: 2.0}
-    elastic["throughput"] = [{"gpuType": "v100", "stages": n, "stepsPerSecond": r} for n, r in speeds.items()]
-    job = ballast.demo_job("transformer", "spot", **elastic)
+    job = ballast.demo_job("transformer", "spot", **ELASTIC)
     first, other = "v100-0", "v100-1"
     with ballast.operator():
         ballast.announce_end(other)
@@ -165,6 +175,29 @@ def test_nodes_that_announce_that_they_go_are_left_in_time(ballast):
         assert {pod.spec.node_name for pod in ballast.pods("spot")} == {other}
         ballast.stay(first)
         ballast.end_job("spot")
+
+
+def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
+    """Its ranks get SIGTERM at once, and train on until the others have their layers: no restart."""
+    job = ballast.demo_job("transformer", "drained", **ELASTIC)
+    # No machine is too slow to hand over in half of it.
+    job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
+    with ballast.operator():
+        ballast.apply(job)
+        ballast.wait_for_report("drained", step=3)
+        first, second = sorted(ballast.pods("drained"), key=lambda pod: pod.metadata.name)
+        ballast.drain(second)
+        eventually(lambda: ballast.status("drained").get("repacks"), "the pod's ranks to leave")
+        shrunk = ballast.status("drained")["repacks"][0]
+        assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
+        assert shrunk["releasedPods"] == [second.metadata.name]
+        assert "EvictionByEvictionAPI" in shrunk["reason"]
+        assert [pod.metadata.uid for pod in ballast.pods("drained")] == [first.metadata.uid]
+        ballast.wait_for_report("drained", step=shrunk["step"] + 3)
+        status = ballast.status("drained")
+        assert (status["launches"], status["restarts"], status["lostSteps"]) == (1, {}, 0)
+        ballast.core.patch_node(second.spec.node_name, {"spec": {"unschedulable": False}})
+        ballast.end_job("drained")
 
 
 def test_a_pool_without_a_node_gets_one_for_a_job_and_is_empty_again_afterwards(ballast):

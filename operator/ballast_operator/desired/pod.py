@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import (
+    HANDOVER_ENV,
     JOB_LABEL,
     LAUNCH_LABEL,
     POD_RANKS_ENV,
@@ -21,6 +23,7 @@ from ballast_operator.desired.pod_security import restricted
 from ballast_operator.desired.shared_memory import with_shared_memory
 from ballast_operator.kube.kinds import POD
 from ballast_operator.views.job import JobView
+from ballast_operator.views.notices import seconds_to_save
 from ballast_operator.views.pod import USUAL_GRACE_SECONDS
 from ballast_operator.views.spec import JobSpec
 from ballast_operator.views.taints import gpu_toleration
@@ -61,12 +64,23 @@ def pod_object(
     pod: str,
     gpu_resource: str,
     renew_seconds: float = RENEW_SECONDS,
+    save_seconds: float = math.inf,
     more_environment: Sequence[Mapping[str, Any]] = (),
     new_node: NewNode = NewNode(),
 ) -> dict[str, Any]:
     """The pod called ``pod``, pinned to its node in ``allocation``; kube-scheduler still binds it.
 
-    ``number``: in its name; ``renew_seconds``: how often its trainer renews the Lease.
+    Args:
+        view: its job.
+        spec: of the job.
+        allocation: of the gang.
+        number: in its name.
+        pod: its name.
+        gpu_resource: what it asks for.
+        renew_seconds: how often its trainer renews the Lease.
+        save_seconds: how long its trainer may take to save and stop.
+        more_environment: of its trainer.
+        new_node: where it goes, if its node does not exist yet.
     """
     more_environment = ({"name": RENEW_ENV, "value": f"{renew_seconds:g}"}, *more_environment)
     template = copy.deepcopy(dict(spec.template))
@@ -84,6 +98,10 @@ def pod_object(
     containers = content.get("containers") or [{"name": "trainer"}]
     grace = content.get("terminationGracePeriodSeconds")
     stop_seconds = USUAL_GRACE_SECONDS if grace is None else int(grace)
+    handover = stop_seconds - seconds_to_save(stop_seconds, save_seconds)
+    if handover > 0 and spec.grow and not spec.is_script and spec.smallest_gang < spec.largest_gang:
+        # An eviction of one pod: the operator may release its ranks.
+        more_environment = (*more_environment, {"name": HANDOVER_ENV, "value": f"{handover:g}"})
     ranks = allocation.gpus_per_pod
     trainer = _trainer(view, spec, containers[0], gpu_resource, stop_seconds, ranks, more_environment)
     if ranks > 1:

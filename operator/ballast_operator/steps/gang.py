@@ -111,6 +111,7 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
                     pod=pod,
                     gpu_resource=context.gpu_resource,
                     renew_seconds=context.settings.renew_seconds,
+                    save_seconds=context.settings.stop_seconds,
                     new_node=context.new_node,
                     more_environment=_environment(context, number),
                 )

@@ -56,6 +56,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 pod=name,
                 gpu_resource=context.gpu_resource,
                 renew_seconds=context.settings.renew_seconds,
+                save_seconds=context.settings.stop_seconds,
                 new_node=context.new_node,
             )
         )

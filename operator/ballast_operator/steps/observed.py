@@ -20,13 +20,11 @@ from ballast_policies.rounds import in_whole_pods
 from ballast_operator.steps.context import ReconcileContext, seconds_since
 from ballast_operator.steps.proposal import refusal
 from ballast_operator.views.lease import LeaseView
+from ballast_operator.views.notices import seconds_to_save
 from ballast_operator.views.pod import PodView
 
 DELETION_SECONDS = 5.0
 """Kept of a notice for the deletion of the pods, if the trainer has not saved by then; at most half."""
-
-LEAST_SAVING_SECONDS = 15.0
-"""Kept of a notice for saving, where half of it is less: a shorter notice leaves no time for a shrink."""
 
 
 def observed(context: ReconcileContext) -> Observed:
@@ -42,6 +40,7 @@ def observed(context: ReconcileContext) -> Observed:
             first_newcomer=allocation.first_newcomer,
             ending=allocation.ending.cause if allocation.ending is not None else None,
         )
+    going = {pod.name for pod in view.leaving}
     written = None
     if plan is not None:
         written = WrittenPlan(plan.epoch, plan.launch, plan.directive, plan.pods)
@@ -51,7 +50,7 @@ def observed(context: ReconcileContext) -> Observed:
         launches=status.launches,
         gang=gang,
         plan=written,
-        pods=tuple(_pod(pod) for pod in view.pods),
+        pods=tuple(_pod(pod, leaves=pod.name in going) for pod in view.pods),
         acknowledged=lease.ack.epoch if lease is not None and lease.ack is not None else 0,
         heard=_heard(lease),
         proposal=_proposal(context),
@@ -180,7 +179,7 @@ def _limit(context: ReconcileContext, deadline: Deadline) -> float:
         case Deadline.NOTICE:
             leaving = context.allocation.leaving
             notice = (leaving.at - leaving.since).total_seconds() if leaving is not None else 0.0
-            return -min(settings.stop_seconds, max(LEAST_SAVING_SECONDS, notice / 2))
+            return -seconds_to_save(notice, settings.stop_seconds)
         case Deadline.KEPT:
             return math.inf if context.spec.ttl_seconds is None else context.spec.ttl_seconds
 
@@ -191,7 +190,7 @@ def _heard(lease: LeaseView | None) -> int:
     return max((message.epoch for message in heard if message is not None), default=0)
 
 
-def _pod(pod: PodView) -> Pod:
+def _pod(pod: PodView, *, leaves: bool) -> Pod:
     phase = Phase.PENDING
     if pod.phase in (Phase.SUCCEEDED, Phase.FAILED):
         phase = Phase(pod.phase)
@@ -214,7 +213,7 @@ def _pod(pod: PodView) -> Pod:
         leaving=pod.leaving,
         failure=failure,
         node_ready=pod.node_ready,
-        leaves=pod.leaves is not None,
+        leaves=leaves,
     )
 
 

@@ -120,8 +120,26 @@ class JobView:
 
     @property
     def leaving(self) -> tuple[PodView, ...]:
-        """Pods of the gang that run and are about to go, by their node's notice or an eviction."""
-        return tuple(pod for pod in self.gang if pod.leaves is not None)
+        """Pods of the gang that run and are about to go: by their node's notice, an eviction, or a deletion.
+
+        Of deletions those that the operator has not asked for, and without whose pods the gang can continue.
+        """
+        found = tuple(pod for pod in self.gang if pod.leaves is not None)
+        deleted = self._deleted({pod.name for pod in found})
+        return found + tuple(dataclasses.replace(pod, leaves=pod.deletion) for pod in deleted)
+
+    def _deleted(self, leaving: set[str]) -> list[PodView]:
+        plan = self.launched_plan
+        deleted = [pod for pod in self.gang if pod.deletion is not None and pod.leaves is None]
+        if not deleted or plan is None or self.running_allocation is None or self.deleting:
+            return []
+        needed = [pod for pod in deleted if plan.rank_of(pod.name) is not None]
+        if needed and not self._kept_without(leaving | {pod.name for pod in needed}):
+            needed = []
+        if plan.directive is Directive.SHRINK and not self.acknowledged:
+            # They still hold their layers; the operator itself deletes them only after the acknowledgement.
+            needed += [pod for pod in deleted if plan.rank_of(pod.name) is None]
+        return needed
 
     @property
     def resizable(self) -> bool:
@@ -139,8 +157,10 @@ class JobView:
         Whole positions of the pipeline, rank 0 among them, and a size that the job may have. Empty: there is
         no such size, or no rank leaves.
         """
+        return self._kept_without({pod.name for pod in self.leaving})
+
+    def _kept_without(self, going: set[str]) -> tuple[str, ...]:
         plan, spec, allocation = self.launched_plan, self.spec, self.running_allocation
-        going = {pod.name for pod in self.leaving}
         if plan is None or spec is None or allocation is None or not self.resizable:
             return ()
         per_pod = allocation.gpus_per_pod

@@ -96,9 +96,28 @@ def _says_so(kind: NoticeKind, condition: Mapping[str, Any]) -> bool:
     return not kind.reasons or str(condition.get("reason") or "").startswith(kind.reasons)
 
 
+LEAST_SAVING_SECONDS = 15.0
+"""Kept of a notice for saving, where half of it is less: a shorter notice leaves no time for a shrink."""
+
+
+def seconds_to_save(notice: float, stop_seconds: float) -> float:
+    """What is kept of a notice for saving; until then a shrink may take the gang off what goes.
+
+    Args:
+        notice: seconds from the notice to the end.
+        stop_seconds: how long a trainer may take to save and stop.
+    """
+    return min(stop_seconds, max(LEAST_SAVING_SECONDS, notice / 2))
+
+
 def evicted(deletion: str | None, reason: str) -> Leaving:
     """Of a pod that the cluster is about to end; ``deletion``: when its grace ends, if it is deleted."""
     return Leaving(by=f"eviction{f' ({reason})' if reason else ''}", seconds=30.0, at=_time(deletion))
+
+
+def deleted(deletion: str | None) -> Leaving | None:
+    """Of a pod that is being deleted, by whomever; None: it is not. ``deletion``: when its grace ends."""
+    return Leaving(by="deletion of a pod", at=_time(deletion)) if deletion else None
 
 
 def _since(taint: Taint) -> Time | None:

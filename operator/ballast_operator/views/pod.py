@@ -14,7 +14,7 @@ from ballast_policies.contract import (
 
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time, parse
-from ballast_operator.views.notices import Leaving, evicted
+from ballast_operator.views.notices import Leaving, deleted, evicted
 
 _SIGKILL, _SIGTERM = 137, 143
 
@@ -40,6 +40,7 @@ class PodView:
         disrupted: the cluster ended it (eviction, preemption by a higher priority, taint).
         node_ready: whether its node is there and Ready.
         leaves: its node is about to go, or the cluster is about to end it: it still runs.
+        deletion: it is being deleted, and runs until its grace is over; None: it is not.
         ended_at: when the trainer's container ended, by its node's clock; None: not known.
         grace_seconds: from SIGTERM to SIGKILL when it is deleted.
     """
@@ -59,6 +60,7 @@ class PodView:
     disrupted: bool = False
     node_ready: bool = True
     leaves: Leaving | None = None
+    deletion: Leaving | None = None
     ended_at: Time | None = None
     grace_seconds: int = USUAL_GRACE_SECONDS
 
@@ -128,6 +130,7 @@ def read_pod(item: Object, *, node_ready: bool, leaving: Leaving | None = None) 
         disrupted=disrupted or status.get("reason") in EVICTION_REASONS,
         node_ready=node_ready,
         leaves=leaving if alive else None,
+        deletion=deleted(metadata.get("deletionTimestamp")) if alive else None,
         ended_at=_time(ended.get("finishedAt")),
         grace_seconds=USUAL_GRACE_SECONDS if grace is None else int(grace),
     )

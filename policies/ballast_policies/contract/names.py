@@ -41,6 +41,11 @@ RENEW_ENV = "BALLAST_RENEW_SECONDS"
 """In a pod's environment: how often rank 0 renews its Lease with the newest report while it has nothing else
 to tell, in seconds. Written by the operator, read by rank 0. Missing: :data:`RENEW_SECONDS`."""
 
+HANDOVER_ENV = "BALLAST_HANDOVER_SECONDS"
+"""In a pod's environment: how long after SIGTERM its ranks train on and wait for a plan that releases them,
+in seconds, before they ask all ranks to save and stop. Written by the operator, read by every rank. Missing:
+not at all, since no such plan will come."""
+
 RENEW_SECONDS = 20.0
 """A third of the time after which a Lease that is not renewed counts as a hung job."""
 

@@ -13,7 +13,7 @@ from tests.operator.views.builders import a_config, a_spec
 GPU = "nvidia.com/gpu"
 
 
-def built(template=None, per_pod=1, **spec):
+def built(template=None, per_pod=1, save_seconds=60.0, **spec):
     template = (
         {"spec": {"containers": [{"name": "trainer", "image": "trainer:1"}]}}
         if template is None
@@ -28,6 +28,7 @@ def built(template=None, per_pod=1, **spec):
         number=2,
         pod=PODS[2],
         gpu_resource=GPU,
+        save_seconds=save_seconds,
     )
 
 
@@ -125,6 +126,26 @@ def test_the_trainer_knows_how_long_it_may_save_after_sigterm(grace, want):
     if grace is not None:
         spec["terminationGracePeriodSeconds"] = grace
     assert environment(built({"spec": spec}))["BALLAST_STOP_SECONDS"] == want
+
+
+@pytest.mark.parametrize(
+    ("grace", "spec", "want"),
+    [
+        (None, {"grow": True}, "15"),
+        (600, {"grow": True}, "540"),
+        (15, {"grow": True}, None),
+        (600, {"grow": False}, None),
+        (600, {"grow": True, "config": a_config(pipeline={"minStages": 4, "maxStages": 4})}, None),
+    ],
+    ids=["the usual grace", "a long one", "time to save only", "inelastic", "one size"],
+)
+def test_ranks_of_elastic_jobs_know_how_long_they_may_wait_to_be_released(grace, spec, want):
+    """Half of the grace, or all but what a trainer may take to save; nothing where no plan releases them."""
+    content = {"containers": [{"name": "trainer", "image": "trainer:1"}]}
+    if grace is not None:
+        content["terminationGracePeriodSeconds"] = grace
+    found = environment(built({"spec": content}, **spec))
+    assert found.get("BALLAST_HANDOVER_SECONDS") == want
 
 
 def test_a_container_without_a_command_runs_the_trainer():

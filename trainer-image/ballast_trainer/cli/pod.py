@@ -30,7 +30,7 @@ from ballast_trainer.channel.base import Channel, ChannelError
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.channel.kubernetes import KubernetesChannel
 from ballast_trainer.cli.pod_ranks import run_pod_ranks
-from ballast_trainer.distributed.stopping import StopSignal, stop_seconds
+from ballast_trainer.distributed.stopping import StopSignal, handover_seconds, stop_seconds
 from ballast_trainer.errors import ConfigurationError, Stopped
 from ballast_trainer.process_exit import end, end_on_lost_peer, reason_of
 from ballast_trainer.warm_start import start_warm
@@ -126,6 +126,7 @@ def _run_rank(local_rank: int, log: Path | None) -> int:
     """Train as one rank of the pod; returns its exit code."""
     stop = StopSignal()
     try:
+        stop = StopSignal(handover_seconds=handover_seconds())
         stop.install(seconds=stop_seconds(), overdue=end_on_lost_peer(log))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return _train(_required("BALLAST_JOB"), _required("BALLAST_POD_NAME"), local_rank, stop, log)

@@ -1,5 +1,8 @@
 """Stopping on SIGTERM: finish the step, save, exit; with a message where the grace period is too short.
 
+A rank that the operator may release, since its pod alone is evicted, first trains on for a while: once a plan
+says so, it hands its layers over, and the job need not stop.
+
 A spot notice or an eviction gives a pod ``terminationGracePeriodSeconds``, then kills it.  Python
 handles a signal between two bytecodes of the main thread, which may wait for another rank inside
 torch; so a separate thread is woken by the C handler at once and watches the time.
@@ -13,6 +16,8 @@ import time
 import types
 from collections.abc import Callable, Mapping
 
+from ballast_policies.contract import HANDOVER_ENV
+
 from ballast_trainer.environment import seconds_from
 
 STOP_SECONDS_ENV = "BALLAST_STOP_SECONDS"
@@ -23,10 +28,24 @@ LEAVE_SECONDS = 2.0
 
 
 class StopSignal:
-    """Whether this process was told to stop."""
+    """Whether this process was told to stop.
 
-    def __init__(self) -> None:
+    Attributes:
+        received: it was.
+        seconds: how long after SIGTERM it is killed; None: it is not.
+    """
+
+    def __init__(self, *, handover_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """Not told yet.
+
+        Args:
+            handover_seconds: how long after SIGTERM this rank may wait for a plan that releases it.
+            clock: of seconds.
+        """
         self.received = False
+        self.seconds: float | None = None
+        self._handover_seconds, self._clock = handover_seconds, clock
+        self._at = 0.0
 
     def install(
         self,
@@ -43,6 +62,7 @@ class StopSignal:
             overdue: called on a separate thread, with the reason as text, a little before that; must end
                 the process.
         """
+        self.seconds = seconds
         signal.signal(signal.SIGTERM, self._receive)
         if interactive:
             signal.signal(signal.SIGINT, self._receive)
@@ -53,15 +73,34 @@ class StopSignal:
             arguments = (told, seconds, overdue)
             threading.Thread(target=self._watch, args=arguments, name="stop-deadline", daemon=True).start()
 
+    def votes(self, rank: int, ranks: int, saving_seconds: float) -> int:
+        """What this rank adds to a sum over all: the job stops where that reaches ``ranks``.
+
+        0: it was not told to stop; 1: it was, and can wait for a plan that releases it; ``ranks``: the job
+        has to stop now, since rank 0 is never released, or no more than twice the time to save is left.
+        """
+        if not self.received:
+            return 0
+        waits = self._handover_seconds
+        if self.seconds is not None:
+            waits = min(waits, self.seconds - LEAVE_SECONDS - 2 * saving_seconds)
+        return ranks if rank == 0 or self._clock() - self._at >= waits else 1
+
+    def receive(self) -> None:
+        """SIGTERM has come."""
+        if not self.received:
+            self._at = self._clock()
+            self.received = True
+
     def _receive(self, number: int, frame: types.FrameType | None) -> None:
-        self.received = True
+        self.receive()
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _watch(self, told: socket.socket, seconds: float, overdue: Callable[[str], None]) -> None:
         while signal.SIGTERM not in told.recv(64):
             pass
-        self.received = True
+        self.receive()
         usable = max(0.0, seconds - LEAVE_SECONDS)
         time.sleep(usable)
         overdue(
@@ -78,3 +117,12 @@ def stop_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
         ConfigurationError: it is not a number of seconds.
     """
     return seconds_from(environment, STOP_SECONDS_ENV)
+
+
+def handover_seconds(environment: Mapping[str, str] = os.environ) -> float:
+    """How long after SIGTERM this process may wait for a plan that releases it; 0: no such plan will come.
+
+    Raises:
+        ConfigurationError: the environment has something else than a number of seconds.
+    """
+    return seconds_from(environment, HANDOVER_ENV) or 0.0

@@ -30,7 +30,7 @@ def figures(
     training: TrainingState,
     loss: float | None,
     *,
-    stop: bool,
+    stop_votes: int,
     newest_epoch: int,
     look: bool,
     peak_flops: float,
@@ -40,7 +40,7 @@ def figures(
     Args:
         training: the job.
         loss: this rank's part of the step's loss; None where it has none.
-        stop: whether this rank was told to stop.
+        stop_votes: of this rank for the end of the job; see ``StopSignal.votes``.
         newest_epoch: of the newest plan, on rank 0; 0 on other ranks.
         look: whether rank 0 wants to look at the partition.
         peak_flops: this rank's, by its data sheet.
@@ -52,7 +52,7 @@ def figures(
     )
     seconds, kept = layers[: -training.model.layer_count], layers[-training.model.layer_count :]
     return [
-        float(stop),
+        float(stop_votes),
         float(newest_epoch),
         share * loss if loss is not None else 0.0,
         squared_norm_once(training.world, training.layers) / training.copies,
@@ -71,7 +71,7 @@ def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
     end = len(summed) - training.model.layer_count
     first = _HEAD + training.world.positions
     return Agreed(
-        stop=summed[0] > 0,
+        stop=summed[0] >= training.world.size,
         epoch=round(summed[1]),
         loss=summed[2] / training.loss_scale.value,
         squared_norm=summed[3],

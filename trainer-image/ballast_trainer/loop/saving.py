@@ -40,6 +40,8 @@ class Saver:
             stop: whether SIGTERM came.
         """
         self._training, self._progress, self._event = training, progress, event
+        self.seconds = 0.0
+        """The longest save took; 0 before the first."""
         self._checkpoints: Checkpoints | None = None
         config = training.config
 
@@ -125,6 +127,7 @@ class Saver:
                 logger.warning("step %d is not saved, %s: %s", training.step, text, error)
             self._event("checkpointFailed", reason=str(error), newest=newest, pause_ms=watch.milliseconds())
             return f"the state is not saved, {text}: {error}"
+        self.seconds = max(self.seconds, watch.milliseconds() / 1000)
         training.save_again_at = None
         training.checkpoint_step = training.step
         self._event(

@@ -235,14 +235,19 @@ class Session:
 
     def _figures(self, loss: float | None) -> list[float]:
         """This rank's summand."""
+        world = self._training.world
         return figures(
             self._training,
             loss,
-            stop=self._stop.received,
+            stop_votes=self._stop.votes(world.rank, world.size, self._saving_seconds()),
             newest_epoch=self._plan_follower.newest_epoch(),
             look=self._plan_follower.looks.due(),
             peak_flops=self._progress.own_peak_flops,
         )
+
+    def _saving_seconds(self) -> float:
+        """How long it may take from now until the state is saved: a step and a save."""
+        return self._saver.seconds + max(self._progress.step_seconds(), default=0.0)
 
     def _agree_late(self, summed: list[float], done: StepDone) -> Agreed:
         """Count a step after which all ranks have already continued."""

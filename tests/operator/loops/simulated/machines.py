@@ -5,7 +5,7 @@ from typing import Any
 
 from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, NODE, POD
 from ballast_operator.kube.pinning import pinned_node
-from ballast_operator.views.clock import Time, show, show_micro
+from ballast_operator.views.clock import Time, parse, show, show_micro
 from ballast_policies.contract import (
     ACK_ANNOTATION,
     FINISHED_ANNOTATION,
@@ -29,8 +29,8 @@ from ballast_policies.contract import (
 from tests.operator.loops.simulated.world import World
 
 
-def run_pods(world: World) -> None:
-    """One step of all kubelets: pinned pods start, leaving pods go."""
+def run_pods(world: World, now: Time) -> None:
+    """One step of all kubelets: pinned pods start, pods that are deleted go when their grace is over."""
     for pod in world.items(POD):
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         node = world.get(NODE, "", pinned_node(pod))
@@ -38,7 +38,7 @@ def run_pods(world: World) -> None:
         unbound = not pod["spec"].get("nodeName")
         if dead and not (unbound and pod["metadata"].get("deletionTimestamp")):
             continue
-        if pod["metadata"].get("deletionTimestamp"):
+        if _is_over(pod, now):
             world.drop(POD, namespace, name)
         elif pod["status"]["phase"] == "Pending" and node is not None and _can_start(world, pod):
             number = int(pod["metadata"]["uid"].split("-")[1])
@@ -51,6 +51,18 @@ def run_pods(world: World) -> None:
                     "status": {"phase": "Running", "podIP": f"127.1.{number // 250 % 250}.{number % 250}"},
                 },
             )
+
+
+def _is_over(pod: dict[str, Any], now: Time) -> bool:
+    ends = pod["metadata"].get("deletionTimestamp")
+    return ends is not None and (pod["status"]["phase"] != "Running" or parse(ends) <= now)
+
+
+def evict(world: World, namespace: str, name: str, at: Time, *, reason: str) -> None:
+    """The pod is told to end, and is killed ``at``; ``reason``: of the eviction; empty: it is deleted."""
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    status = {"status": {"conditions": [condition]}} if reason else {}
+    world.patch(POD, namespace, name, {"metadata": {"deletionTimestamp": show(at)}, **status})
 
 
 def _can_start(world: World, pod: dict[str, Any]) -> bool:
@@ -102,6 +114,9 @@ class Trainer:
     saves: bool = True
     scales: bool = False
     growth_pause_ms: float | None = None
+    handover_seconds: float = 15.0
+    told_at: Time | None = None
+    ranks: tuple[str, ...] = ()
     epoch: int = 0
     launch: int = 0
     step: int = 0
@@ -120,6 +135,8 @@ class Trainer:
         if plan.launch != self.launch:
             self.launch, self.step = plan.launch, self.saved
             self.resumed_from.append(self.saved)
+        if self._saves_since_told(world, plan, [pod for pod in pods.values() if pod is not None], now):
+            return
         changes = plan.directive in (Directive.GROW, Directive.SHRINK)
         stops = plan.directive is Directive.CHECKPOINT_AND_STOP
         if plan.epoch > self.epoch and not (self.deaf and changes) and (self.saves or not stops):
@@ -131,6 +148,7 @@ class Trainer:
         if plan.epoch > self.epoch:
             self._write(world, now)  # alive, and no more
             return
+        self.ranks = plan.pods
         self.step = min(self.total, self.step + self.pace)
         self.saved = self.step - self.step % 20
         self._write(world, now, report=self._report(plan))
@@ -141,13 +159,30 @@ class Trainer:
         elif self.shrink_at is not None and self.step >= self.shrink_at and len(plan.pods) > self.shrink_to:
             self._propose(world, plan, now)
 
+    def _saves_since_told(self, world: World, plan: Plan, pods: list[dict[str, Any]], now: Time) -> bool:
+        """Whether ranks of evicted pods have waited long enough for a plan that releases them."""
+        told = [bool(pod["metadata"].get("deletionTimestamp")) for pod in pods]
+        if not any(told):
+            self.told_at = None
+            return False
+        self.told_at = self.told_at or now
+        waits = (now - self.told_at).total_seconds() < self.handover_seconds
+        # The ranks that a plan releases have left it already.
+        if plan.epoch > self.epoch or (waits and not told[0] and not all(told)):
+            return False
+        self.saved = self.step
+        message = TerminationMessage(reason=ExitReason.STOPPED, message="told to stop", step=self.step)
+        for pod in plan.pods:
+            end_pod(world, self.namespace, pod, ExitCode.STOPPED, message)
+        return True
+
     def _reach(self, world: World, plan: Plan, now: Time) -> None:
         if plan.directive is Directive.CHECKPOINT_AND_STOP:
             self.saved = self.step
             ack = Ack(epoch=plan.epoch, step=self.step, checkpoint_step=self.saved)
             self._write(world, now, ack=ack)
             message = TerminationMessage(reason=ExitReason.STOPPED, message="as asked", step=self.step)
-            for pod in plan.pods:
+            for pod in {*plan.pods, *self.ranks}:
                 end_pod(world, self.namespace, pod, ExitCode.STOPPED, message)
             return
         pause = 12.5 if plan.directive is Directive.SHRINK else None

@@ -197,7 +197,7 @@ class Simulation:
     async def tick(self, *, seconds: float = 1.0, operator: bool = True) -> None:
         """Time passes; machines and the operator do what they do in it."""
         self.now += datetime.timedelta(seconds=seconds)
-        run_pods(self.world)
+        run_pods(self.world, self.now)
         for trainer in self.trainers.values():
             trainer.act(self.world, self.now)
         self.world.checked()
