@@ -107,7 +107,7 @@ def _assignment(
             extra_nodes=extra,
             kept_pods=kept,
             why=why,
-            chosen=_as_text(job.placement),
+            chosen=str(job.placement),
             next_best=best,
             **common,
         )
@@ -127,8 +127,8 @@ def _assignment(
         action=AssignmentAction.RELEASE if dry_run else AssignmentAction.PLACE,
         placement=placement,
         reason=JobReason.DRY_RUN,
-        why=f"would get {_as_text(placement)}: {why}" if dry_run else why,
-        chosen=_as_text(placement),
+        why=f"would get {placement}: {why}" if dry_run else why,
+        chosen=str(placement),
         next_best=best,
         **common,
     )
@@ -138,6 +138,8 @@ def _change(job: SnapshotJob, placement: Placement) -> tuple[tuple[str, ...], tu
     """(nodes of GPUs that a running gang takes, pods it keeps where it shrinks); None: it moves."""
     held, gang = job.placement, job.elastic
     if held is None or held.pool != placement.pool or (gang is None and placement != held):
+        return None
+    if (held.parts or placement.parts) and placement != held:
         return None
     more = extra_nodes(held.nodes, placement.nodes)
     if more is not None:
@@ -175,11 +177,10 @@ def within_tenant_limits(snapshot: Snapshot, found: dict[Key, Assignment]) -> No
 
 
 def _memory_of(snapshot: Snapshot, placement: Placement | None) -> float | None:
-    return None if placement is None else snapshot.capacity.memory.get(placement.pool)
-
-
-def _as_text(placement: Placement) -> str:
-    return f"{len(placement.nodes)} x {placement.gpu_type} of pool {placement.pool}"
+    if placement is None:
+        return None
+    known = [snapshot.capacity.memory.get(part.pool) for part in placement.by_pool]
+    return min((has for has in known if has is not None), default=None)
 
 
 def _has_share(allocation: Allocation, name: str) -> bool:

@@ -21,9 +21,11 @@ def set_gauges(
         total = sum(node.gpus for node in snapshot.capacity.nodes if node.pool == pool)
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
         taken = sum(
-            view.status.allocation.gpus
+            part.gpus
             for view in jobs
-            if view.status.allocation is not None and view.status.allocation.pool == pool
+            if view.status.allocation is not None
+            for part in view.status.allocation.by_pool
+            if part.pool == pool
         )
         metrics.gpus_allocated.labels(pool, gpu_type).set(taken)
     effective = 0.0

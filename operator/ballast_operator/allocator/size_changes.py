@@ -55,9 +55,12 @@ def _pause_before_growth(view: JobView, allocation: JobAllocation) -> float:
 
 
 def may_change_size(view: JobView) -> bool:
-    """Whether the gang trains and can become smaller or larger now, without a restart; a script cannot."""
+    """Whether the gang trains and can become smaller or larger now, without a restart.
+
+    A script cannot, and a gang in several pools is not asked to.
+    """
     allocation = view.running_allocation
-    if allocation is None or view.shrinking or allocation.joining or view.leaving:
+    if allocation is None or view.shrinking or allocation.joining or view.leaving or allocation.parts:
         return False
     return view.acknowledged and view.resizable
 

@@ -1,9 +1,10 @@
 """What a job holds, and what it has cost: parts of ``TrainingJob.status``."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from ballast_policies.rounds import Placement
+from ballast_policies.rounds import Placement, PoolPart
 from pydantic import Field, WithJsonSchema
 
 from ballast_operator.api.base import StatusModel, Time, schema
@@ -60,13 +61,28 @@ class NodesLeaving(StatusModel):
         return self.seen[number] if number < len(self.seen) else self.since
 
 
+class AllocationPart(StatusModel):
+    """The GPUs of one pool of a gang that runs in several."""
+
+    pool: _Name
+    """The pool's name."""
+    gpu_type: _Name
+    """Type of its GPUs."""
+    pods: Annotated[
+        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
+    ] = ()
+    """Names of the pods there, by rank at launch."""
+    speed: Annotated[float, Field(gt=0)] = 1.0
+    """Speed of a GPU, relative to the other parts', by which the first stages were cut."""
+
+
 class JobAllocation(StatusModel):
     """The GPUs that the job holds, or is about to hold. Written before the first pod is made."""
 
     gpu_type: _Name
-    """Type of the GPUs."""
+    """Type of the GPUs; of a gang in several pools, that of rank 0."""
     pool: _Name
-    """Node pool they are in."""
+    """Node pool they are in; of a gang in several, that of rank 0."""
     gpus: Annotated[int, Field(ge=0)]
     """Number of GPUs."""
     gpus_per_pod: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -79,6 +95,11 @@ class JobAllocation(StatusModel):
         tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
     ] = ()
     """Node of each of the pods; ``pool/new-0``, ``pool/new-1``...: one that does not exist yet."""
+    parts: Annotated[
+        tuple[AllocationPart, ...],
+        Field(max_length=64, json_schema_extra=schema(list_type="atomic")),
+    ] = ()
+    """Of a gang in several pools, what it has of each, in the order of the ranks; empty: it is in one."""
     plan_id: _Name = ""
     """The round that chose it."""
     launch: Annotated[int, Field(ge=1)] = 1
@@ -110,7 +131,42 @@ class JobAllocation(StatusModel):
     def placement(self) -> Placement:
         """Where the gang runs; a node for each GPU, so several for a pod with several."""
         nodes = tuple(node for node in self.nodes for _ in range(self.gpus_per_pod))
-        return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=nodes)
+        parts = self.by_pool if self.parts else ()
+        return Placement(gpu_type=self.gpu_type, pool=self.pool, nodes=nodes, parts=parts)
+
+    @property
+    def by_pool(self) -> tuple[PoolPart, ...]:
+        """Its GPUs by pool, in the order of the ranks."""
+        if not self.parts:
+            return (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=self.gpus),)
+        counts = Counter(self.part_of(pod).pool for pod in self.pods)
+        types = {self.pool: self.gpu_type, **{part.pool: part.gpu_type for part in self.parts}}
+        return tuple(
+            PoolPart(pool=pool, gpu_type=types[pool], gpus=count * self.gpus_per_pod)
+            for pool, count in counts.items()
+        )
+
+    @property
+    def on_nodes_by_pool(self) -> tuple[PoolPart, ...]:
+        """As :attr:`by_pool`, without the GPUs of nodes that do not exist yet: what is used and paid."""
+        if not self.parts:
+            return (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=self.gpus_on_nodes),)
+        there = {pod: node for pod, node in self.node_of.items() if not is_coming(node)}
+        return self.by_pool if len(there) == len(self.pods) else self.with_pods(there).by_pool
+
+    def part_of(self, pod: str) -> AllocationPart:
+        """The part of the gang that has the pod."""
+        for part in self.parts:
+            if pod in part.pods:
+                return part
+        return AllocationPart(pool=self.pool, gpu_type=self.gpu_type, pods=self.pods)
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Relative speed of each rank's GPU; empty: the gang is in one pool."""
+        if not self.parts:
+            return ()
+        return tuple(self.part_of(pod).speed for pod in self.pods for _ in range(self.gpus_per_pod))
 
     @property
     def gpus_to_come(self) -> int:
@@ -137,8 +193,18 @@ class JobAllocation(StatusModel):
         return dict(zip(self.pods, self.nodes, strict=True))
 
     def with_pods(self, node_of: Mapping[str, str], **changes: Any) -> "JobAllocation":
-        """The allocation with these pods, each on its node, in this order."""
+        """The allocation with these pods, each on its node, in this order.
+
+        What is left of a gang in several pools may be in one.
+        """
         pods, nodes = tuple(node_of), tuple(node_of.values())
+        if self.parts and pods:
+            first, left = self.part_of(pods[0]), []
+            for part in self.parts:
+                kept = tuple(pod for pod in part.pods if pod in node_of)
+                left += [part.replace(pods=kept)] if kept else []
+            changes = {"pool": first.pool, "gpu_type": first.gpu_type, **changes}
+            changes["parts"] = tuple(left) if len(left) > 1 else ()
         return self.replace(pods=pods, nodes=nodes, gpus=len(pods) * self.gpus_per_pod, **changes)
 
 

@@ -24,15 +24,15 @@ from ballast_operator.observation.status_changes import (
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all
+from ballast_operator.reconcile.gang_pools import GangPools
 from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
-from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard, PoolInfo
+from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
 from ballast_operator.views.clock import Time, now
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import shortage
 
 PROGRESS_WRITES_PER_SECOND = 20.0
 """Writes of progress for all jobs together, at most: with more jobs, each is written less often."""
@@ -147,7 +147,7 @@ class Reconciler:
         placement = assignment.placement if assignment is not None else None
         if allocation is not None:
             placement = allocation.placement
-        pool = self._board.pools.get(placement.pool if placement is not None else "", PoolInfo())
+        pools = GangPools.of(placement, self._board.pools)
         lacking = ""
         wanted: tuple[str, ...] = ()
         if allocation is not None and not view.gang:
@@ -157,16 +157,18 @@ class Reconciler:
         elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
             wanted = placement.nodes
         if wanted:
-            lacking = self._shortage(view, wanted, pool.gpu_resource)
+            lacking = pools.shortage(self._observer, view, wanted, placement)
         return decide(
             view,
             assignment=assignment,
             shortage=lacking,
             now=self._clock(),
             settings=self._settings,
-            price_per_hour=pool.mean_price(view.unpaid_since, self._clock()),
-            pool=pool,
-            older_nodes=older_nodes(self._observer, allocation, pool),
+            price_per_hour=pools.first.mean_price(view.unpaid_since, self._clock()),
+            pool=pools.first,
+            older_nodes=older_nodes(self._observer, allocation, pools.first),
+            pools=pools.all,
+            prices=pools.prices(view.unpaid_since, self._clock()),
         )
 
     async def _is_as_observed(self, view: JobView) -> bool:
@@ -188,27 +190,6 @@ class Reconciler:
             self._observer.caches.wrote(JOB, await self._cluster.get(JOB, *key))
         self._observer.holders.reservations.pop(key, None)
         self._unanswered.discard(key)
-
-    def _shortage(self, view: JobView, wanted: tuple[str, ...], resource: str) -> str:
-        """Why the nodes ``wanted`` cannot hold the job yet; only what is on these nodes is looked at."""
-        names = set(wanted)
-        allocations = self._observer.holders.on_nodes(names)
-        listed = {id(pod): pod for pod in self._observer.pods_on(names)}
-        for key, gang in allocations.items():  # one that was bound elsewhere counts there
-            for pod_name in gang.pods:
-                pod = self._observer.caches[POD].get((key[0], pod_name))
-                if pod is not None:
-                    listed[id(pod)] = pod
-        known = {name: node for name in names if (node := self._observer.node(name)) is not None}
-        return shortage(
-            wanted,
-            key=view.key,
-            nodes=known,
-            pods=listed.values(),
-            allocations=allocations,
-            resource=resource,
-            tolerations=view.spec.tolerations if view.spec is not None else (),
-        )
 
     async def report_error(self, key: Key, error: Exception) -> None:
         """Show on the job that no pass over it succeeds; nothing else of its status is touched.

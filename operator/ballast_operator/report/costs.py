@@ -19,7 +19,11 @@ from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
 from ballast_operator.report.baselines import Prices, on_demand_cost, read_prices, type_blind_cost
+<<<<<<< HEAD
 from ballast_operator.report.paid import paid_by_others
+=======
+from ballast_operator.report.held import held_parts
+>>>>>>> 197c3a6 (A gang may have parts in several pools: values, pods, stages, costs, reports)
 from ballast_operator.report.team_costs import team_costs
 
 NO_TEAM = ""
@@ -187,16 +191,23 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = job["spec"]
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
+<<<<<<< HEAD
     pool, gpus = allocation.get("pool", ""), _on_nodes(allocation)
     rate = cost(float(gpus), prices.price.get(pool, 0.0))  # per second
+=======
+    held = held_parts(allocation)
+    rates = {part.pool: cost(float(part.gpus), prices.price.get(part.pool, 0.0)) for part in held}
+    rate = sum(rates.values())  # per second
+>>>>>>> 197c3a6 (A gang may have parts in several pools: values, pods, stages, costs, reports)
     counted = max(filter(None, (status.get("costAt"), allocation.get("since"))), default=None)
     seconds = _seconds_since(counted, now)
     by_pool = {entry["pool"]: entry.get("cost", 0.0) for entry in status.get("poolCosts") or []}
     gpu_seconds = {entry["pool"]: entry.get("gpuSeconds", 0.0) for entry in status.get("poolCosts") or []}
-    if pool and rate > 0:
-        by_pool[pool] = by_pool.get(pool, 0.0) + rate * seconds
-        gpu_seconds[pool] = gpu_seconds.get(pool, 0.0) + gpus * seconds
-    total = (status.get("costSoFar") or 0.0) + (rate * seconds if pool else 0.0)
+    for part in held:
+        if rates[part.pool] > 0:
+            by_pool[part.pool] = by_pool.get(part.pool, 0.0) + rates[part.pool] * seconds
+            gpu_seconds[part.pool] = gpu_seconds.get(part.pool, 0.0) + part.gpus * seconds
+    total = (status.get("costSoFar") or 0.0) + rate * seconds
     steps, speed = progress.get("step") or 0, progress.get("stepsPerSecond") or 0.0
     left = max(0, spec.get("totalSteps", 0) - steps)
     finished = status.get("state") in ("Succeeded", "Failed")

@@ -7,6 +7,7 @@ from typing import Any
 
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
+from ballast_operator.report.held import held_parts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,12 @@ class PoolLine:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """A training job. None: not known."""
+    """A training job. None: not known.
+
+    Attributes:
+        gpu_type: of rank 0.
+        parts: of a gang in several pools, what it has of each, as text.
+    """
 
     namespace: str
     job: str
@@ -39,6 +45,7 @@ class JobLine:
     repacks: int
     cost: float
     why: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,7 @@ def _job(job: Object) -> JobLine:
         job=job["metadata"]["name"],
         state=status.get("state") or "New",
         gpu_type=allocation.get("gpuType", ""),
+        parts=tuple(map(str, held_parts(allocation))) if allocation.get("parts") else (),
         gpus=allocation.get("gpus", 0),
         step=progress.get("step", 0),
         total_steps=job["spec"].get("totalSteps", 0),

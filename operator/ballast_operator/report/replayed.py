@@ -79,7 +79,7 @@ def _speeds(item: Object, types: set[str]) -> tuple[int, dict[str, float]]:
             by_size.setdefault(entry["stages"], {})[entry["gpuType"]] = entry["stepsPerSecond"]
     held = status.get("allocation") or {}
     measured = (status.get("progress") or {}).get("stepsPerSecond") or 0.0
-    if held.get("gpuType") in types and measured > 0:
+    if held.get("gpuType") in types and measured > 0 and not held.get("parts"):
         by_size.setdefault(held["gpus"], {})[held["gpuType"]] = measured
         if by_size[held["gpus"]].keys() != {held["gpuType"]}:
             return held["gpus"], by_size[held["gpus"]]

@@ -1,6 +1,7 @@
 """What a step reads (:class:`ReconcileContext`) and what it returns (:class:`StepResult`)."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from ballast_policies.contract import Plan
 
@@ -102,6 +103,7 @@ class ReconcileContext:
         price_per_hour: of one GPU of the gang, on average since its cost was summed up.
         pool: what is known of the pool of the gang.
         older_nodes: nodes of the pool that were there before the gang: not those that it waits for.
+        pools, prices: pool -> the same, of a gang in several; empty: it is in one.
     """
 
     view: JobView
@@ -113,6 +115,16 @@ class ReconcileContext:
     price_per_hour: float = 0.0
     pool: PoolInfo = UNKNOWN_POOL
     older_nodes: tuple[str, ...] = ()
+    pools: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
+    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def price_of(self, pool: str) -> float:
+        """Price of a GPU hour of a pool of the gang, on average since its cost was summed up."""
+        return self.prices.get(pool, self.price_per_hour)
+
+    def gpu_resource_of(self, pod: str) -> str:
+        """The extended resource that the pod asks for: that of its pool."""
+        return self.pools.get(self.allocation.part_of(pod).pool, self.pool).gpu_resource
 
     @property
     def bind_seconds(self) -> float:
@@ -125,11 +137,6 @@ class ReconcileContext:
     def new_node(self) -> NewNode:
         """Where pods go whose nodes do not exist yet."""
         return NewNode(node_selector=self.pool.node_selector, not_on=self.older_nodes)
-
-    @property
-    def gpu_resource(self) -> str:
-        """The extended resource that a pod asks for."""
-        return self.pool.gpu_resource
 
     @property
     def hold(self) -> Hold | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -39,6 +40,8 @@ def decide(
     price_per_hour: float = 0.0,
     pool: PoolInfo = UNKNOWN_POOL,
     older_nodes: tuple[str, ...] = (),
+    pools: Mapping[str, PoolInfo] | None = None,
+    prices: Mapping[str, float] | None = None,
 ) -> StepResult:
     """What to do about a job now.
 
@@ -51,6 +54,8 @@ def decide(
         price_per_hour: of one GPU that the job holds, on average since its cost was summed up.
         pool: what is known of the pool of the gang.
         older_nodes: nodes of the pool that were there before the gang.
+        pools: pool -> the same, of a gang in several; None: it is in one.
+        prices: pool -> price of its GPUs, of such a gang.
     """
     if view.deleting:
         return StepResult(status=view.status)  # the garbage collector deletes what the job owns
@@ -74,6 +79,8 @@ def decide(
         price_per_hour=price_per_hour,
         pool=pool,
         older_nodes=older_nodes,
+        pools=pools or {},
+        prices=prices or {},
     )
     if not view.status.finished:
         context = with_status(context, with_cost_for_budget(context))

@@ -60,9 +60,11 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
         stages=context.spec.first_stages(
             allocation.gpus,
             context.assignment.layers if context.assignment is not None else None,
-            context.assignment.memory if context.assignment is not None else None,
+            _memory_by_rank(context),
+            allocation.speeds,
         ),
-        reason=f"launch {allocation.launch} on pool {allocation.pool}",
+        reason=f"launch {allocation.launch} on pool "
+        + " and pool ".join(part.pool for part in allocation.by_pool),
     )
     status = with_condition(
         context,
@@ -77,6 +79,17 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
     )
 
 
+def _memory_by_rank(context: ReconcileContext) -> float | tuple[float, ...] | None:
+    """Bytes of each GPU, of a gang in several pools by rank; None: not known."""
+    assignment, allocation = context.assignment, context.allocation
+    if assignment is None:
+        return None
+    if len(assignment.part_memory) != len(allocation.parts) or not allocation.parts:
+        return assignment.memory
+    by_pool = zip(allocation.by_pool, assignment.part_memory, strict=True)
+    return tuple(has for part, has in by_pool for _ in range(part.gpus))
+
+
 def ranks_of(
     allocation: JobAllocation, pods: Sequence[str], gang: Mapping[str, PodView], *, first: int = 0
 ) -> tuple[Rank, ...]:
@@ -88,7 +101,7 @@ def ranks_of(
             pod=name,
             local_rank=local_rank,
             address=gang[name].address,
-            gpu_type=allocation.gpu_type,
+            gpu_type=allocation.part_of(name).gpu_type,
         )
         for number, (name, local_rank) in enumerate(places)
     )
@@ -109,7 +122,7 @@ def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[App
                     allocation,
                     number=number,
                     pod=pod,
-                    gpu_resource=context.gpu_resource,
+                    gpu_resource=context.gpu_resource_of(pod),
                     renew_seconds=context.settings.renew_seconds,
                     save_seconds=context.settings.stop_seconds,
                     new_node=context.new_node,

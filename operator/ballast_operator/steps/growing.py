@@ -54,7 +54,7 @@ def create_newcomers(context: ReconcileContext, pods: tuple[str, ...]) -> StepRe
                 allocation,
                 number=numbers[name],
                 pod=name,
-                gpu_resource=context.gpu_resource,
+                gpu_resource=context.gpu_resource_of(name),
                 renew_seconds=context.settings.renew_seconds,
                 save_seconds=context.settings.stop_seconds,
                 new_node=context.new_node,

@@ -27,7 +27,8 @@ def track_progress(context: ReconcileContext) -> TrainingJobStatus:
     allocation, lease = context.allocation, view.lease
     if view.acknowledged or status.is_true(JobCondition.RUNNING):
         does = "run the template's command" if view.is_script else "train"
-        message = f"{allocation.gpus} ranks {does} on {allocation.gpu_type} of pool {allocation.pool}"
+        where = " and ".join(f"{part.gpu_type} of pool {part.pool}" for part in allocation.by_pool)
+        message = f"{allocation.gpus} ranks {does} on {where}"
         if not status.is_true(JobCondition.RUNNING):
             status = accrue_cost(context, status)  # up to here it was starting
             status = with_condition(

@@ -94,7 +94,7 @@ def succeed(context: ReconcileContext) -> StepResult:
     status = _closed(
         context,
         status,
-        f"last ran on {allocation.gpus} x {allocation.gpu_type} of pool {allocation.pool}",
+        f"last ran on {allocation.placement}",
     )
     return StepResult(status=status, allocate=True, requeue_after_seconds=0.0)
 

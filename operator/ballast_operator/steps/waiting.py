@@ -1,11 +1,14 @@
 """A job without GPUs: wait with a reason, or write the next launch into the status."""
 
+from collections.abc import Sequence
+
 from ballast_policies.protocol.moves import Wait, WaitFor
 from ballast_policies.protocol.observed import Deadline, Gang
+from ballast_policies.rounds import Placement
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.api.job_allocation import JobAllocation
+from ballast_operator.api.job_allocation import AllocationPart, JobAllocation
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, StepResult, with_condition
 from ballast_operator.steps.observed import seconds_left
@@ -122,6 +125,7 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         gpus_per_pod=context.spec.gpus_per_pod,
         pods=gang.pods,
         nodes=placement.nodes[:: context.spec.gpus_per_pod],
+        parts=_parts(placement, gang.pods, assignment.part_speeds, context.spec.gpus_per_pod),
         plan_id=assignment.plan_id,
         since=context.now,
     )
@@ -138,8 +142,23 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         f"0 of {len(gang.pods)} pods run",
     )
     return StepResult(
-        status=status, requeue_after_seconds=0.0, metric_increments=(("launches", placement.pool, 1),)
+        status=status,
+        requeue_after_seconds=0.0,
+        metric_increments=tuple(("launches", part.pool, 1) for part in placement.by_pool),
     )
+
+
+def _parts(
+    placement: Placement, pods: Sequence[str], speeds: Sequence[float], per_pod: int
+) -> tuple[AllocationPart, ...]:
+    """What the gang has of each pool; empty: it is in one. ``speeds``: relative, of each part."""
+    found, first = [], 0
+    for part, speed in zip(placement.parts, speeds or (1.0,) * len(placement.parts), strict=True):
+        end = first + part.gpus // per_pod
+        names = tuple(pods[first:end])
+        found.append(AllocationPart(pool=part.pool, gpu_type=part.gpu_type, pods=names, speed=speed))
+        first = end
+    return tuple(found)
 
 
 def _not_admitted(

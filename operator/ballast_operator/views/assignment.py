@@ -50,7 +50,9 @@ class Assignment:
         chosen, next_best: what was chosen and what would have been second.
         advice: conditions that the policy sets on the job.
         layers: of the job, as measured by it or another of its kind; None: nothing is known.
-        memory: bytes of each GPU where it is placed; None: not known.
+        memory: bytes of each GPU where it is placed, the least of several pools; None: not known.
+        part_speeds, part_memory: of a placement in several pools, relative speed and bytes of a GPU of each
+            part (infinite bytes: not known); empty: it is in one.
         isolated_speed: steps/s on an isolated equal share / steps/s where it runs; 0: not known.
     """
 
@@ -68,6 +70,8 @@ class Assignment:
     isolated_speed: float = 0.0
     layers: MeasuredLayers | None = None
     memory: float | None = None
+    part_speeds: tuple[float, ...] = ()
+    part_memory: tuple[float, ...] = ()
 
 
 def alike(one: Assignment | None, other: Assignment | None) -> bool:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.contract import Stage
@@ -174,7 +174,11 @@ class JobSpec:
         )
 
     def first_stages(
-        self, ranks: int, layers: MeasuredLayers | None = None, memory: float | None = None
+        self,
+        ranks: int,
+        layers: MeasuredLayers | None = None,
+        memory: float | Sequence[float] | None = None,
+        speeds: tuple[float, ...] = (),
     ) -> tuple[Stage, ...]:
         """The stages of a launch; empty leaves them to the trainer.
 
@@ -184,7 +188,8 @@ class JobSpec:
             ranks: of the gang.
             layers: as measured; None: even stages. Even are also those of a job that keeps its layers where
                 they are or spreads something else than time, if they fit.
-            memory: bytes of each GPU; None: not known.
+            memory: bytes of each GPU, or of each rank's; None: not known.
+            speeds: relative speed of each rank's GPU; empty: alike.
         """
         placement = stage_placement(
             self.config.pipeline.schedule,
@@ -195,14 +200,18 @@ class JobSpec:
         if self.layers is None or self.layers < len(placement):
             return ()
         even = first_stages(self.layers, placement, self.replicas)
-        if layers is None:
+        if layers is None and not speeds:
             return even
+        layers = layers or MeasuredLayers()
         if not self.config.rebalance.enabled or self.config.rebalance.by is not BalanceBy.TIME:
             layers = dataclasses.replace(layers, seconds=())
         limit = self.config.rebalance.memory_bytes
-        has = min((known for known in (memory, limit) if known is not None), default=None)
+        each = memory if isinstance(memory, Sequence) else (memory,) * (1 + max(placement))
+        has = [min((known for known in (one, limit) if known is not None), default=None) for one in each]
         known_ranks = LaunchRanks(
-            placement=placement, memory=() if has is None else (float(has),) * (1 + max(placement))
+            placement=placement,
+            memory=() if None in has else tuple(float(one) for one in has if one is not None),
+            speeds=speeds,
         )
         gain = self.config.rebalance.min_gain
         return first_cut(even, layers, self.pipeline_form(), known_ranks, min_gain=gain)

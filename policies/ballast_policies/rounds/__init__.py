@@ -8,15 +8,18 @@ from ballast_policies.rounds.spot_limits import SpotLimits, decide_within_limits
 from ballast_policies.rounds.values import (
     Node,
     Placement,
+    PoolPart,
     Round,
     RoundSettings,
     RoundState,
+    mixed_name,
 )
 
 __all__ = [
     "Account",
     "Node",
     "Placement",
+    "PoolPart",
     "Round",
     "RoundMemory",
     "RoundSettings",
@@ -26,4 +29,5 @@ __all__ = [
     "decide_round",
     "decide_within_limits",
     "in_whole_pods",
+    "mixed_name",
 ]

@@ -22,7 +22,7 @@ def advance(
     account: Account,
     *,
     shares: Mapping[str, Mapping[str, float]],
-    running: Mapping[str, str],
+    running: Mapping[str, str | Mapping[str, float]],
     seconds: float,
     round_seconds: float,
 ) -> Account:
@@ -32,7 +32,8 @@ def advance(
         account: until now.
         shares: job -> GPU type -> fraction of time, in force during ``seconds``; jobs that are missing are
             closed.
-        running: job -> GPU type on which it ran during ``seconds``; of the others nothing is forgotten.
+        running: job -> GPU type on which it ran during ``seconds``, or its GPU types with the part of its
+            GPUs that was of each; of the others nothing is forgotten.
         seconds: how long.
         round_seconds: length of a round.
     """
@@ -43,7 +44,9 @@ def advance(
         promised[job] = {t: was.get(t, 0.0) * kept + x * seconds for t, x in row.items()}
         had = {t: s * kept for t, s in account.received.get(job, {}).items()}
         if job in running:
-            had[running[job]] = had.get(running[job], 0.0) + seconds
+            at = running[job]
+            for column, part in {at: 1.0}.items() if isinstance(at, str) else at.items():
+                had[column] = had.get(column, 0.0) + part * seconds
         received[job] = had
     return Account(promised=promised, received=received)
 

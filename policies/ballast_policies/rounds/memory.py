@@ -49,7 +49,10 @@ class RoundMemory:
         longest = max(ran.values(), default=0.0)
         account = Account(
             promised={job: {t: share * longest for t, share in row.items()} for job, row in shares.items()},
-            received={job: {_column(running[job], columns): seconds} for job, seconds in ran.items()},
+            received={
+                job: {column: part * seconds for column, part in _columns(running[job], columns).items()}
+                for job, seconds in ran.items()
+            },
         )
         return cls(account=account, shares=shares, at=now)
 
@@ -66,7 +69,7 @@ class RoundMemory:
         account = advance(
             self.account,
             shares=self.shares,
-            running={job: _column(placement, columns) for job, placement in running.items()},
+            running={job: _columns(placement, columns) for job, placement in running.items()},
             seconds=max(0.0, now - self.at),
             round_seconds=round_seconds,
         )
@@ -122,5 +125,11 @@ class RoundMemory:
         return found
 
 
-def _column(placement: Placement, columns: Mapping[str, str] | None) -> str:
-    return (columns or {}).get(placement.pool, placement.gpu_type)
+def _columns(placement: Placement, columns: Mapping[str, str] | None) -> dict[str, float]:
+    """Column -> part of the gang's GPUs that are of it; they are 1 together."""
+    found: dict[str, float] = {}
+    for part in placement.by_pool:
+        column = (columns or {}).get(part.pool, part.gpu_type)
+        share = part.gpus / len(placement.nodes) if placement.parts else 1.0
+        found[column] = found.get(column, 0.0) + share
+    return found

@@ -1,7 +1,7 @@
 """What a round is decided from, and the decision: frozen values for the operator and the simulator."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,48 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPart:
+    """The consecutive ranks of a gang that run in one pool."""
+
+    pool: str
+    gpu_type: str
+    gpus: int
+
+    def __str__(self) -> str:
+        """As people read it."""
+        return f"{self.gpus} x {self.gpu_type} of pool {self.pool}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a gang runs: one node name for each rank, repeated where a node hosts several."""
+    """Where a gang runs: one node name for each rank, repeated where a node hosts several.
+
+    Attributes:
+        gpu_type, pool: of rank 0, and of all ranks where the gang runs in one pool.
+        parts: of a gang that runs in several pools, in the order of its ranks; empty: it runs in one.
+    """
 
     gpu_type: str
     pool: str
     nodes: tuple[str, ...]
+    parts: tuple[PoolPart, ...] = ()
+
+    @property
+    def by_pool(self) -> tuple[PoolPart, ...]:
+        """Its GPUs by pool, of a gang in one pool as well."""
+        return self.parts or (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=len(self.nodes)),)
+
+    def __str__(self) -> str:
+        """Its GPUs as people read them."""
+        return " and ".join(map(str, self.by_pool))
+
+
+def mixed_name(parts: Iterable[PoolPart]) -> str:
+    """Names the GPU types of a gang in several pools with their counts, whatever pools these are."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.gpu_type] = counts.get(part.gpu_type, 0) + part.gpus
+    return " + ".join(f"{count} x {gpu_type}" for gpu_type, count in sorted(counts.items()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def next_team_costs(
         allocation = view.status.allocation
         if allocation is None:
             continue
-        rate = allocation.gpus * prices.get(allocation.pool, 0.0)
+        rate = sum(part.gpus * prices.get(part.pool, 0.0) for part in allocation.by_pool)
         per_hour[team] += rate
         if view.unpaid_since is not None:
             spent[team] += rate * max(0.0, (now - view.unpaid_since).total_seconds()) / SECONDS_PER_HOUR

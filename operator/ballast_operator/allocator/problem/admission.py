@@ -99,7 +99,8 @@ def _admit_one(
     allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
     allocation = view.running_allocation
     # What it holds it keeps: of its own pool it was offered nodes at its launch.
-    own = {allocation.pool} if allocation is not None else set()
+    held = allocation.by_pool if allocation is not None else ()
+    own = {part.pool for part in held}
     other_kind = pools_closed(view.spec.spot, capacity.kinds) - own
     may_use = [pool.name for pool in spec.node_pools if pool.gpu_type in allowed]
     no_pool = no_pool_left(view.spec.spot, other_kind, may_use)
@@ -130,7 +131,7 @@ def _admit_one(
             for pool in spec.node_pools
             if usable[pool.name] >= size and pool.name not in small | other_kind
         }
-        holding |= {allocation.gpu_type} if allocation is not None else set()
+        holding |= {part.gpu_type for part in held}
         allowed = tuple(gpu_type for gpu_type in allowed if gpu_type in holding)
         # Of the other types no node is asked for; of these, the nodes of closed pools are barred.
         barred |= {node.taints for node in capacity.nodes if node.pool in closed and node.gpu_type in allowed}

@@ -147,7 +147,10 @@ def _held_by_running_gangs(jobs: Sequence[JobView]) -> Mapping[str, Counter[str]
     for view in jobs:
         allocation = view.held_placement
         if allocation is not None:
-            held[allocation.pool].update(allocation.placement.nodes)
+            first, nodes = 0, allocation.placement.nodes
+            for part in allocation.by_pool:
+                held[part.pool].update(nodes[first : first + part.gpus])
+                first += part.gpus
     return held
 
 
@@ -186,4 +189,6 @@ def price_by_type(pools: Sequence[NodePool], gpus: Mapping[str, int]) -> dict[st
 def held_by_pool(jobs: Sequence[JobView]) -> Counter[str]:
     """Pool -> GPUs of nodes that exist which jobs hold, those of ending gangs included."""
     allocations = (view.status.allocation for view in jobs)
-    return _total((held.pool, held.gpus_on_nodes) for held in allocations if held is not None)
+    return _total(
+        (part.pool, part.gpus) for held in allocations if held is not None for part in held.on_nodes_by_pool
+    )

@@ -83,7 +83,7 @@ def gang_sizes(view: JobView, room: Room, allowed: Sequence[str], largest: int) 
     """
     spec, held = view.spec, view.held_placement
     assert spec is not None
-    if held is not None and (not spec.grow or view.shrinking or view.leaving):
+    if held is not None and (not spec.grow or view.shrinking or view.leaving or held.parts):
         return (held.gpus,)
     if not spec.grow:
         return (largest,)

@@ -72,6 +72,8 @@ class LayerProfiles:
             return
         kept = report.layer_activation_bytes
         seconds = rounded(report.layer_seconds) if len(report.layer_seconds) == count else ()
+        if view.status.allocation is not None and view.status.allocation.parts:
+            seconds = ()  # each layer's are those of the GPU that had it
         layers = MeasuredLayers(
             seconds=seconds,
             held_bytes=tuple(map(_rounded, report.layer_bytes)),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ballast_policies.contract.limits import MOST_RATE
+from ballast_policies.rounds import mixed_name
 from ballast_policies.throughput.by_size import rounded
 from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
 from ballast_policies.throughput.table import JobType, ThroughputTable
@@ -30,6 +31,7 @@ from ballast_operator.allocator.problem.size_speeds import (
     size_ratio,
     stated,
 )
+from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -116,7 +118,7 @@ class Measurements:
         kind = kind_of(view.spec)
         # Kinds are in order of their newest report.
         profile = self._kinds[kind] = self._kinds.pop(kind, {})
-        where = (allocation.gpu_type, len(plan.ranks))
+        where = measured_on(allocation), len(plan.ranks)
         prior = profile.get(where)
         before = measured.speeds.get(where) or stated(view.spec, *where)
         if before is None:
@@ -124,7 +126,7 @@ class Measurements:
         measured.speeds[where] = before.measured(rate)
         profile[where] = (prior or NOT_SEEN).measured(rate)
         layers = rounded(report.layer_seconds)
-        if layers:
+        if layers and not allocation.parts:
             self._layers[kind] = layers
 
     def reported_by(self, key: Key) -> Speeds:
@@ -230,6 +232,14 @@ class Measurements:
             known = _Kind(spec=job.spec, name=kind_of(job.spec), variant=variant_of(job.spec))
             self._kind_by_job[job.key] = known
         return known
+
+
+def measured_on(allocation: JobAllocation) -> str:
+    """Under which name the gang's speed is remembered: its GPU type, or those of its parts with the counts.
+
+    So the speed of a gang in several pools counts for none of their types.
+    """
+    return mixed_name(allocation.by_pool) if allocation.parts else allocation.gpu_type
 
 
 def kind_of(spec: JobSpec) -> str:

@@ -46,11 +46,13 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
 
 def as_text(found: "Explanation") -> str:
     """The explanation as text lines."""
+    from ballast_operator.report.held import held_parts
+
     lines = [f"{found.namespace}/{found.job}: {found.state} ({found.reason})", f"  {found.answer}"]
     held = found.allocation
     if held:
         lines.append(
-            f"  holds    {held['gpus']} x {held['gpuType']} of pool {held['pool']} since {held['since']}, "
+            f"  holds    {' and '.join(map(str, held_parts(held)))} since {held['since']}, "
             f"launch {held.get('launch', 1)}, round {held.get('planId', '-')}"
         )
     if found.decision.get("chosen"):

@@ -100,7 +100,7 @@ def _figures(job: JobLine) -> tuple[str, ...]:
     """GPUs, step, steps/s, loss, imbalance, restarts, cost; "-" for unknown values."""
     speed = job.steps_per_second
     return (
-        f"{job.gpus} x {job.gpu_type}" if job.gpus else "-",
+        "\n".join(job.parts) or (f"{job.gpus} x {job.gpu_type}" if job.gpus else "-"),
         f"{job.step} / {job.total_steps}",
         "-" if speed is None else f"{speed:.2f}{'*' if job.emulated else ''}",
         "-" if job.loss is None else f"{job.loss:.3f}",

@@ -19,18 +19,22 @@ def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> Trainin
         return status
     since = unpaid_since(status)
     assert since is not None
-    gpu_seconds = max(0.0, seconds_since(context, since)) * allocation.gpus_on_nodes
-    paid = cost(gpu_seconds, context.price_per_hour)
+    seconds = max(0.0, seconds_since(context, since))
     trains = context.view.status.is_true(JobCondition.RUNNING) and allocation.ending is None
     known = {entry.pool: entry for entry in status.pool_costs}
-    entry = known.get(allocation.pool, PoolCost(pool=allocation.pool, gpu_type=allocation.gpu_type))
-    known[allocation.pool] = entry.replace(
-        gpu_seconds=entry.gpu_seconds + gpu_seconds,
-        cost=entry.cost + paid,
-        startup_cost=entry.startup_cost + (0.0 if trains else paid),
-    )
+    total = 0.0
+    for part in allocation.on_nodes_by_pool:
+        gpu_seconds = seconds * part.gpus
+        paid = cost(gpu_seconds, context.price_of(part.pool))
+        entry = known.get(part.pool, PoolCost(pool=part.pool, gpu_type=part.gpu_type))
+        known[part.pool] = entry.replace(
+            gpu_seconds=entry.gpu_seconds + gpu_seconds,
+            cost=entry.cost + paid,
+            startup_cost=entry.startup_cost + (0.0 if trains else paid),
+        )
+        total += paid
     return status.replace(
-        cost_so_far=status.cost_so_far + paid,
+        cost_so_far=status.cost_so_far + total,
         cost_at=context.now,
         pool_costs=tuple(known.values())[-MOST_POOLS:],
     )

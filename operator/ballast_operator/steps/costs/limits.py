@@ -54,7 +54,7 @@ def seconds_to_next_limit(context: ReconcileContext) -> float:
     if spec.deadline is not None and not deadline_passed(spec, context.now):
         left = (spec.deadline - context.now).total_seconds()
     if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
-        per_second = cost(float(allocation.gpus), context.price_per_hour)
+        per_second = sum(cost(float(part.gpus), context.price_of(part.pool)) for part in allocation.by_pool)
         if per_second > 0:
             left = min(left, (spec.budget - status.cost_so_far) / per_second)
     return max(0.0, left)

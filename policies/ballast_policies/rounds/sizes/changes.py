@@ -32,7 +32,12 @@ def extra_nodes(held: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...] |
 
 
 def stays(held: Placement, wanted: Placement, together: int = 1) -> bool:
-    """Whether the gang gets there without a restart: it shrinks, grows, or is left as it is."""
+    """Whether the gang gets there without a restart: it shrinks, grows, or is left as it is.
+
+    A gang in several pools keeps what it has.
+    """
+    if held.parts or wanted.parts:
+        return held == wanted
     if held.pool != wanted.pool:
         return False
     smaller = kept_ranks(held.nodes, wanted.nodes, together)
