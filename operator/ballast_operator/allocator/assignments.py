@@ -1,13 +1,16 @@
 """From a round to an assignment for each job."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
 from ballast_policies.allocation.problem import Allocation, Job, Problem
 from ballast_policies.rounds import Placement, Round
+from ballast_policies.rounds.mixed import with_mixtures
 from ballast_policies.rounds.sizes import ElasticGang, extra_nodes, kept_ranks
 
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
@@ -39,7 +42,7 @@ def assignments_of(
         plan_id: name of the round.
         dry_run: nothing is to change; each assignment says what would.
     """
-    speeds = isolated_speeds(snapshot.problem, snapshot.running, snapshot.elastic)
+    speeds = isolated_speeds(snapshot, snapshot.problem, snapshot.running)
     found = {
         job.key: _assignment(
             job,
@@ -53,7 +56,7 @@ def assignments_of(
                 "advice": advice.get(job.key, ()),
                 "isolated_speed": speeds.get(job.name, 0.0),
                 "layers": job.layers,
-                "memory": _memory_of(snapshot, round_.placements.get(job.name) or job.placement),
+                **_gpus_of(snapshot, job, round_.placements.get(job.name) or job.placement),
             },
         )
         for job in snapshot.jobs
@@ -98,6 +101,8 @@ def _assignment(
     best = next_best(allocation, job.job, gpu_types, chosen=placement.gpu_type if placement else None)
     if job.elastic is not None:
         best = next_best_sizes(job.elastic, allocation.allocation.get(job.name, {}), placement)
+    elif job.mixed is not None and not job.mixed.fits_one_pool:
+        best = ""  # of one type alone it finds no room
     change = None if job.placement is None or placement is None else _change(job, placement)
     if job.placement is not None and (dry_run or change is not None):
         extra, kept = ((), ()) if dry_run or change is None else change
@@ -176,11 +181,17 @@ def within_tenant_limits(snapshot: Snapshot, found: dict[Key, Assignment]) -> No
             )
 
 
-def _memory_of(snapshot: Snapshot, placement: Placement | None) -> float | None:
+def _gpus_of(snapshot: Snapshot, job: SnapshotJob, placement: Placement | None) -> dict[str, Any]:
+    """What an assignment says of the memory and the speed of the GPUs of a placement."""
     if placement is None:
-        return None
-    known = [snapshot.capacity.memory.get(part.pool) for part in placement.by_pool]
-    return min((has for has in known if has is not None), default=None)
+        return {}
+    has = [snapshot.capacity.memory.get(part.pool) for part in placement.by_pool]
+    found: dict[str, Any] = {"memory": min((one for one in has if one is not None), default=None)}
+    if placement.parts and job.mixed is not None:
+        relative = (job.mixed.relative(part.gpu_type) for part in placement.parts)
+        found["part_speeds"] = tuple(speed or 1.0 for speed in relative)
+        found["part_memory"] = tuple(math.inf if one is None else one for one in has)
+    return found
 
 
 def _has_share(allocation: Allocation, name: str) -> bool:
@@ -224,7 +235,7 @@ def next_best_sizes(gang: ElasticGang, shares: Mapping[str, float], placement: P
 
 
 def isolated_speeds(
-    problem: Problem, running: Mapping[str, Placement], elastic: Mapping[str, ElasticGang] | None = None
+    snapshot: Snapshot, problem: Problem, running: Mapping[str, Placement]
 ) -> dict[str, float]:
     """Running job -> steps/s on 1/n of every GPU type / steps/s on the GPUs that it has; 0: not known.
 
@@ -232,15 +243,12 @@ def isolated_speeds(
     """
     if not running:
         return {}
-    posed = instance(problem)
-    alone = (posed.T * isolated_shares(posed)).sum(axis=1)
+    posed = instance(with_mixtures(problem, snapshot.mixed, "isolated"))
+    alone = np.where(posed.elastic, posed.equal, (posed.T * isolated_shares(posed)).sum(axis=1))
     found = {}
     for job, rate in zip(problem.jobs, alone.tolist(), strict=True):
         placement = running.get(job.name)
         if placement is not None:
-            gang = (elastic or {}).get(job.name)
-            here = job.throughput.get(placement.gpu_type, 0.0)
-            if gang is not None:
-                here = gang.speed(placement.gpu_type, len(placement.nodes)) or here
+            here = snapshot.by_name[job.name].speed(placement)
             found[job.name] = rate / here if here > 0 else 0.0
     return found

@@ -13,6 +13,7 @@ from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Problem
 from ballast_policies.allocation.registry import find_policy
+from ballast_policies.rounds.mixed import with_mixtures
 
 from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
@@ -141,8 +142,10 @@ class Decider:
         capacity = dataclasses.replace(snapshot.capacity, pools=priced)
         closed = snapshot.closed_pools
         classes = price_classes(policy.spec.objective.policy, capacity, inputs.problem.prices, closed)
-        asked = dataclasses.replace(inputs, problem=classes.split(inputs.problem, closed))
         name, moment = policy.spec.objective.policy, started.timestamp()
+        agnostic = policy.spec.objective.heterogeneity_agnostic
+        posed = with_mixtures(inputs.problem, snapshot.mixed, name, agnostic=agnostic)
+        asked = dataclasses.replace(inputs, problem=classes.split(posed, closed))
         return Question(
             snapshot=snapshot,
             inputs=inputs,

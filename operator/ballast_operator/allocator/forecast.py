@@ -13,6 +13,7 @@ from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation, ProblemError
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.rounds import Placement, Round
+from ballast_policies.rounds.mixed import with_mixtures
 
 from ballast_operator.allocator.assignments import isolated_speeds
 from ballast_operator.allocator.decider import team_parts
@@ -63,11 +64,7 @@ class _Live:
     @property
     def speed(self) -> float:
         """Steps/s where it is."""
-        at, gang = self.one.placement, self.one.elastic
-        if at is None:
-            return 0.0
-        known = 0.0 if gang is None else gang.speed(at.gpu_type, len(at.nodes))
-        return known or self.one.job.throughput.get(at.gpu_type, 0.0)
+        return 0.0 if self.one.placement is None else self.one.speed(self.one.placement)
 
     @property
     def seconds_left(self) -> float:
@@ -160,7 +157,7 @@ class _Forecast:
             moment=self._began + at,
         )
         self._carry_out(decided, at)
-        ratios = isolated_speeds(inputs.problem, self._running(), snapshot.elastic)
+        ratios = isolated_speeds(snapshot, inputs.problem, self._running())
         self._isolated = {name: 1.0 / ratio for name, ratio in ratios.items() if ratio > 0}
 
     def _shares(
@@ -169,7 +166,8 @@ class _Forecast:
         name, jobs = self._policy.spec.objective.policy, frozenset(self._present)
         constant = find_policy(name).reads <= CONSTANT
         if self._solved is None or self._solved[0] != jobs or not constant:
-            found = allocate(name, classes.split(inputs.problem, closed), agnostic=self._agnostic)
+            posed = with_mixtures(inputs.problem, self._snapshot.mixed, name, agnostic=self._agnostic)
+            found = allocate(name, classes.split(posed, closed), agnostic=self._agnostic)
             self._solved = jobs, found
         return self._solved[1]
 
@@ -226,4 +224,6 @@ class _Forecast:
         live.isolated += trained * self._isolated.get(live.one.name, 0.0)
         hours = seconds * len(at.nodes) / HOUR
         live.course.gpu_hours += hours
-        live.course.cost += hours * self._prices.get(at.pool, 0.0)
+        for part in at.by_pool:
+            price = self._prices.get(part.pool, 0.0)
+            live.course.cost += seconds * part.gpus / HOUR * price

@@ -32,9 +32,5 @@ def set_gauges(
     for job in snapshot.problem.jobs:
         placement, fastest = snapshot.running.get(job.name), max(job.throughput.values(), default=0.0)
         if placement is not None and fastest > 0:
-            gang = snapshot.elastic.get(job.name)
-            rate = job.throughput.get(placement.gpu_type, 0.0)
-            if gang is not None:
-                rate = gang.speed(placement.gpu_type, len(placement.nodes))
-            effective += rate / fastest
+            effective += snapshot.by_name[job.name].speed(placement) / fastest
     metrics.effective_throughput.set(effective)

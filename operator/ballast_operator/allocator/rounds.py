@@ -1,7 +1,6 @@
 """When the rounds of a policy begin, and what is remembered between them."""
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping
 
@@ -9,7 +8,8 @@ from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_within_limits
-from ballast_policies.rounds.sizes import SizeSettings, decide_elastic_round
+from ballast_policies.rounds.mixed import Question, decide_mixed_round
+from ballast_policies.rounds.sizes import SizeSettings
 
 from ballast_operator.allocator.costs.spot_limits import spot_limits
 from ballast_operator.allocator.pending_grants import EffectivePlacements, PendingGrants
@@ -64,8 +64,8 @@ class Rounds:
         effective = EffectivePlacements(running=snapshot.running, since=snapshot.running_since)
         if not at_boundary:
             effective = self._grants.effective_placements(snapshot, moment=moment)
-        decide = functools.partial(
-            decide_elastic_round,
+        question = Question(
+            nodes=snapshot.capacity.nodes,
             now=moment,
             shares=allocation.allocation,
             jobs=snapshot.problem.jobs,
@@ -83,6 +83,7 @@ class Rounds:
                 within_round=not at_boundary,
             ),
             elastic=snapshot.elastic,
+            mixed=snapshot.mixed,
             sizes=SizeSettings(surplus=find_policy(policy.spec.objective.policy).surplus),
             tenants={job.name: job.key[0] for job in snapshot.jobs if job.key[0] in snapshot.tenants.gpus},
             room=snapshot.tenants.gpus,
@@ -94,7 +95,7 @@ class Rounds:
         )
         decided = decide_within_limits(
             spot_limits(policy.spec, snapshot.capacity.kinds),
-            lambda offered: decide(nodes=offered),
+            lambda offered: decide_mixed_round(dataclasses.replace(question, nodes=offered)),
             nodes=snapshot.capacity.nodes,
             jobs=snapshot.problem.jobs,
             running=effective.running,

@@ -28,6 +28,8 @@ from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Rule, Time, schema
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.costs.spot_use import SpotUse
+from ballast_operator.api.placement.mixed_pools import RULES as MIXED_POOLS_RULES
+from ballast_operator.api.placement.mixed_pools import MixedPools
 from ballast_operator.api.schema.settings_schema import settings_schema
 from ballast_operator.api.template import PodTemplate
 from ballast_operator.api.training_job_status import TrainingJobStatus
@@ -96,6 +98,7 @@ class TrainingJobSpec(ApiModel):
             ".grow",
             holds=lambda spec: not (spec.grow and spec.config.is_script),
         ),
+        *MIXED_POOLS_RULES,
     )
     config: Annotated[
         JobConfig,
@@ -134,6 +137,10 @@ class TrainingJobSpec(ApiModel):
     spot: SpotUse = SpotUse.ALLOW
     """Whether it may run on spot machines (``nodePools[].capacityType``), under every policy. A change takes
     effect at the next launch."""
+    mixed_pools: MixedPools = MixedPools.NEVER
+    """Whether its gang may have GPUs of several pools at once, with stages that suit their speed and memory:
+    where that is faster than one pool, or where no pool has room for it. It keeps the size that it was
+    launched with, or shrinks as nodes leave. A change takes effect at the next launch."""
     grow: bool | None = None
     """Whether its number of GPUs follows what is free while it trains, from ``pipeline.minStages`` to
     ``pipeline.maxStages``; absent: where it can, which a job without a model cannot. false: it is launched

@@ -15,15 +15,11 @@ from typing import Any
 from ballast_policies.accounting import cost
 
 from ballast_operator.api.costs.budgets import BudgetPeriod
-from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
 from ballast_operator.report.baselines import Prices, on_demand_cost, read_prices, type_blind_cost
-<<<<<<< HEAD
+from ballast_operator.report.held import paid_parts
 from ballast_operator.report.paid import paid_by_others
-=======
-from ballast_operator.report.held import held_parts
->>>>>>> 197c3a6 (A gang may have parts in several pools: values, pods, stages, costs, reports)
 from ballast_operator.report.team_costs import team_costs
 
 NO_TEAM = ""
@@ -191,14 +187,9 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     status: Any = job.get("status") or {}
     spec: Any = job["spec"]
     allocation, progress = status.get("allocation") or {}, status.get("progress") or {}
-<<<<<<< HEAD
-    pool, gpus = allocation.get("pool", ""), _on_nodes(allocation)
-    rate = cost(float(gpus), prices.price.get(pool, 0.0))  # per second
-=======
-    held = held_parts(allocation)
+    held = paid_parts(allocation)
     rates = {part.pool: cost(float(part.gpus), prices.price.get(part.pool, 0.0)) for part in held}
     rate = sum(rates.values())  # per second
->>>>>>> 197c3a6 (A gang may have parts in several pools: values, pods, stages, costs, reports)
     counted = max(filter(None, (status.get("costAt"), allocation.get("since"))), default=None)
     seconds = _seconds_since(counted, now)
     by_pool = {entry["pool"]: entry.get("cost", 0.0) for entry in status.get("poolCosts") or []}
@@ -231,12 +222,6 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         type_blind_cost=type_blind_cost(spec, steps, prices),
         by_pool=by_pool,
     )
-
-
-def _on_nodes(allocation: Any) -> int:
-    """GPUs on nodes that exist."""
-    coming = sum(map(is_coming, allocation.get("nodes") or []))
-    return int(allocation.get("gpus", 0)) - coming * int(allocation.get("gpusPerPod") or 1)
 
 
 def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> list[PoolCostLine]:

@@ -5,17 +5,35 @@ from typing import Any
 
 from ballast_policies.rounds import PoolPart
 
+from ballast_operator.api.job_allocation import is_coming
+
 
 def held_parts(allocation: Mapping[str, Any]) -> tuple[PoolPart, ...]:
-    """The GPUs by pool, in the order of the ranks; none without an allocation."""
+    """Its GPUs by pool, in the order of the ranks; none without an allocation."""
+    return _parts(allocation, frozenset())
+
+
+def paid_parts(allocation: Mapping[str, Any]) -> tuple[PoolPart, ...]:
+    """As :func:`held_parts`, without GPUs on nodes that do not exist yet."""
+    pods, nodes = allocation.get("pods") or (), allocation.get("nodes") or ()
+    return _parts(
+        allocation, frozenset(pod for pod, node in zip(pods, nodes, strict=False) if is_coming(node))
+    )
+
+
+def _parts(allocation: Mapping[str, Any], without: frozenset[str]) -> tuple[PoolPart, ...]:
     if not allocation.get("pool"):
         return ()
-    per_pod = allocation.get("gpusPerPod", 1)
+    per_pod = int(allocation.get("gpusPerPod") or 1)
     found = [
-        PoolPart(pool=part["pool"], gpu_type=part["gpuType"], gpus=len(part.get("pods") or ()) * per_pod)
+        PoolPart(
+            pool=part["pool"],
+            gpu_type=part["gpuType"],
+            gpus=len(set(part.get("pods") or ()) - without) * per_pod,
+        )
         for part in allocation.get("parts") or ()
     ]
     if found:
         return tuple(found)
-    gpus, gpu_type = allocation.get("gpus", 0), allocation.get("gpuType", "")
-    return (PoolPart(pool=allocation["pool"], gpu_type=gpu_type, gpus=gpus),)
+    gpus = int(allocation.get("gpus", 0)) - len(without) * per_pod
+    return (PoolPart(pool=allocation["pool"], gpu_type=allocation.get("gpuType", ""), gpus=gpus),)

@@ -18,6 +18,7 @@ from ballast_policies.planning.stages import first_stages, stage_placement
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs.budgets import OnLimit
 from ballast_operator.api.costs.spot_use import SpotUse
+from ballast_operator.api.placement.mixed_pools import MixedPools
 from ballast_operator.api.read import InvalidObject, read_training_job
 from ballast_operator.api.training_job import TrainingJobSpec
 from ballast_operator.kube.kinds import Object
@@ -40,6 +41,7 @@ class JobSpec:
         template: PodTemplateSpec.
         memory_per_gpu: bytes that each GPU must have; None: as measured.
         grow: its gang may become smaller and larger while it trains.
+        mixes_pools: its gang may run in several pools at once.
         entity: the team; None: none.
         deadline: when it should be done; None: no deadline.
         on_deadline_missed: what happens when it passes.
@@ -58,6 +60,7 @@ class JobSpec:
     template: Mapping[str, Any]
     memory_per_gpu: float | None = None
     grow: bool = True
+    mixes_pools: bool = False
     entity: str | None = None
     deadline: Time | None = None
     on_deadline_missed: OnLimit = OnLimit.CONTINUE
@@ -256,6 +259,7 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         weight=spec.weight,
         suspend=spec.suspend,
         grow=spec.grow is not False,
+        mixes_pools=spec.mixed_pools is MixedPools.ALLOWED,
         memory_per_gpu=None if spec.memory_per_gpu is None else memory_bytes(spec.memory_per_gpu),
         backoff_limit=spec.backoff_limit,
         ttl_seconds=spec.ttl_seconds_after_finished,

@@ -68,15 +68,12 @@ def launches(
     """What ``placements`` take of ``pools`` beyond what is ``running``."""
     found = []
     for job, placement in placements.items():
-        if placement.pool not in pools:
-            continue
-        more = Counter(placement.nodes)
         before = running.get(job)
-        if before is not None and before.pool == placement.pool:
-            more -= Counter(before.nodes)
-        if more:
-            own = len(placement.nodes) - more.total()
-            found.append(Launch(job, placement.pool, tuple(more.elements()), own))
+        held = {} if before is None else before.nodes_by_pool
+        for pool, nodes in placement.nodes_by_pool.items():
+            more = Counter(nodes) - Counter(held.get(pool, ())) if pool in pools else None
+            if more:
+                found.append(Launch(job, pool, tuple(more.elements()), len(nodes) - more.total()))
     return found
 
 
@@ -129,9 +126,10 @@ class _Offer:
         self._held: Counter[str] = Counter()
         self._held_by_pool: Counter[str] = Counter()
         for placement in running.values():
-            if placement.pool in limits.pools:
-                self._held.update(placement.nodes)
-                self._held_by_pool[placement.pool] += len(placement.nodes)
+            for pool, held in placement.nodes_by_pool.items():
+                if pool in limits.pools:
+                    self._held.update(held)
+                    self._held_by_pool[pool] += len(held)
         self._most: float = math.inf
         self._most_of: dict[str, float] = {}
         self._wanted: list[str] = []
@@ -146,7 +144,8 @@ class _Offer:
         self._decisions += 1
         used = Counter[str]()
         for placement in decided.placements.values():
-            used[placement.pool] += len(placement.nodes)
+            for part in placement.by_pool:
+                used[part.pool] += part.gpus
         asked = launches(decided.placements, self._running, self.limits.pools)
         most = self._most_in_use(used)
         kept, refused, in_use = self._admitted(asked, used, most)
@@ -268,7 +267,7 @@ def _explained(
     limited: dict[str, str] = {}
     for job in jobs:
         at = decided.placements.get(job.name)
-        if at is not None and at.pool in offer.limits.pools:
+        if at is not None and any(part.pool in offer.limits.pools for part in at.by_pool):
             continue
         if job.name in kept_off:
             limited[job.name] = kept_off[job.name]

@@ -63,6 +63,16 @@ class Placement:
         """Its GPUs by pool, of a gang in one pool as well."""
         return self.parts or (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=len(self.nodes)),)
 
+    @property
+    def nodes_by_pool(self) -> dict[str, tuple[str, ...]]:
+        """Pool -> node of each of the ranks there."""
+        found: dict[str, tuple[str, ...]] = {}
+        first = 0
+        for part in self.by_pool:
+            found[part.pool] = (*found.get(part.pool, ()), *self.nodes[first : first + part.gpus])
+            first += part.gpus
+        return found
+
     def __str__(self) -> str:
         """Its GPUs as people read them."""
         return " and ".join(map(str, self.by_pool))

@@ -187,8 +187,10 @@ def _used(allocation: Allocation, job: str) -> dict[str, float]:
 
 
 def _cost(problem: Problem, allocation: Allocation) -> float:
-    return sum(
-        problem.prices.get(gpu_type, 0.0) * job.gpus * share
-        for job in problem.jobs
-        for gpu_type, share in allocation.allocation.get(job.name, {}).items()
-    )
+    total = 0.0
+    for job in problem.jobs:
+        mixtures = {each.name: each.gpus for each in job.configurations}
+        for name, share in allocation.allocation.get(job.name, {}).items():
+            gpus = mixtures.get(name, {name: job.gpus})
+            total += sum(problem.prices.get(t, 0.0) * count * share for t, count in gpus.items())
+    return total

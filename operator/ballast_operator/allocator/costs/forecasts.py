@@ -118,9 +118,7 @@ def _present(job: SnapshotJob) -> float | None:
     held = job.placement
     if held is None:
         return None
-    speed = job.job.throughput.get(held.gpu_type, 0.0)
-    if job.elastic is not None:
-        speed = job.elastic.speed(held.gpu_type, len(held.nodes))
+    speed = job.speed(held)
     return (job.job.steps_remaining or 0.0) / speed if speed > 0 else None
 
 

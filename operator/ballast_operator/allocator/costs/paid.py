@@ -25,14 +25,14 @@ class Paid:
     Attributes:
         at: the moment; None: nothing was looked at yet.
         by_job: uid -> pool -> cost.
-        per_second: uid -> (pool, cost a second), of jobs that hold GPUs.
+        per_second: uid -> pool -> cost a second, of jobs that hold GPUs.
         by_pool: the sum over these jobs.
         others: pool -> what deleted jobs have paid, less what the others had paid before the bill began.
     """
 
     at: Time | None = None
     by_job: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    per_second: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
+    per_second: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
     others: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -57,23 +57,25 @@ class Paid:
             bill_at: when it was written.
             now: the moment.
         """
-        by_job, per_second = {}, {}
+        by_job: dict[str, dict[str, float]] = {}
+        per_second: dict[str, dict[str, float]] = {}
         for view in jobs:
             by_job[view.uid] = paid = {entry.pool: entry.cost for entry in view.status.pool_costs}
             allocation, since = view.status.allocation, view.unpaid_since
             if allocation is None or since is None:
                 continue
-            info = pools.get(allocation.pool, UNKNOWN_POOL)
-            rate = cost(float(allocation.gpus_on_nodes), info.mean_price(since, now))
             seconds = max(0.0, (now - since).total_seconds())
-            paid[allocation.pool] = paid.get(allocation.pool, 0.0) + rate * seconds
-            per_second[view.uid] = allocation.pool, rate
+            per_second[view.uid] = rates = {}
+            for part in allocation.on_nodes_by_pool:
+                price = pools.get(part.pool, UNKNOWN_POOL).mean_price(since, now)
+                rates[part.pool] = cost(float(part.gpus), price)
+                paid[part.pool] = paid.get(part.pool, 0.0) + rates[part.pool] * seconds
         gone: defaultdict[str, float] = defaultdict(float)
         for uid in self.by_job.keys() - by_job.keys():
             for pool, amount in self.by_job[uid].items():
                 gone[pool] += amount
-            pool, rate = self.per_second.get(uid, ("", 0.0))
-            gone[pool] += rate * (now - self.at).total_seconds() if self.at is not None else 0.0
+            for pool, rate in self.per_second.get(uid, {}).items():
+                gone[pool] += rate * (now - self.at).total_seconds() if self.at is not None else 0.0
         total = _sum(by_job)
         written = {entry.pool: entry for entry in bill}
         others = {}

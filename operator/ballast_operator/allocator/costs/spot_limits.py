@@ -46,7 +46,8 @@ def within_limits(
         has[node.pool] += node.gpus
     held: Counter[str] = Counter()
     for placement in running:
-        held[placement.pool] += len(placement.nodes)
+        for name, nodes in placement.nodes_by_pool.items():
+            held[name] += len(nodes)
     spot = sum(has[pool] for pool in limits.pools)
     demand, largest = sum(wanted), max(wanted, default=0)
     beside = limits.most_beside(has.total() - spot)
@@ -81,7 +82,8 @@ def within_spot_limits(
         return []
     used: Counter[str] = Counter()
     for placement in decided.placements.values():
-        used[placement.pool] += len(placement.nodes)
+        for name, nodes in placement.nodes_by_pool.items():
+            used[name] += len(nodes)
     in_use = {pool: used[pool] for pool in sorted(limits.pools) if used[pool]}
     spot, total = sum(in_use.values()), used.total()
     message = f"{spot} of {total} GPUs in use are spot" + (

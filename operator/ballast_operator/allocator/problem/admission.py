@@ -15,6 +15,8 @@ from ballast_operator.allocator.problem.gang_size import (
 )
 from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
+from ballast_operator.allocator.problem.mixed.gang import holds
+from ballast_operator.allocator.problem.mixed.room import MixedRoom, mixed_room, over_all_pools
 from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
 from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
@@ -22,6 +24,9 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
+
+LACK_OF_ROOM = (JobReason.EXCEEDS_CAPACITY, JobReason.EXCEEDS_MEMORY)
+"""Refusals of a gang that several pools together may have room for."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +53,8 @@ class Admitted:
         memory: which pools have the memory for it.
         closed_pools: that ``spec.spot`` closes to it.
         left_out: pools that it is not offered, by ``spec.spot`` or for lack of memory, as text.
+        mixed: where it could be in several pools at once; None: it may not.
+        fits_one_pool: whether some pool can hold its least size.
     """
 
     view: JobView
@@ -60,6 +67,8 @@ class Admitted:
     memory: GangMemory
     closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
+    mixed: MixedRoom | None = None
+    fits_one_pool: bool = True
 
 
 def admit(
@@ -119,7 +128,26 @@ def _admit_one(
         refusal = admission_error(view.spec, spec.node_pools, room, allowed, size)
         if refusal is None or allocation is not None or not view.avoided:
             break
+    mixed = mixed_room(view, capacity, may_use=may_use, closed=other_kind, barred=barred, memory=memory)
+    fits = refusal is None
+    lacks_room = refusal is not None and refusal.reason in LACK_OF_ROOM and allocation is None
+    if lacks_room and mixed is not None and holds(view.spec, mixed, memory):
+        return Admitted(
+            view=view,
+            spec=view.spec,
+            gpus=mixed.sizes[0],
+            sizes=mixed.sizes[:1],
+            shrinks=False,
+            gpu_types=mixed.gpu_types,
+            not_tolerated=mixed.barred,
+            memory=memory,
+            closed_pools=other_kind,
+            left_out=left_out(view.spec.spot, other_kind & set(may_use)),
+            mixed=mixed,
+            fits_one_pool=False,
+        )
     if allocation is None and refusal is not None:
+        refusal = over_all_pools(refusal, view.spec, room.gpus)
         return with_barred_nodes(refusal, capacity.nodes, barred, allowed)
     sizes = gang_sizes(view, room, allowed, size)
     size = sizes[0]
@@ -145,6 +173,8 @@ def _admit_one(
         not_tolerated=barred,
         memory=memory,
         closed_pools=other_kind,
+        mixed=mixed,
+        fits_one_pool=fits,
         left_out="; ".join(
             filter(
                 None,

@@ -93,7 +93,7 @@ def gang_sizes(view: JobView, room: Room, allowed: Sequence[str], largest: int) 
         sizes = [size for size in suiting if room.holds(size)] or [largest]
     else:  # it shrinks no further than fits where it is
         sizes = [size for size in suiting if room.memory.fits(held.pool, size)] or [held.gpus]
-    sizes = _thinned(sizes[next(_runnable(spec, sizes, allowed), 0) :])
+    sizes = thinned(sizes[next(_runnable(spec, sizes, allowed), 0) :])
     if held is None or held.gpus in sizes:
         return tuple(sizes)
     if held.gpus < sizes[0]:
@@ -113,7 +113,7 @@ def _runnable(spec: JobSpec, sizes: Sequence[int], allowed: Sequence[str]) -> It
             yield position
 
 
-def _thinned(sizes: Sequence[int]) -> list[int]:
+def thinned(sizes: Sequence[int]) -> list[int]:
     """At most MOST_SIZES of the sizes: the fewest, the most, and others at equal ratios."""
     if len(sizes) <= MOST_SIZES:
         return list(sizes)

@@ -168,6 +168,7 @@ def structure(policy: str, inputs: CompletedProblem, unmeasured: frozenset[str],
             sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0),
             job.name in unmeasured,
             None if job.deadline is None else round(moment + job.deadline),
+            [(each.name, sorted(each.gpus.items())) for each in job.configurations],
         )
         for job in problem.jobs
     ]
@@ -183,6 +184,7 @@ def values(policy: str, problem: Problem) -> str:
         entry: list[object] = [
             {gpu_type: f"{rate:.1e}" for gpu_type, rate in sorted(job.throughput.items())},
             f"{job.steps_remaining:.1e}" if steps else None,
+            *(f"{each.throughput:.1e}" for each in job.configurations),
         ]
         if Reads.BUDGETS in row.reads:
             entry.append(None if job.budget is None else f"{job.budget:.1e}")

@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.planning.launch.memory import MeasuredLayers
 from ballast_policies.rounds import Placement
+from ballast_policies.rounds.mixed import MixedGang
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
@@ -15,16 +16,17 @@ from ballast_operator.allocator.costs.spot_limits import spot_limits, within_lim
 from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit, sizes_that_fit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
+from ballast_operator.allocator.problem.mixed.gang import mixed_gang
+from ballast_operator.allocator.problem.mixed.room import MixedRoom
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
 from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
 from ballast_operator.allocator.size_changes import change_pause, may_grow_from, may_move, restart_seconds
-from ballast_operator.api.cause import Cause
+from ballast_operator.allocator.wanting import as_job, wants_gpus
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
-from ballast_operator.kube.kinds import Key, Object, job_id
+from ballast_operator.kube.kinds import Key, Object
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView
-from ballast_operator.views.spec import JobSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class SnapshotJob:
         not_tolerated: taints of nodes (``Node.taints``) on which it must not be started.
         gpus_per_pod: GPUs of each of its pods, which are on one node.
         layers: as measured by it or another of its kind; None: nothing is known.
+        mixed: what is known of it as a gang in several pools; None: it may be in one only.
         closed_pools: that ``spec.spot`` closes to it.
         left_out: pools that it is not offered, by ``spec.spot`` or for lack of memory, as text.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
@@ -60,6 +63,7 @@ class SnapshotJob:
     gpus_per_pod: int = 1
     measured: bool = True
     layers: MeasuredLayers | None = None
+    mixed: MixedGang | None = None
     closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
 
@@ -67,6 +71,15 @@ class SnapshotJob:
     def name(self) -> str:
         """Its name in problems and rounds."""
         return self.job.name
+
+    def speed(self, placement: Placement) -> float:
+        """Steps/s where it is placed; 0: not known."""
+        if placement.parts:
+            return self.mixed.speed_at(placement) if self.mixed is not None else 0.0
+        known = 0.0
+        if self.elastic is not None:
+            known = self.elastic.speed(placement.gpu_type, len(placement.nodes))
+        return known or self.job.throughput.get(placement.gpu_type, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,6 +124,11 @@ class Snapshot:
     def elastic(self) -> Mapping[str, ElasticGang]:
         """Job name -> its sizes, for jobs that may have several."""
         return {job.name: job.elastic for job in self.jobs if job.elastic is not None}
+
+    @functools.cached_property
+    def mixed(self) -> Mapping[str, MixedGang]:
+        """Job name -> what is known of it as a gang in several pools, for jobs that may be one."""
+        return {job.name: job.mixed for job in self.jobs if job.mixed is not None}
 
     @functools.cached_property
     def running_since(self) -> Mapping[str, float]:
@@ -243,40 +261,25 @@ def _snapshot_job(
         closed_pools=one.closed_pools,
         left_out=one.left_out,
         measured=any(speed.source != "unknown" for speed in known.values()),
+        mixed=None if one.mixed is None else _mixed_gang(one, one.mixed, speeds, measurements, capacity),
     )
 
 
-def wants_gpus(view: JobView, now: Time) -> bool:
-    """Whether the job takes part in the allocation."""
-    status = view.status
-    if view.deleting or view.spec is None or status.finished or view.finished_step is not None:
-        return False
-    if view.blocked is not None and status.allocation is None:
-        return False
-    if view.hold(now) is not None or (status.next_launch_at is not None and status.next_launch_at > now):
-        return False
-    return (
-        status.allocation is None
-        or status.allocation.ending is None
-        or status.allocation.ending.cause is not Cause.COMPLETED
-    )
-
-
-def as_job(view: JobView, spec: JobSpec, *, gpus: int, rates: Mapping[str, float], now: Time) -> Job:
-    """The job as the policies see it; times in seconds."""
-    status = view.status
-    done = status.progress.step if status.progress is not None else 0
-    elapsed = 0.0 if view.created is None else (now - view.created).total_seconds()
-    return Job(
-        name=job_id(view.key),
-        throughput=rates,
-        gpus=gpus,
-        weight=spec.weight,
-        entity=spec.entity,
-        # A job that is about to end still counts: its last step is not announced yet.
-        steps_remaining=float(max(1, spec.config.total_steps - done)),
-        elapsed=max(0.0, elapsed - status.suspended_seconds),
-        isolated_elapsed=status.isolated.seconds if status.isolated is not None else 0.0,
-        deadline=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
-        budget=None if spec.budget is None else max(0.0, spec.budget - status.cost_so_far),
+def _mixed_gang(
+    one: Admitted,
+    room: MixedRoom,
+    speeds: Mapping[str, Estimate],
+    measurements: Measurements,
+    capacity: Capacity,
+) -> MixedGang:
+    reported = measurements.reported_by(one.view.key)
+    return mixed_gang(
+        one.view,
+        room,
+        capacity,
+        layers=measurements.profiles.layers(one.view.key, one.spec),
+        rates={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
+        base=one.gpus,
+        measured={t: e.steps_per_second for (t, _), e in reported.items() if t not in capacity.gpu_types},
+        fits_one_pool=one.fits_one_pool,
     )

@@ -16,13 +16,17 @@ MOST_CUTS = 20_000
 """Stages x layers, beyond which the search would take above a second; stages are even then."""
 
 
+UNLIMITED_BYTES = 2.0**62
+"""Stands for memory that is not known."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRanks:
     """What is known of the ranks of a launch.
 
     Attributes:
         placement: rank of each stage, in the order of the layers.
-        memory: bytes of each rank's GPU; empty: not known.
+        memory: bytes of each rank's GPU, infinite where it is not known; empty: of none.
         speeds: relative speed of each rank; empty: alike.
     """
 
@@ -81,6 +85,6 @@ def _limits(layers: MeasuredLayers, form: PipelineForm, ranks: LaunchRanks) -> R
     numbers = {rank: position for position, rank in enumerate(dict.fromkeys(placement))}
     rows = bytes_on_positions(layers, dataclasses.replace(form, positions=len(numbers)))
     return RankCapacity(
-        memory=[int(ranks.memory[rank] / each[rank]) for rank in placement],
+        memory=[int(min(ranks.memory[rank], UNLIMITED_BYTES) / each[rank]) for rank in placement],
         rank_bytes=[rows[numbers[rank]].tolist() for rank in placement],
     )

@@ -1,0 +1,1 @@
+"""Gangs that may run in several pools at once, as the problem has them."""

@@ -1,0 +1,85 @@
+"""Gangs that may run in several pools at once: where there is room for them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.gang_size import Refusal, most_gpus, thinned
+from ballast_operator.allocator.problem.memory import GangMemory
+from ballast_operator.allocator.problem.tolerance import usable_by_pool
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.views.job import JobView
+from ballast_operator.views.spec import JobSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MixedRoom:
+    """Where a job's gang could be in several pools of an empty cluster, of the nodes that exist.
+
+    Attributes:
+        gpus: pool -> (its GPU type, GPUs on which the gang may be started, in whole pods).
+        sizes: that the gang may have there, fewest first.
+        barred: groups of nodes on which it must not be started.
+    """
+
+    gpus: Mapping[str, tuple[str, int]]
+    sizes: tuple[int, ...]
+    barred: frozenset[str]
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types of the pools, sorted."""
+        return tuple(sorted({gpu_type for gpu_type, _ in self.gpus.values()}))
+
+
+def mixed_room(
+    view: JobView,
+    capacity: Capacity,
+    *,
+    may_use: Sequence[str],
+    closed: frozenset[str],
+    barred: frozenset[str],
+    memory: GangMemory,
+) -> MixedRoom | None:
+    """The room of a job that allows several pools; None: it does not, or fewer than two have some.
+
+    Args:
+        view: a job with a spec.
+        capacity: of the pools.
+        may_use: pools of types that it allows.
+        closed: pools that ``spec.spot`` closes to it.
+        barred: groups of nodes that its template does not tolerate.
+        memory: of which only what the job states is read; the stages are cut to each GPU's.
+    """
+    spec = view.spec
+    assert spec is not None
+    if not spec.mixes_pools or spec.layers is None:
+        return None
+    least = spec.memory_per_gpu
+    shut = closed | {pool for pool in may_use if least is not None and not memory.fits(pool, 1)}
+    types = {pool.pool: pool.gpu_type for pool in capacity.pools}
+    held = view.running_allocation
+    own = {part.pool for part in held.by_pool} if held is not None else set[str]()
+    open_types = {types[pool] for pool in may_use if pool not in shut or pool in own}
+    barred |= {n.taints for n in capacity.nodes if n.pool in shut - own and n.gpu_type in open_types}
+    there = [node for node in capacity.nodes if not node.coming and node.gpu_type in open_types]
+    usable = usable_by_pool(there, barred, spec.gpus_per_pod)
+    gpus = {pool: (types[pool], usable[pool]) for pool in may_use if usable[pool] > 0}
+    total = sum(count for _, count in gpus.values())
+    fewest = max(spec.smallest_gang, 2 * spec.gpus_per_pod)
+    sizes = [size for size in range(fewest, min(most_gpus(view), total) + 1) if spec.suits(size)]
+    if len(gpus) < 2 or not sizes:
+        return None
+    return MixedRoom(gpus=gpus, sizes=tuple(thinned(sizes if spec.grow else sizes[-1:])), barred=barred)
+
+
+def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> Refusal:
+    """The refusal of a job that allows several pools, for lack of GPUs in all of them together."""
+    if refusal.reason != JobReason.EXCEEDS_CAPACITY or not spec.mixes_pools or spec.layers is None:
+        return refusal
+    has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
+    message = (
+        f"needs {spec.smallest_gang} GPUs; its pools do not have them together, on nodes that exist, with "
+        f"the memory for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
+    )
+    return dataclasses.replace(refusal, message=message)

@@ -1,0 +1,76 @@
+"""How fast a pipeline is whose ranks have GPUs of unlike speed and memory, with the stages that suit them.
+
+With t_i the seconds of rank i's stage on its GPU and m microbatches, a step takes
+((m - 1) max_i t_i + sum_i t_i) / m: the closed form of GPipe and 1F1B (``planning.step_time``).
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from ballast_policies.planning.balancers.exact import exact_partition
+from ballast_policies.planning.launch.first_cut import MOST_CUTS, UNLIMITED_BYTES
+from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm, bytes_on_positions
+from ballast_policies.planning.partition import PlanningError
+from ballast_policies.planning.rank_capacity import RankCapacity
+from ballast_policies.planning.step_time import predict_step_seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankGpu:
+    """The GPU of a rank.
+
+    Attributes:
+        speed: relative to the others'.
+        memory: bytes; infinite: not known.
+    """
+
+    speed: float
+    memory: float = math.inf
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedPipeline:
+    """A pipeline with one stage a rank that is to be launched.
+
+    Attributes:
+        layers: as measured; empty seconds: all alike; empty bytes: every cut fits.
+        count: number of layers.
+        form: its number of positions is not read.
+    """
+
+    layers: MeasuredLayers
+    count: int
+    form: PipelineForm
+
+
+@functools.lru_cache(maxsize=20_000)
+def step_seconds(pipeline: LaunchedPipeline, ranks: tuple[RankGpu, ...]) -> float | None:
+    """Seconds of a step under the best cut, in the layers' unit, where a GPU of speed 1 has speed 1.
+
+    None: there are fewer layers than ranks, or no cut fits the memory.
+    """
+    count, layers = pipeline.count, pipeline.layers
+    if not 1 <= len(ranks) <= count:
+        return None
+    known = len(layers.seconds) == count and sum(layers.seconds) > 0
+    seconds = layers.seconds if known else (1.0,) * count
+    speeds = np.array([rank.speed for rank in ranks])
+    if count * len(ranks) > MOST_CUTS:  # launched with even stages
+        loads = np.full(len(ranks), sum(seconds) / len(ranks))
+    else:
+        capacity = RankCapacity(speeds=speeds.tolist())
+        if len(layers.held_bytes) == count and any(math.isfinite(rank.memory) for rank in ranks):
+            form = dataclasses.replace(pipeline.form, positions=len(ranks))
+            capacity = dataclasses.replace(
+                capacity,
+                memory=[int(min(rank.memory, UNLIMITED_BYTES)) for rank in ranks],
+                rank_bytes=bytes_on_positions(layers, form).tolist(),
+            )
+        try:
+            loads = exact_partition(seconds, len(ranks), capacity).loads(seconds)
+        except PlanningError:
+            return None
+    return predict_step_seconds(loads / speeds, max(1, pipeline.form.microbatches))

@@ -1,0 +1,227 @@
+"""One round with gangs that may run in several pools at once.
+
+1. Gangs that no single pool can hold, and those that run in several now, stand back from the round of the
+   others. Then it is their turn, the most urgent by their shares of all columns together first: each takes
+   GPUs that are free or, with its least size, those that elastic gangs have beyond theirs and those of less
+   urgent gangs. Who must not be disturbed keeps what it has. The others' round is decided again on the rest.
+2. GPUs that are still free go to gangs for which a second pool is worth it (:mod:`.free`).
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+
+from ballast_policies.rounds.hysteresis import exempt_newest, keeps_free, moves_left, within_min_run
+from ballast_policies.rounds.mixed.free import UseOfFree
+from ballast_policies.rounds.mixed.gang import MixedGang
+from ballast_policies.rounds.mixed.options import best_parts
+from ballast_policies.rounds.mixed.question import Question
+from ballast_policies.rounds.packing import has_room
+from ballast_policies.rounds.values import Placement, Round
+
+MOST_TURNS = 64
+"""Gangs in several pools that are considered in one decision, the most urgent first; all that run are."""
+
+Holds = Callable[[Mapping[str, int]], bool]
+"""Whether the GPUs that are left of each node are enough."""
+
+
+def decide_mixed_round(question: Question) -> Round:
+    """Decide the round; without gangs that may run in several pools as ``decide_elastic_round`` does.
+
+    A gang in several pools has whole pods and consecutive ranks in each, and keeps its size until it is
+    launched again.
+    """
+    if not question.mixed and not any(at.parts for at in question.state.running.values()):
+        return question.decide()
+    return _Turns(question).round()
+
+
+class _Turns:
+    """The turns of the gangs that stand back from the others' round."""
+
+    def __init__(self, question: Question) -> None:
+        q = self._q = question
+        state, names = q.state, [job.name for job in q.jobs]
+        self._order = {name: number for number, name in enumerate(names)}
+        spread = {name: at for name, at in state.running.items() if at.parts and name in self._order}
+        free = {node.name: node.gpus for node in q.nodes}
+        self._held: dict[str, Placement] = {}
+        for name in sorted(spread, key=lambda name: (state.running_since.get(name, 0.0), name)):
+            if has_room(spread[name], free):
+                for node in spread[name].nodes:
+                    free[node] -= 1
+                self._held[name] = spread[name]
+        too_large = {
+            name for name, gang in q.mixed.items() if not gang.fits_one_pool and name not in state.running
+        }
+        self._apart = {*spread, *(too_large & self._order.keys())}
+        self._urgency = q.urgency()
+        self._protected = within_min_run(q.now, state.running, state, q.settings)
+        left = moves_left(q.now, state, q.settings)
+        self._moves_left = len(state.running) if left is None else left
+        self._moves = 0
+        self._placed: dict[str, Placement] = {}
+        self._reasons: dict[str, str] = {}
+        self._stops: set[str] = set()
+        self._kept: Counter[str] = Counter()
+
+    def round(self) -> Round:
+        """The decision."""
+        q = self._q
+        pinned = {name: why for name, why in self._protected.items() if name in self._held}
+        others = {name: at for name, at in self._held.items() if name not in pinned}
+        if len(others) > self._moves_left:
+            why = f"is not stopped: moves.maxMovesPerHour={q.settings.max_moves_per_hour} is reached"
+            pinned |= exempt_newest(others, q.state, self._moves_left, why)
+        for name, why in pinned.items():
+            self._place(name, self._held[name], f"keeps {self._held[name]}: it {why}")
+        first = decided = q.decide(self._apart, self._taken())
+        turns = sorted(
+            self._apart - self._placed.keys(),
+            key=lambda name: (-self._urgency.get(name, 0.0), name not in self._held, self._order[name]),
+        )
+        for number, name in enumerate(turns):
+            if number < MOST_TURNS or name in self._held:
+                self._turn(name, first)
+        if len(self._placed) > len(pinned) or self._kept:
+            decided = q.decide(
+                self._apart, self._taken() + self._kept, moves=self._moves, tenants=self._of_tenants()
+            )
+        placements = {**decided.placements, **self._placed}
+        reasons = {**decided.reasons, **self._reasons}
+        use = UseOfFree(q, decided, placements, reasons, self._urgency, self._kept)
+        use.give(self._apart - self._placed.keys(), self._moves_left - self._moves)
+        return _composed(q, decided, placements, reasons)
+
+    def _place(self, name: str, placement: Placement, why: str) -> None:
+        self._placed[name], self._reasons[name] = placement, why
+
+    def _taken(self) -> Counter[str]:
+        taken: Counter[str] = Counter()
+        for placement in self._placed.values():
+            taken.update(placement.nodes)
+        return taken
+
+    def _of_tenants(self) -> Counter[str]:
+        """Tenant -> GPUs that its gangs have been given here."""
+        found: Counter[str] = Counter()
+        for name, placement in self._placed.items():
+            if name not in self._q.state.running or name in self._q.pending:
+                found[self._q.tenants.get(name, "")] += len(placement.nodes)
+        return found
+
+    def _turn(self, name: str, first: Round) -> None:
+        q, held, gang = self._q, self._held.get(name), self._q.mixed.get(name)
+        others = {other: at for other, at in first.placements.items() if other not in self._stops}
+        mine = [at.nodes for at in self._placed.values()]
+        least = {other: q.least(other, at) for other, at in others.items()}
+        left = q.free([*least.values(), *mine])
+        left.subtract(self._kept)
+        if held is not None:
+            stops = self._to_stop(name, least, left, lambda left: has_room(held, left))
+            if stops is not None:
+                self._stop(stops)
+                self._place(name, held, f"stays on {held}")
+                return
+        if gang is None or (held is not None and self._moves >= self._moves_left):
+            self._reasons[name] = "more urgent jobs need its GPUs"
+            return
+        most = q.tenant_room(name, first.placements, self._placed)
+        if most is not None and held is not None:
+            most += len(held.nodes)
+        unused = q.free([*(at.nodes for at in others.values()), *mine])
+        unused.subtract(self._kept)
+        found = self._found(gang, unused, most)
+        if found is None:
+            small = dataclasses.replace(gang, sizes=gang.sizes[:1])
+
+            def holds(left: Mapping[str, int]) -> bool:
+                return self._found(small, left, most) is not None
+
+            stops = self._to_stop(name, least, left, holds)
+            if stops is not None:
+                self._stop(stops)
+                found = self._found(small, left + Counter(n for one in stops for n in least[one]), most)
+            elif not self._kept:
+                self._keep_for(name, gang, least, left, unused, holds)
+        if found is not None:
+            self._moves += held is not None
+            why = f"{found}: no single pool holds it" if not gang.fits_one_pool else f"{found}"
+            self._place(name, found, f"{why}; {gang.speed_at(found):.3g} steps/s are predicted")
+            return
+        self._reasons[name] = q.waits_for(gang, unused)
+
+    def _found(self, gang: MixedGang, left: Mapping[str, int], most: int | None) -> Placement | None:
+        nodes = self._q.open_nodes(gang, left)
+        return self._q.placed(gang, best_parts(gang, self._q.room_of(gang, nodes), most=most), nodes)
+
+    def _stop(self, stops: Collection[str]) -> None:
+        self._stops |= set(stops)
+        self._moves += self._running(stops)
+
+    def _running(self, names: Collection[str]) -> int:
+        return sum(name in self._q.state.running and name not in self._q.pending for name in names)
+
+    def _to_stop(
+        self, name: str, least: Mapping[str, tuple[str, ...]], left: Counter[str], holds: Holds
+    ) -> list[str] | None:
+        """Less urgent gangs without which ``holds``, as few as possible; None: there are none such."""
+        if holds(left):
+            return []
+        mine, left, stops = self._urgency.get(name, 0.0), left.copy(), []
+        less = [
+            other
+            for other in least
+            if self._urgency.get(other, 0.0) < mine * (1 - 1e-6) and other not in self._protected
+        ]
+        less.sort(key=lambda other: (self._urgency.get(other, 0.0), -self._order[other]))
+        for other in less:
+            left.update(least[other])
+            stops.append(other)
+        if not holds(left):
+            return None
+        for other in reversed(stops.copy()):  # the most urgent stay where the others are enough
+            left.subtract(least[other])
+            if holds(left):
+                stops.remove(other)
+            else:
+                left.update(least[other])
+        return stops if self._moves + self._running(stops) <= self._moves_left else None
+
+    def _keep_for(
+        self,
+        name: str,
+        gang: MixedGang,
+        least: Mapping[str, tuple[str, ...]],
+        left: Counter[str],
+        unused: Mapping[str, int],
+        holds: Holds,
+    ) -> None:
+        """Keep what is free for the gang, if it waits only for gangs that must not be disturbed."""
+        q, mine, without = self._q, self._urgency.get(name, 0.0), left.copy()
+        for other, nodes in least.items():
+            if self._urgency.get(other, 0.0) < mine * (1 - 1e-6):
+                without.update(nodes)
+        if keeps_free(q.now, q.state, q.settings) and holds(without):
+            self._kept = Counter({node.name: node.gpus for node in q.open_nodes(gang, unused)})
+
+
+def _composed(
+    q: Question, decided: Round, placements: Mapping[str, Placement], reasons: Mapping[str, str]
+) -> Round:
+    ran, names = q.state.running, [job.name for job in q.jobs]
+    extended = tuple(name for name in names if name in ran and placements.get(name) == ran[name])
+    resized = tuple(name for name in decided.resized if placements.get(name) == decided.placements.get(name))
+    stays = {*extended, *resized}
+    return dataclasses.replace(
+        decided,
+        placements=placements,
+        extended=extended,
+        resized=resized,
+        started=tuple(name for name in names if name not in ran and name in placements),
+        moved=tuple(name for name in names if name in ran and name in placements and name not in stays),
+        stopped=tuple(sorted(name for name in ran if name not in placements)),
+        waiting=tuple(name for name in names if name not in ran and name not in placements),
+        reasons=reasons,
+    )

@@ -1,0 +1,95 @@
+"""The ways in which a gang may be divided over pools, and the fastest of them.
+
+For two pools and a size, as many GPUs as possible are of the faster type. Both orders are looked at: early
+stages keep more microbatches in flight, so the memory may fit in one order only. Only where no two pools
+hold the least size are there more than two parts: the fastest types first.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+
+from ballast_policies.rounds.mixed.gang import MixedGang
+from ballast_policies.rounds.values import PoolPart
+
+MOST_POOLS = 6
+"""Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""
+
+MOST_MIXTURES = 8
+"""Divisions of a gang of which policies are told."""
+
+Room = Mapping[str, tuple[str, int]]
+"""Pool -> (its GPU type, its GPUs that the gang may have, in whole pods)."""
+
+
+def best_parts(
+    gang: MixedGang, room: Room, *, above: float = 0.0, most: int | None = None, one_pool: bool = False
+) -> tuple[PoolPart, ...]:
+    """The fastest division over several pools that is faster than ``above`` steps/s; empty: there is none.
+
+    Args:
+        gang: that is to be placed.
+        room: what it may take.
+        above: steps/s.
+        most: GPUs, at most; None: no limit.
+        one_pool: one pool alone is looked at as well.
+    """
+    found: tuple[PoolPart, ...] = ()
+    options = list(_options(gang, room))
+    if one_pool:
+        options += [
+            (PoolPart(pool=pool, gpu_type=gpu_type, gpus=size),)
+            for pool, (gpu_type, gpus) in room.items()
+            for size in [size for size in gang.sizes if size <= gpus][-1:]
+        ]
+    options = [o for o in options if most is None or sum(part.gpus for part in o) <= most]
+    for parts in sorted(options, key=lambda parts: -_power(gang, parts)):
+        speed = gang.speed(parts)
+        if speed > above * (1 + 1e-9):
+            found, above = parts, speed
+    return found
+
+
+def mixtures(gang: MixedGang, room: Room) -> tuple[tuple[PoolPart, ...], ...]:
+    """Divisions of the least size over several pools in which the gang fits, the fastest first."""
+    least = dataclasses.replace(gang, sizes=gang.sizes[:1])
+    found = [parts for parts in _options(least, room) if gang.speed(parts) > 0]
+    return tuple(sorted(found, key=gang.speed, reverse=True)[:MOST_MIXTURES])
+
+
+def _options(gang: MixedGang, room: Room) -> Iterator[tuple[PoolPart, ...]]:
+    pools = sorted(
+        (
+            (pool, gpu_type, gpus)
+            for pool, (gpu_type, gpus) in room.items()
+            if gpus and gang.relative(gpu_type)
+        ),
+        key=lambda one: (-gang.relative(one[1]), -one[2], one[0]),
+    )
+    any_pair = False
+    for fast, slow in itertools.combinations(pools[:MOST_POOLS], 2):
+        sizes = [size for size in gang.sizes if 2 * gang.per_pod <= size <= fast[2] + slow[2]]
+        for size in sorted({*sizes[:1], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]}):
+            any_pair = True
+            first = min(fast[2], size - gang.per_pod)
+            parts = (_part(fast, first), _part(slow, size - first))
+            yield parts
+            yield parts[::-1]
+    if any_pair:
+        return
+    missing, chain = gang.sizes[0], list[PoolPart]()
+    for one in pools:
+        taken = min(one[2], missing)
+        chain += [_part(one, taken)] if taken else []
+        missing -= taken
+    if len(chain) > 1 and not missing:
+        yield tuple(chain)
+        yield tuple(chain[::-1])
+
+
+def _part(pool: tuple[str, str, int], gpus: int) -> PoolPart:
+    return PoolPart(pool=pool[0], gpu_type=pool[1], gpus=gpus)
+
+
+def _power(gang: MixedGang, parts: tuple[PoolPart, ...]) -> float:
+    return sum(gang.relative(part.gpu_type) * part.gpus for part in parts)

@@ -1,0 +1,214 @@
+"""A gang in two pools from launch to end: stages, pods, costs, a new operator, a lost part."""
+
+import dataclasses
+
+import pytest
+from ballast_operator.cli.live.explain import as_text
+from ballast_operator.kube.kinds import JOB, NODE, POD
+from ballast_operator.report.costs import costs
+from ballast_operator.report.explanation import explanation
+from ballast_operator.report.overview import overview
+
+from tests.operator.loops.mixed.two_pools import (
+    PRICES,
+    add_wide,
+    layers_of,
+    node_with,
+    objects,
+    parts_of,
+    plan_of,
+    speeds,
+    two_pools,
+)
+from tests.operator.loops.simulated.machines import Trainer
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+BOTH = ["2 x fast of pool fast", "2 x slow of pool slow"]
+
+
+async def running(simulation: Simulation, name: str = "wide") -> Simulation:
+    await simulation.until(lambda: simulation.state(name) == "Running")
+    return simulation
+
+
+async def test_a_gang_that_no_pool_holds_runs_in_two_with_stages_that_suit_their_speeds():
+    """A fast GPU does four times as much, and has five of twelve layers; each rank knows its GPU's type."""
+    simulation = two_pools()
+    add_wide(simulation)
+    await running(simulation)
+    assert parts_of(simulation) == BOTH
+    assert layers_of(simulation) == [5, 5, 1, 1]
+    assert [rank.gpu_type for rank in plan_of(simulation).ranks] == ["fast", "fast", "slow", "slow"]
+    assert (
+        "2 x fast of pool fast and 2 x slow of pool slow"
+        in simulation.status("wide").condition("Admitted").message
+    )
+
+
+async def test_without_mixed_pools_the_same_job_is_refused_as_ever():
+    simulation = two_pools()
+    add_wide(simulation, mixedPools="Never")
+    await simulation.tick()
+    refusal = simulation.status("wide").condition("Admitted")
+    assert refusal.reason == "ExceedsCapacity"
+    assert "needs 4 GPUs of one pool" in refusal.message
+
+
+async def test_pools_that_are_too_small_together_are_named_in_the_refusal():
+    simulation = two_pools(slow=1)
+    add_wide(simulation)
+    await simulation.tick()
+    refusal = simulation.status("wide").condition("Admitted")
+    assert refusal.reason == "ExceedsCapacity"
+    assert "needs 4 GPUs; its pools do not have them together" in refusal.message
+    assert "fast 2, slow 1. To fix: " in refusal.message
+
+
+async def test_the_pods_of_each_part_ask_for_the_resource_of_their_pool():
+    """Pools of two vendors: the resource, the toleration for it and the node are those of the part."""
+    simulation = two_pools(pools={"slow": {"gpuResource": "amd.com/gpu"}})
+    simulation.world.put(NODE, node_with("slow-0", "slow", {"amd.com/gpu": "2"}))
+    add_wide(simulation)
+    await running(simulation)
+    asked = {}
+    for pod in simulation.pods("wide"):
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        asked[pod["metadata"]["name"]] = (pod["spec"]["nodeName"], *limits)
+    assert sorted(asked.values()) == [("fast-0", "nvidia.com/gpu")] * 2 + [("slow-0", "amd.com/gpu")] * 2
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Trainers report twelve layers of 1 GB each."""
+    report = Trainer._report
+
+    def with_bytes(trainer, plan):
+        return dataclasses.replace(
+            report(trainer, plan), layer_bytes=(10**9,) * 12, layer_seconds=(0.1,) * 12
+        )
+
+    monkeypatch.setattr(Trainer, "_report", with_bytes)
+
+
+async def test_the_memory_of_each_pool_limits_its_own_stages(measured):
+    """GPUs of equal speed, a slow one with room for one layer of 1 GB: it has no more at the next launch."""
+    pools = {"fast": {"memoryPerGpu": "5500M"}, "slow": {"memoryPerGpu": "1500M"}}
+    simulation = two_pools(pools=pools)
+    add_wide(simulation, throughput=[{**one, "stepsPerSecond": 1.0} for one in speeds(4)])
+    await running(simulation)
+    assert layers_of(simulation) == [3, 3, 3, 3]
+    await simulation.tick()
+    simulation.world.patch(JOB, NAMESPACE, "wide", {"spec": {"suspend": True}})
+    await simulation.until(lambda: simulation.status("wide").allocation is None)
+    simulation.world.patch(JOB, NAMESPACE, "wide", {"spec": {"suspend": False}})
+    await running(simulation)
+    assert layers_of(simulation) == [5, 5, 1, 1]
+
+
+async def test_costs_are_kept_by_part_and_add_up_to_the_bill():
+    """Each part at its pool's price; what the job has cost is what the pools bill for held GPUs."""
+    simulation = two_pools()
+    add_wide(simulation)
+    await running(simulation)
+    for _ in range(40):
+        await simulation.tick(seconds=37)
+    jobs, policies = objects(simulation)
+    found = costs(jobs, policies, now=simulation.now)
+    (line,) = found.jobs
+    seconds = (simulation.now - simulation.status("wide").allocation.since).total_seconds()
+    for pool, price in PRICES.items():
+        assert line.by_pool[pool] == pytest.approx(2 * seconds * price / 3600, abs=1e-9)
+    assert line.cost == pytest.approx(sum(line.by_pool.values()), abs=1e-9)
+    assert found.pools
+    for pool in found.pools:  # the bill begins with the decision after the launch, a second later
+        assert pool.bill - pool.jobs == pytest.approx(0.0, abs=2 * PRICES[pool.pool] / 3600 + 1e-9)
+    status = simulation.status("wide")
+    assert sum(entry.cost for entry in status.pool_costs) == pytest.approx(status.cost_so_far, abs=1e-9)
+
+
+async def test_explain_top_and_metrics_show_both_parts():
+    simulation = two_pools()
+    add_wide(simulation)
+    await running(simulation)
+    await simulation.tick()
+    jobs, policies = objects(simulation)
+    told = as_text(explanation(jobs[0], [], policies, []))
+    assert "holds    2 x fast of pool fast and 2 x slow of pool slow since" in told
+    assert list(overview(jobs, policies).jobs[0].parts) == BOTH
+    assert {line.pool: line.held for line in overview(jobs, policies).pools} == {"fast": 2, "slow": 2}
+    for name in ("fast", "slow"):
+        labels = {"pool": name, "gpu_type": name}
+        assert simulation.metrics.registry.get_sample_value("ballast_gpus_allocated", labels) == 2.0
+
+
+async def test_a_new_operator_keeps_the_gang_and_books_its_time_on_both_types():
+    simulation = two_pools()
+    add_wide(simulation)
+    await running(simulation)
+    for _ in range(3):
+        await simulation.tick(seconds=61)
+    simulation.start_operator()
+    for _ in range(3):
+        await simulation.tick(seconds=61)
+    status = simulation.status("wide")
+    assert (status.launches, status.state) == (1, "Running")
+    received = simulation.allocator.decider.rounds.memory.account.received[f"{NAMESPACE}/wide"]
+    assert received["fast"] == pytest.approx(received["slow"])
+    assert received["fast"] > 100
+
+
+async def test_the_speed_of_a_gang_in_two_pools_counts_for_neither_type():
+    simulation = two_pools()
+    add_wide(simulation)
+    await running(simulation)
+    for _ in range(3):
+        await simulation.tick()
+    measured = simulation.allocator.decider.measurements
+    assert set(measured.jobs[NAMESPACE, "wide"].speeds) == {("2 x fast + 2 x slow", 4)}
+    await simulation.allocator.save()
+    simulation.start_operator()
+    await simulation.tick()
+    assert ("2 x fast + 2 x slow", 4) in simulation.allocator.decider.measurements.jobs[
+        NAMESPACE, "wide"
+    ].speeds
+
+
+async def test_a_lost_node_of_one_part_restarts_a_gang_of_one_size():
+    """It waits until the four GPUs are there again, from its checkpoint."""
+    simulation = two_pools()
+    add_wide(simulation)
+    await running(simulation)
+    simulation.set_node_ready("slow-0", False)
+    simulation.world.drop(NODE, "", "slow-0")
+    for pod in simulation.pods("wide"):
+        if pod["spec"].get("nodeName") == "slow-0":
+            simulation.world.drop(POD, NAMESPACE, pod["metadata"]["name"])
+    await simulation.until(lambda: simulation.status("wide").allocation is None)
+    simulation.world.put(NODE, node_with("slow-0", "slow", {"nvidia.com/gpu": "2"}))
+    await running(simulation)
+    assert parts_of(simulation) == BOTH
+    assert simulation.status("wide").launches == 2
+
+
+async def test_a_notice_for_one_part_shrinks_the_gang_live_onto_the_other():
+    """Without a restart; from then on it is a gang in one pool."""
+    simulation = two_pools()
+    add_wide(simulation, stages=(2, 4), throughput=speeds(2, 4, slow=2.0))
+    await running(simulation)
+    assert parts_of(simulation) == BOTH
+    taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    simulation.world.patch(NODE, "", "slow-0", {"spec": {"taints": [taint]}})
+    await simulation.until(lambda: parts_of(simulation) == BOTH[:1])
+    status = simulation.status("wide")
+    assert (status.launches, status.restarts, status.allocation.parts) == (1, {}, ())
+    assert len(plan_of(simulation).ranks) == 2
+
+
+async def test_a_job_that_one_pool_holds_best_has_no_parts():
+    """It may run in several, and four fast GPUs are faster than any mixture."""
+    simulation = two_pools(fast=4)
+    add_wide(simulation)
+    await running(simulation)
+    (job,), _ = objects(simulation)
+    assert job["status"]["allocation"]["parts"] == []
+    assert job["status"]["allocation"]["pool"] == "fast"
