@@ -1,7 +1,9 @@
 """Whether a job may run in several pools at once, and which jobs cannot."""
 
 import enum
-from typing import Any
+from collections.abc import Callable
+
+from ballast_policies.contract.job import JobConfig
 
 from ballast_operator.api.base import Rule
 
@@ -19,7 +21,12 @@ SCHEDULES = ("1F1B", "GPipe")
 """Those whose step time on unlike GPUs has a closed form."""
 
 
-def _refused(expression: str, reason: str, holds: Any) -> Rule:
+def can_mix(config: JobConfig) -> bool:
+    """Whether the job could set ``mixedPools: Allowed``."""
+    return all(holds(config) for _, _, holds in _NEEDS)
+
+
+def _rule(expression: str, reason: str, holds: Callable[[JobConfig], bool]) -> Rule:
     return Rule(
         f"self.mixedPools != 'Allowed' || {expression}",
         f"mixedPools: Allowed {reason}",
@@ -28,35 +35,37 @@ def _refused(expression: str, reason: str, holds: Any) -> Rule:
     )
 
 
-RULES = (
-    _refused(
+_NEEDS: tuple[tuple[str, str, Callable[[JobConfig], bool]], ...] = (
+    (
         "has(self.model)",
         "needs a model, which Ballast cuts into stages that suit unlike GPUs; a script it does not. "
         "To fix: leave mixedPools out",
         lambda config: config.model is not None,
     ),
-    _refused(
+    (
         "!has(self.model) || has(self.model.layers)",
         "needs the number of layers that are cut into stages. To fix: set model.layers",
         lambda config: config.model is None or config.model.layers is not None,
     ),
-    _refused(
+    (
         f"self.pipeline.schedule in {list(SCHEDULES)}",
         "is for the schedules 1F1B and GPipe, whose speed on unlike GPUs can be predicted. "
         "To fix: pipeline.schedule: 1F1B, or leave mixedPools out",
         lambda config: config.pipeline.schedule in SCHEDULES,
     ),
-    _refused(
+    (
         "(!has(self.pipeline.stagesPerRank) || self.pipeline.stagesPerRank == 1) && "
         "(!has(self.pipeline.replicas) || self.pipeline.replicas.all(x, x == 1))",
         "is for one stage on each rank, and one rank for each stage. "
         "To fix: leave pipeline.stagesPerRank and pipeline.replicas out, or mixedPools",
         lambda config: config.pipeline.stages_per_rank in (None, 1) and not config.pipeline.used_replicas,
     ),
-    _refused(
+    (
         "(self.parallelism.tensor == 1 && self.parallelism.data == 1)",
         "is for pipelines alone: ranks that share a stage would wait for the slowest GPU. "
         "To fix: parallelism.tensor: 1 and parallelism.data: 1, or leave mixedPools out",
         lambda config: config.parallelism.tensor == 1 and config.parallelism.data == 1,
     ),
 )
+
+RULES = tuple(_rule(*need) for need in _NEEDS)

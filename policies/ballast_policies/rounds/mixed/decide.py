@@ -198,13 +198,19 @@ class _Turns:
         unused: Mapping[str, int],
         holds: Holds,
     ) -> None:
-        """Keep what is free for the gang, if it waits only for gangs that must not be disturbed."""
+        """Keep what is free for the gang, if it waits only for gangs that must not be disturbed.
+
+        Less urgent gangs do not start there; those that run continue.
+        """
         q, mine, without = self._q, self._urgency.get(name, 0.0), left.copy()
+        free = Counter(unused)
         for other, nodes in least.items():
             if self._urgency.get(other, 0.0) < mine * (1 - 1e-6):
                 without.update(nodes)
+                if other not in q.state.running:
+                    free.update(nodes)
         if keeps_free(q.now, q.state, q.settings) and holds(without):
-            self._kept = Counter({node.name: node.gpus for node in q.open_nodes(gang, unused)})
+            self._kept = Counter({node.name: node.gpus for node in q.open_nodes(gang, free)})
 
 
 def _composed(

@@ -8,6 +8,7 @@ from ballast_operator.allocator.problem.gang_size import Refusal, most_gpus, thi
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.tolerance import usable_by_pool
 from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.placement.mixed_pools import can_mix
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
 
@@ -74,12 +75,19 @@ def mixed_room(
 
 
 def over_all_pools(refusal: Refusal, spec: JobSpec, room: Mapping[str, int]) -> Refusal:
-    """The refusal of a job that allows several pools, for lack of GPUs in all of them together."""
-    if refusal.reason != JobReason.EXCEEDS_CAPACITY or not spec.mixes_pools or spec.layers is None:
+    """The refusal for lack of GPUs of one pool, with what several pools together would change.
+
+    ``room``: pool -> GPUs on which the gang may be started.
+    """
+    if refusal.reason != JobReason.EXCEEDS_CAPACITY or not can_mix(spec.config):
         return refusal
-    has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
-    message = (
-        f"needs {spec.smallest_gang} GPUs; its pools do not have them together, on nodes that exist, with "
-        f"the memory for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
-    )
-    return dataclasses.replace(refusal, message=message)
+    if spec.mixes_pools:
+        has = ", ".join(f"{name} {count}" for name, count in sorted(room.items()))
+        message = (
+            f"needs {spec.smallest_gang} GPUs; its pools do not have them together, on nodes that are there, "
+            f"with the memory for its layers: {has}. To fix: lower pipeline.minStages, or add nodes"
+        )
+        return dataclasses.replace(refusal, message=message)
+    if spec.smallest_gang <= sum(room.values()):
+        return dataclasses.replace(refusal, message=f"{refusal.message}, or set mixedPools: Allowed")
+    return refusal

@@ -1,0 +1,241 @@
+"""Rounds with gangs in several pools, on random clusters and on some that were worked out by hand."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+from ballast_policies.allocation.problem import Job
+from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
+from ballast_policies.rounds import Node, Placement, PoolPart, RoundSettings, RoundState
+from ballast_policies.rounds.mixed import MixedGang, Question, decide_mixed_round
+from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
+
+FORM = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
+PIPELINE = LaunchedPipeline(layers=MeasuredLayers(), count=16, form=FORM)
+SPEEDS = {"fast": 4.0, "slow": 2.0}
+
+
+def a_gang(size, **changes):
+    values = {"sizes": (size,), "speeds": SPEEDS, "base": size, "fits_one_pool": False, **changes}
+    return MixedGang(pipeline=PIPELINE, **values)
+
+
+def a_job(name, gpus, *types):
+    return Job(name=name, gpus=gpus, throughput={kind: SPEEDS[kind] for kind in types or SPEEDS})
+
+
+def nodes(**gpus):
+    return [Node(name=f"{pool}-0", pool=pool, gpu_type=pool, gpus=count) for pool, count in gpus.items()]
+
+
+def asked(jobs, cluster, mixed, *, shares=None, running=None, since=None, received=None, **settings):
+    return Question(
+        now=1000.0,
+        shares=shares or {job.name: {"fast": 0.5, "slow": 0.5} for job in jobs},
+        jobs=jobs,
+        nodes=cluster,
+        state=RoundState(running=running or {}, running_since=since or {}, received=received or {}),
+        settings=RoundSettings(**settings),
+        elastic={},
+        mixed=mixed,
+    )
+
+
+def both(fast=2, slow=2):
+    parts = (
+        PoolPart(pool="fast", gpu_type="fast", gpus=fast),
+        PoolPart(pool="slow", gpu_type="slow", gpus=slow),
+    )
+    places = ("fast-0",) * fast + ("slow-0",) * slow
+    return Placement(gpu_type="fast", pool="fast", nodes=places, parts=parts)
+
+
+TWO = nodes(fast=2, slow=2)
+WIDE = a_job("wide", 4)
+
+
+def test_a_gang_that_no_pool_holds_is_started_in_two():
+    decided = decide_mixed_round(asked([WIDE], TWO, {"wide": a_gang(4)}))
+    assert set(decided.placements["wide"].parts) == set(both().parts)
+    assert decided.started == ("wide",)
+
+
+def test_a_more_urgent_gang_takes_both_pools_and_a_less_urgent_one_waits():
+    small = [a_job("left", 2, "fast"), a_job("right", 2, "slow")]
+    shares = {"wide": {"fast": 0.5, "slow": 0.5}, "left": {"fast": 0.5}, "right": {"slow": 0.5}}
+    for had, expected in (
+        ({"left": {"fast": 900.0}, "right": {"slow": 900.0}}, {"wide"}),
+        ({"wide": {"fast": 900.0}}, {"left", "right"}),
+    ):
+        question = asked([WIDE, *small], TWO, {"wide": a_gang(4)}, shares=shares, received=had)
+        assert set(decide_mixed_round(question).placements) == expected
+
+
+def test_a_gang_that_runs_in_two_pools_keeps_its_very_nodes():
+    question = asked([WIDE], TWO, {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0})
+    assert decide_mixed_round(question).extended == ("wide",)
+
+
+def test_within_a_round_it_keeps_them_whoever_comes():
+    jobs = [WIDE, a_job("new", 2)]
+    question = asked(
+        jobs,
+        TWO,
+        {"wide": a_gang(4)},
+        running={"wide": both()},
+        since={"wide": 0.0},
+        shares={"new": {"fast": 1.0}},
+        within_round=True,
+    )
+    decided = decide_mixed_round(question)
+    assert (decided.extended, decided.waiting) == (("wide",), ("new",))
+
+
+def test_at_the_end_of_the_round_it_is_stopped_for_a_more_urgent_job():
+    jobs = [WIDE, a_job("new", 2)]
+    question = asked(
+        jobs,
+        TWO,
+        {"wide": a_gang(4)},
+        running={"wide": both()},
+        since={"wide": 0.0},
+        shares={"new": {"fast": 1.0}, "wide": {"fast": 0.1}},
+        received={"wide": {"fast": 900.0}},
+    )
+    decided = decide_mixed_round(question)
+    assert (decided.started, decided.stopped) == (("new",), ("wide",))
+
+
+def test_it_is_not_stopped_where_the_moves_of_the_hour_are_used_up():
+    jobs = [WIDE, a_job("new", 2)]
+    question = asked(
+        jobs,
+        TWO,
+        {"wide": a_gang(4)},
+        running={"wide": both()},
+        since={"wide": 0.0},
+        shares={"new": {"fast": 1.0}},
+        max_moves_per_hour=0,
+    )
+    assert decide_mixed_round(question).extended == ("wide",)
+
+
+def test_a_young_gang_is_not_stopped_for_it_and_what_is_free_is_kept():
+    """The fast pool's gang must not be disturbed; the slow pool stays free for the wide gang."""
+    jobs = [WIDE, a_job("young", 2, "fast"), a_job("late", 2, "slow")]
+    young = Placement(gpu_type="fast", pool="fast", nodes=("fast-0",) * 2)
+    question = asked(
+        jobs,
+        TWO,
+        {"wide": a_gang(4)},
+        running={"young": young},
+        since={"young": 990.0},
+        min_run_seconds=100.0,
+        shares={"wide": {"fast": 1.0}, "young": {"fast": 0.1}, "late": {"slow": 0.1}},
+    )
+    decided = decide_mixed_round(question)
+    assert set(decided.placements) == {"young"}
+
+
+def test_it_takes_what_an_elastic_gang_has_beyond_its_least_size():
+    """Everyone's least size comes before another's extra GPUs."""
+    elastic = ElasticGang(speeds={"fast": {1: 1.0, 3: 3.0}})
+    grown = Placement(gpu_type="fast", pool="fast", nodes=("fast-0",) * 3)
+    question = Question(
+        now=1000.0,
+        shares={"grown": {"fast": 1.0}, "wide": {"slow": 0.01}},
+        jobs=[Job(name="grown", gpus=1, throughput={"fast": 4.0}), WIDE],
+        nodes=nodes(fast=3, slow=2),
+        state=RoundState(running={"grown": grown}, running_since={"grown": 0.0}),
+        settings=RoundSettings(),
+        elastic={"grown": elastic},
+        mixed={"wide": a_gang(4)},
+    )
+    decided = decide_mixed_round(question)
+    assert set(decided.placements["wide"].parts) == set(both().parts)
+    assert decided.placements["grown"].nodes == ("fast-0",)
+
+
+def test_nodes_that_it_must_not_be_started_on_are_left_out():
+    cluster = [*nodes(fast=2), Node(name="slow-0", pool="slow", gpu_type="slow", gpus=2, taints="x")]
+    decided = decide_mixed_round(asked([WIDE], cluster, {"wide": a_gang(4, barred=frozenset({"x"}))}))
+    assert decided.waiting == ("wide",)
+    assert decided.reasons["wide"].startswith("waits for 4 GPUs of its pools together")
+
+
+def test_nodes_that_do_not_exist_yet_are_left_out():
+    cluster = [*nodes(fast=2), Node(name="slow/new-0", pool="slow", gpu_type="slow", gpus=2, coming=True)]
+    assert decide_mixed_round(asked([WIDE], cluster, {"wide": a_gang(4)})).waiting == ("wide",)
+
+
+def test_a_gang_whose_node_is_gone_does_not_stay():
+    question = asked(
+        [WIDE], nodes(fast=2), {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0}
+    )
+    assert decide_mixed_round(question).stopped == ("wide",)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_rounds_give_no_gpu_twice_and_start_gangs_whole(seed):
+    """And it comes to rest: with its answers running, the same question changes nothing more."""
+    chance = random.Random(seed)
+    cluster = [
+        Node(name=f"{pool}-{number}", pool=pool, gpu_type=pool, gpus=chance.randint(1, 4))
+        for pool in SPEEDS
+        for number in range(chance.randint(1, 3))
+    ]
+    most = max(sum(n.gpus for n in cluster if n.pool == pool) for pool in SPEEDS)
+    jobs, mixed, shares = [], {}, {}
+    for number in range(chance.randint(2, 8)):
+        job = a_job(f"job-{number}", chance.randint(1, most + 2))
+        jobs.append(job)
+        shares[job.name] = {kind: chance.random() for kind in SPEEDS}
+        if chance.random() < 0.6 and job.gpus > 1:
+            sizes = tuple(range(job.gpus, job.gpus + chance.randint(1, 3)))
+            mixed[job.name] = a_gang(
+                job.gpus, sizes=sizes, fits_one_pool=job.gpus <= most, may_move=chance.random() < 0.5
+            )
+    question = asked(jobs, cluster, mixed, shares=shares, min_run_seconds=chance.choice((0.0, 500.0)))
+    since, before = {}, {}
+    for number in range(5):
+        decided = decide_mixed_round(question)
+        used = Counter(node for at in decided.placements.values() for node in at.nodes)
+        assert all(used[node.name] <= node.gpus for node in cluster)
+        for job in jobs:
+            at = decided.placements.get(job.name)
+            if at is None:
+                assert (job.name in decided.waiting) != (job.name in decided.stopped)
+                continue
+            allowed = mixed[job.name].sizes if job.name in mixed else (job.gpus,)
+            assert len(at.nodes) in (job.gpus, *allowed)
+            assert at.pool == at.by_pool[0].pool
+            pools = [name.rpartition("-")[0] for name in at.nodes]
+            assert pools == [part.pool for part in at.by_pool for _ in range(part.gpus)]
+            assert not at.parts or job.name in mixed
+        kinds = [decided.extended, decided.started, decided.moved, decided.stopped, decided.waiting]
+        assert sorted(name for kind in kinds for name in kind) == sorted(job.name for job in jobs)
+        since = {name: since.get(name, 1000.0 + number) for name in decided.placements}
+        state = RoundState(running=decided.placements, running_since=since)
+        question = dataclasses.replace(
+            question, now=1000.0 + number, state=state, settings=RoundSettings(within_round=True)
+        )
+        if number == 4:
+            assert decided.placements == before
+        before = decided.placements
+
+
+def test_without_such_gangs_it_is_the_elastic_round():
+    jobs = [a_job("a", 2), a_job("b", 2)]
+    question = asked(jobs, TWO, {})
+    expected = decide_elastic_round(
+        now=1000.0,
+        shares=question.shares,
+        jobs=jobs,
+        nodes=TWO,
+        state=question.state,
+        settings=question.settings,
+        elastic={},
+    )
+    assert decide_mixed_round(question) == expected

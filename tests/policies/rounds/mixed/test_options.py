@@ -1,0 +1,71 @@
+"""Divisions of a gang over pools: the fastest that fits, in the order that fits."""
+
+import pytest
+from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm
+from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
+from ballast_policies.rounds import PoolPart
+from ballast_policies.rounds.mixed import MixedGang, best_parts
+
+
+def a_gang(*, sizes=(4,), layers=12, held=(), kept=(), **changes):
+    form = PipelineForm(schedule="1F1B", positions=1, microbatches=8)
+    known = MeasuredLayers(held_bytes=held, activation_bytes=kept)
+    values = {"speeds": {"fast": 4.0, "slow": 2.0}, "base": 4, **changes}
+    return MixedGang(pipeline=LaunchedPipeline(layers=known, count=layers, form=form), sizes=sizes, **values)
+
+
+def part(pool, gpus):
+    return PoolPart(pool=pool, gpu_type=pool, gpus=gpus)
+
+
+ROOM = {"fast": ("fast", 2), "slow": ("slow", 6)}
+
+
+def test_the_faster_type_gives_as_many_gpus_as_it_has():
+    assert set(best_parts(a_gang(), ROOM)) == {part("fast", 2), part("slow", 2)}
+
+
+def test_more_gpus_are_taken_where_they_make_it_faster():
+    found = best_parts(a_gang(sizes=(4, 6, 8)), ROOM)
+    assert sum(one.gpus for one in found) == 8
+
+
+def test_nothing_is_found_above_a_speed_that_no_division_reaches():
+    gang = a_gang()
+    fastest = gang.speed(best_parts(gang, ROOM))
+    assert best_parts(gang, ROOM, above=fastest) == ()
+    assert best_parts(gang, ROOM, above=fastest * 0.9)
+
+
+def test_the_order_is_the_one_in_which_the_memory_suffices():
+    """A slow GPU holds one layer with up to two microbatches in flight: it comes last."""
+    gang = a_gang(layers=4, held=(1,) * 4, kept=(1,) * 4, memory={"fast": 100.0, "slow": 3.0})
+    assert best_parts(gang, ROOM) == (part("fast", 2), part("slow", 2))
+
+
+def test_three_pools_are_used_where_no_two_hold_the_least_size():
+    room = {"fast": ("fast", 2), "slow": ("slow", 1), "other": ("slow", 1)}
+    found = best_parts(a_gang(), room)
+    assert {one.pool: one.gpus for one in found} == {"fast": 2, "slow": 1, "other": 1}
+
+
+def test_pods_with_several_gpus_are_not_divided():
+    found = best_parts(a_gang(per_pod=2, sizes=(4, 6)), {"fast": ("fast", 2), "slow": ("slow", 4)})
+    assert all(one.gpus % 2 == 0 for one in found)
+
+
+def test_types_that_cannot_run_it_are_left_out():
+    assert best_parts(a_gang(speeds={"fast": 4.0, "slow": 0.0}), ROOM) == ()
+    assert best_parts(a_gang(speeds={"fast": 0.0, "slow": 0.0}), ROOM) == ()
+
+
+def test_alike_gpus_in_two_pools_are_as_fast_as_in_one():
+    gang = a_gang(speeds={"fast": 4.0})
+    assert gang.speed((part("fast", 4),)) == pytest.approx(4.0)
+    parts = (PoolPart(pool="a", gpu_type="fast", gpus=2), PoolPart(pool="b", gpu_type="fast", gpus=2))
+    assert gang.speed(parts) == pytest.approx(4.0)
+
+
+def test_what_the_gang_has_reported_counts_before_a_prediction():
+    gang = a_gang(measured={"2 x fast + 2 x slow": 0.5})
+    assert gang.speed((part("slow", 2), part("fast", 2))) == 0.5
