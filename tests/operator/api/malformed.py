@@ -11,6 +11,14 @@ Case = tuple[str, str, Any, str, str]
 
 CONTAINER = {"name": "trainer", "image": "trainer:1"}
 
+
+def _mixed(**changes: Any) -> dict[str, Any]:
+    """A job's spec that may run in several pools, with these fields of it or of its pipeline."""
+    own = {field: changes.pop(field) for field in ("model", "parallelism", "dynamics") if field in changes}
+    pipeline = {**JOB["spec"]["pipeline"], **changes}
+    return {**JOB["spec"], "mixedPools": "Allowed", **own, "pipeline": pipeline}
+
+
 JOBS: list[Case] = [
     ("no total steps", "spec.totalSteps", REMOVED, "spec.totalSteps", "required"),
     ("no steps at all", "spec.totalSteps", 0, "spec.totalSteps", "greater than or equal to 1"),
@@ -35,6 +43,35 @@ JOBS: list[Case] = [
         "leaves no step for the decay",
     ),
     ("data that is no callable", "spec.data", {"name": "words"}, "spec.data.name", "match"),
+    ("mixed pools of a word", "spec.mixedPools", "Maybe", "spec.mixedPools", "Allowed"),
+    (
+        "mixed pools of unknown layers",
+        "spec",
+        _mixed(model={"name": "gpt"}),
+        "spec.mixedPools",
+        "model.layers",
+    ),
+    (
+        "mixed pools under another schedule",
+        "spec",
+        _mixed(schedule="ZeroBubbleH1"),
+        "spec.mixedPools",
+        "1F1B and GPipe",
+    ),
+    (
+        "mixed pools and replicas",
+        "spec",
+        _mixed(replicas=[2, 1, 1, 1], dynamics=[]),
+        "spec.mixedPools",
+        "one rank for each stage",
+    ),
+    (
+        "mixed pools and tensor parallelism",
+        "spec",
+        _mixed(parallelism={"tensor": 2}, dynamics=[]),
+        "spec.mixedPools",
+        "ranks that share a stage",
+    ),
     ("no pipeline", "spec.pipeline", REMOVED, "spec.pipeline", "required"),
     ("fewest above most", "spec.pipeline.minStages", 5, "spec.pipeline.minStages", "above maxStages"),
     ("a fractional number of stages", "spec.pipeline.maxStages", 3.5, "spec.pipeline.maxStages", "integer"),

@@ -131,6 +131,7 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
             "retrySeconds": 60.0,
         },
         "grow": draw(st.booleans()),
+        "mixedPools": "Never",
         "suspend": draw(st.booleans()),
         "backoffLimit": draw(st.integers(0, 1000)),
         "ttlSecondsAfterFinished": draw(st.integers(0, 2**31 - 1)),

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +17,7 @@ from ballast_operator.cli.simulate.spot import is_folder_of_prices
 
 if TYPE_CHECKING:
     from ballast_policies.allocation.problem import Problem
-    from ballast_policies.simulator.whatif import Comparison, Setup
+    from ballast_policies.simulator.whatif import Comparison
 
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy, Objective
@@ -84,6 +84,7 @@ def whatif(
     from ballast_policies.simulator.whatif import Setup, compare
     from kubernetes.aio.config import ConfigException
 
+    from ballast_operator.cli.live.whatif_mixtures import with_large_gangs
     from ballast_operator.errors import OperatorError
 
     if is_folder_of_prices(prices):
@@ -110,7 +111,7 @@ def whatif(
             policy=policy or objective.policy, agnostic=agnostic, more=added, prices=priced, gpus=gpus
         )
         before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
-        problem, more_notes = _with_mixtures(problem, snapshot, (before, after))
+        problem, more_notes = with_large_gangs(problem, snapshot, (before, after))
         notes += more_notes
         found = compare(problem, before, after, snapshot.capacity.pools)
         courses = None
@@ -271,23 +272,6 @@ def pose(
             f"{job}: {words}" for job, said in inputs.job_defaults.items() for words in said
         )
     return problem, tuple(notes)
-
-
-def _with_mixtures(
-    problem: "Problem", snapshot: "Snapshot", sides: "Sequence[Setup]"
-) -> tuple["Problem", tuple[str, ...]]:
-    """(the problem with the gangs that only several pools hold, what has to be said of them)."""
-    from ballast_policies.rounds.mixed import with_mixtures
-
-    large = sorted(name for name, gang in snapshot.mixed.items() if not gang.fits_one_pool)
-    if not large:
-        return problem, ()
-    for side in sides:
-        found = with_mixtures(problem, snapshot.mixed, side.policy, agnostic=side.agnostic)
-        if found is problem:
-            text = f"{side.policy}{' (heterogeneity-agnostic)' if side.agnostic else ''}"
-            return problem, (f"{', '.join(large)}: no pool holds it, so it has no share under {text}",)
-    return found, (f"{', '.join(large)}: over several pools, as they are now",)
 
 
 def as_text(found: "Comparison") -> str:

@@ -10,6 +10,7 @@ from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
 from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.assignment import PoolInfo
+from ballast_policies.rounds import PoolPart
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 POOLS = {"p": PoolInfo(price_per_hour=3600.0)}
@@ -24,7 +25,8 @@ def at(seconds: float) -> datetime.datetime:
 
 def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0):
     """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
-    allocation = types.SimpleNamespace(pool="p", gpus_on_nodes=gpus) if gpus else None
+    held = PoolPart(pool="p", gpu_type="v100", gpus=gpus)
+    allocation = types.SimpleNamespace(on_nodes_by_pool=(held,)) if gpus else None
     return types.SimpleNamespace(
         uid=uid,
         status=types.SimpleNamespace(pool_costs=(PoolCost(pool="p", cost=paid),), allocation=allocation),
