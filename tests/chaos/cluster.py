@@ -116,7 +116,7 @@ class ChaosSimulation(Simulation):
                 items, version = await self.cluster.list(kind, label_selector=SELECTORS.get(kind, ""))
                 self.caches.listed(kind, items, version)
                 self._listed.add(kind)
-            await self.allocator.decide()
+            await self.decide()
         except OperatorError:
             if len(self._listed) < len(WATCHED):
                 return

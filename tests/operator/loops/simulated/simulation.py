@@ -232,7 +232,11 @@ class Simulation:
         if self.asked or (at is not None and at <= self.now.timestamp()):
             self.asked = False
             self.decisions += 1
-            await self.allocator.decide()
+            try:
+                await self.allocator.decide()
+            except BaseException:
+                self.asked = True  # it is tried again
+                raise
 
     def keys(self) -> list[Key]:
         return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in self.world.items(JOB)]
