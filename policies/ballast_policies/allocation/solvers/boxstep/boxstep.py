@@ -17,6 +17,7 @@ import numpy as np
 from ballast_policies.allocation.solvers.best_response import Response, in_units_of_t, respond
 from ballast_policies.allocation.solvers.boxstep.box_search import BoxSearch
 from ballast_policies.allocation.solvers.boxstep.one_program import Priced
+from ballast_policies.allocation.solvers.boxstep.one_type import merged_by_type
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.crossover import CrossoverSolution, crossover
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
@@ -55,6 +56,10 @@ def solve(rows: Rows, *, start: Start | None = None) -> Priced | None:
         return None
     if start is not None and not any(start.prices):
         start = None
+    merged = merged_by_type(rows, fewest=LP_JOBS)
+    if merged is not None:
+        priced = solve(merged.rows, start=start)
+        return None if priced is None else merged.restored(rows, priced)
     at = _sampled(rows) if start is None else _at(rows, np.array(start.prices), start.t)
     if at.t >= rows.highest * (1 - PINNED_T_TOLERANCE):
         found = _pinned(rows, at)
