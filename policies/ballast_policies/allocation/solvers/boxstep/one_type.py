@@ -87,6 +87,4 @@ def merged_by_type(rows: Rows, fewest: int) -> OneType | None:
     small.rates[at, of], small.reach[at] = 1.0, 1.0
     small.gpus[at], small.base[at] = gpus, demanded
     small.value[at, of] = np.bincount(group, weights=rows.value[here, kind])
-    return OneType(
-        rows=small, kept=kept, merged=here, group=group, kind=kind, least=least, demanded=demanded
-    )
+    return OneType(rows=small, kept=kept, merged=here, group=group, kind=kind, least=least, demanded=demanded)
