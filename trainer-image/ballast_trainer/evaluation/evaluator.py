@@ -14,7 +14,6 @@ from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
 from ballast_trainer.distributed.process_group import World
-from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.layers.layer import LayerSet
@@ -53,7 +52,7 @@ class Interrupted:
     """An evaluation that was left, the same on every rank.
 
     Attributes:
-        stop: a rank was told to stop.
+        stop: the job has to stop now.
         epoch: of the newest plan.
     """
 
@@ -70,7 +69,7 @@ class Evaluator:
         *,
         measured: Callable[[float | None], None],
         event: Callable[..., None],
-        stop: StopSignal,
+        stop_votes: Callable[[], int],
         newest_epoch: Callable[[], int],
         is_news: Callable[[int], bool],
     ) -> None:
@@ -80,12 +79,12 @@ class Evaluator:
             training: the job.
             measured: receives the loss; None where it is not finite.
             event: prints it.
-            stop: whether SIGTERM came.
+            stop_votes: of this rank for the end of the job; see ``StopSignal.votes``.
             newest_epoch: of the plan that rank 0 has seen; 0 on other ranks.
             is_news: whether the plan of an epoch has yet to be followed.
         """
         self._training, self._measured, self._event = training, measured, event
-        self._stop, self._newest_epoch, self._is_news = stop, newest_epoch, is_news
+        self._stop_votes, self._newest_epoch, self._is_news = stop_votes, newest_epoch, is_news
 
     def due(self) -> bool:
         """Whether the step that is done is one of ``evaluation.everySteps``."""
@@ -115,10 +114,11 @@ class Evaluator:
                 loss = forward.run(inputs, targets, groups, number) / training.world.mesh.column
                 news = float(self._newest_epoch()) if follow_plans else 0.0
                 # In each batch, so that no rank is far ahead of the others.
-                stop, epoch, loss = training.world.sum([float(self._stop.received), news, loss])
+                votes, epoch, loss = training.world.sum([float(self._stop_votes()), news, loss])
                 total += loss
-                if stop > 0 or self._is_news(round(epoch)):
-                    return Interrupted(stop=stop > 0, epoch=round(epoch))
+                stop = votes >= training.world.size
+                if stop or self._is_news(round(epoch)):
+                    return Interrupted(stop=stop, epoch=round(epoch))
         mean: float | None = total / data.count
         if mean is not None and not math.isfinite(mean):
             logger.warning("the validation loss of step %d is %s", training.step, mean)

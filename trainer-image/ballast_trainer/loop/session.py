@@ -64,7 +64,7 @@ class Session:
             training,
             measured=self._progress.evaluated,
             event=self._rank_zero.event,
-            stop=stop,
+            stop_votes=self._stop_votes,
             newest_epoch=self._plan_follower.newest_epoch,
             is_news=self._plan_follower.is_news,
         )
@@ -235,19 +235,19 @@ class Session:
 
     def _figures(self, loss: float | None) -> list[float]:
         """This rank's summand."""
-        world = self._training.world
         return figures(
             self._training,
             loss,
-            stop_votes=self._stop.votes(world.rank, world.size, self._saving_seconds()),
+            stop_votes=self._stop_votes(),
             newest_epoch=self._plan_follower.newest_epoch(),
             look=self._plan_follower.looks.due(),
             peak_flops=self._progress.own_peak_flops,
         )
 
-    def _saving_seconds(self) -> float:
-        """How long it may take from now until the state is saved: a step and a save."""
-        return self._saver.seconds + max(self._progress.step_seconds(), default=0.0)
+    def _stop_votes(self) -> int:
+        """This rank's, for the end of the job; a step and a save may pass until its state is saved."""
+        seconds = self._saver.seconds + max(self._progress.step_seconds(), default=0.0)
+        return self._stop.votes(self._training.world.rank, self._training.world.size, seconds)
 
     def _agree_late(self, summed: list[float], done: StepDone) -> Agreed:
         """Count a step after which all ranks have already continued."""
