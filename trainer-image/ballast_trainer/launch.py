@@ -21,7 +21,7 @@ from ballast_trainer.distributed.joining import announce_ready, wait_until_calle
 from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join
 from ballast_trainer.distributed.stopping import StopSignal
-from ballast_trainer.dynamics.registry import build_dynamics, check_changes
+from ballast_trainer.dynamics.registry import build_dynamics, check_cached_outputs, check_changes
 from ballast_trainer.environment import seconds_from
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
@@ -76,6 +76,7 @@ class ValidatedJob:
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
         check_changes(model, config.dynamics)
+        check_cached_outputs(model, config.dynamics)
         check_tensor_parallel(model, config)
         return cls(config=config, model=model, validation=validation_data(config, model))
 

@@ -22,6 +22,7 @@ from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics import plasticity
 from ballast_trainer.dynamics.protocol import UnchangedHooks
 from ballast_trainer.dynamics.schedule import ChangeSteps
+from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import MODULE, Layer, LayerSet
 from ballast_trainer.seeding import mixed_key
 
@@ -74,10 +75,13 @@ class Freezing(UnchangedHooks):
         self._settings = config.freezing or FreezingSettings()
         self._steps = ChangeSteps.of(config)
         target = 1.0 if config.target is None else config.target
-        self._most = min(math.floor(target * layer_count + 1e-9), layer_count - 1)
+        self._most = most_frozen(config, layer_count)
         self._share = target * layer_count
         self._layer_count = layer_count
         self._by_steps = self._settings.criterion == FreezingCriterion.SCHEDULE
+        self.outputs: FrozenOutputs | None = None
+        if self._settings.cache_bytes is not None:
+            self.outputs = FrozenOutputs(self._settings.cache_bytes)
 
     def frozen_count(self, step: int) -> int:
         """How many layers the schedule has frozen when ``step`` runs."""
@@ -146,6 +150,9 @@ class Freezing(UnchangedHooks):
         if not self._by_steps:
             figures = {layer.index: _Place.of(layer.module).figure for layer in layers}
             found["figures"] = {i: value for i, value in figures.items() if math.isfinite(value)}
+        if self.outputs is not None:
+            found["cached"] = dict(self.outputs.samples())
+            found["cacheRefused"] = dict(self.outputs.refusals)
         return found
 
     def _look(self, step: int, layers: LayerSet, world: World) -> bool:
@@ -236,6 +243,17 @@ def as_remembered(tensors: dict[str, torch.Tensor], module: nn.Module) -> dict[s
     kept = {name: value for name, value in tensors.items() if name.removeprefix(MODULE) not in REMEMBERED}
     own = {MODULE + name: module._buffers.get(name) for name in REMEMBERED}
     return kept | {key: tensors.get(key, value.clone()) for key, value in own.items() if value is not None}
+
+
+def most_frozen(config: DynamicConfig, layer_count: int) -> int:
+    """How many layers may be frozen at once: the last one always learns."""
+    target = 1.0 if config.target is None else config.target
+    return min(math.floor(target * layer_count + 1e-9), layer_count - 1)
+
+
+def frozen_layers(layers: LayerSet) -> set[int]:
+    """Indices of the layers held that do not learn."""
+    return {layer.index for layer in layers if not any(p.requires_grad for p in layer.module.parameters())}
 
 
 def _learn(layer: Layer, learns: bool) -> None:

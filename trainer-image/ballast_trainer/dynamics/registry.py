@@ -9,7 +9,11 @@ from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase, excluded_pair
 from ballast_policies.registry import RegistryError
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
+from ballast_trainer.data.sources import ShuffledDataset
+from ballast_trainer.dynamics.freezing import most_frozen
 from ballast_trainer.dynamics.protocol import Dynamic
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import Lacking, described
@@ -106,6 +110,51 @@ def check_changes(model: Model, configs: Sequence[DynamicConfig]) -> None:
                 f"{kind} {changes_}: {described(between or found)}. To fix: leave {kind} out, or give the "
                 "blocks what they lack (docs/trainer.md, Blocks that can change)",
             )
+
+
+def check_cached_outputs(model: Model, configs: Sequence[DynamicConfig]) -> None:
+    """Refuse ``freezing.cacheBytes`` where samples need not come again, or layers that freeze draw numbers.
+
+    Raises:
+        ConfigurationError: names the data, or the layers and what draws in them.
+    """
+    field = "dynamics.freezing.cacheBytes"
+    for config in configs:
+        if config.freezing is None or config.freezing.cache_bytes is None:
+            continue
+        if not isinstance(model.batch, ShuffledDataset):
+            raise ConfigurationError(
+                field,
+                "outputs are kept by sample, and data.name gives a function or a loader, whose samples need "
+                "not come again. To fix: return a dataset with len() and [index], or leave cacheBytes out",
+            )
+        found = []
+        for index in range(most_frozen(config, model.layer_count)):
+            module = _built(model, index)
+            what = drawing_part(module)
+            if what:
+                found.append(Lacking(index, type(module).__name__, what))
+        if found:
+            raise ConfigurationError(
+                field,
+                f"{described(found)}: a sample would get other outputs each time. To fix: turn that off in "
+                "layers that freeze, lower target, or leave cacheBytes out",
+            )
+
+
+def drawing_part(module: nn.Module) -> str:
+    """What in a layer draws random numbers or keeps statistics of batches, as text; empty: nothing known."""
+    for name, part in module.named_modules():
+        rates = [getattr(part, attribute, 0.0) for attribute in ("dropout", "attention_dropout")]
+        if isinstance(part, _DropoutNd):
+            rates.append(part.p)
+        rate = next((one for one in rates if isinstance(one, float | int) and one > 0), 0.0)
+        where = f" at {name!r}" if name else ""
+        if rate > 0:
+            return f"dropout of {rate} in {type(part).__name__}{where}"
+        if isinstance(part, _BatchNorm):
+            return f"{type(part).__name__}{where}, which uses statistics of the batch"
+    return ""
 
 
 def _built(model: Model, index: int) -> nn.Module:

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ballast_trainer.causes import note_layer
 from ballast_trainer.layers.buffers import copies_of, in_place
+from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import Layer
 from ballast_trainer.layers.precision import computing_in
 from ballast_trainer.layers.running import RUNNING
@@ -35,6 +36,9 @@ class LayerStack(nn.Module):
         config = layers[0].config
         self._precision, self._recompute = config.precision, config.recompute
         self.input_learns = False
+        self.frozen_outputs: FrozenOutputs | None = None
+        """Keeps what frozen layers put out; None: nothing is kept."""
+        self._frozen: int | None = None
         # A list, not a module, since it is iterated for every microbatch.
         self._layers = list(zip(layers, self.stack, strict=True))
         self.entrance: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -56,13 +60,22 @@ class LayerStack(nn.Module):
         if value.requires_grad:
             value = _Entrance.apply(value)  # type: ignore[no-untyped-call]
         key = mixed_key(self._seed, meter.step, meter.first_microbatch + (microbatch or 0))
+        frozen = 0
         measured = meter.by_layer and microbatch is not None
         RUNNING.set(meter.step, microbatch)
         if self.entrance is not None:
             value = self.entrance(value)
         kept = meter.start_count(self.indices[0], value)
         with computing_in(self._precision, self._device):
-            for held, layer in self._layers:
+            if microbatch is not None and self.frozen_outputs is not None and not value.requires_grad:
+                frozen = self._frozen_layers()
+            if frozen and self.frozen_outputs is not None and microbatch is not None:
+                layers = self.indices[:frozen]
+                value = self.frozen_outputs.output(
+                    microbatch, value, layers, functools.partial(self._run_frozen, frozen, key, measured)
+                )
+                meter.output_bytes[layers[-1]] = value.nbytes
+            for held, layer in self._layers[frozen:]:
                 index = held.index
                 if measured:
                     meter.enter(index)
@@ -87,6 +100,33 @@ class LayerStack(nn.Module):
         if self.owns_output:
             value = own_storage(value)
         meter.message_bytes = value.nbytes
+        return value
+
+    def _frozen_layers(self) -> int:
+        """How many of the first layers are frozen, and keep no state that a forward changes."""
+        if self.frozen_outputs is None or not self.frozen_outputs.runs:
+            return 0
+        if self._frozen is None:
+            learning = (at for at, (_, layer) in enumerate(self._layers) if _learns(layer))
+            count = next(learning, len(self._layers))
+            # Layers without parameters in front of the first that learns cost nothing worth keeping.
+            weights = any(True for _, layer in self._layers[:count] for _ in layer.parameters())
+            stateful = any(held.stateful for held, _ in self._layers[:count])
+            self._frozen = count if weights and not stateful else 0
+        return self._frozen
+
+    def _run_frozen(
+        self, frozen: int, key: int, measured: bool, value: torch.Tensor, first: int, *, redraw: bool = False
+    ) -> torch.Tensor:
+        """The output of the first ``frozen`` layers from layer ``first`` on."""
+        for held, layer in self._layers[first - self.indices[0] : frozen]:
+            if measured:
+                self._meter.enter(held.index)
+            try:
+                value = self._run_layer(held, layer, key + 1 if redraw else key, value, None)
+            except Exception as error:
+                note_layer(error, held.index, type(held.module).__name__)
+                raise
         return value
 
     def _run_layer(

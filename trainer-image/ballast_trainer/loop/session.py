@@ -187,7 +187,7 @@ class Session:
         )
         set_loss_scale(training.loss_scale.value)
         buffers = buffers_at_start(training.world, training.layers)
-        loss = training.pipeline.run(training.batch())
+        loss = training.train_pipeline()
         if buffers is not None:
             buffers.merge(training.world.data.all_gather)
         training.straggler_mitigation.finish_step(

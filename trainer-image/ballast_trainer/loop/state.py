@@ -10,9 +10,11 @@ from ballast_policies.contract.job import JobConfig
 from ballast_trainer.causes import DATA_NOTE
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.dynamics.freezing import Freezing, frozen_layers
 from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
 from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.gpu_emulation import EmulatedSpeed
+from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
@@ -98,6 +100,21 @@ class TrainingState:
 
     overhead: Overhead = dataclasses.field(default_factory=Overhead)
 
+    @property
+    def frozen_outputs(self) -> FrozenOutputs | None:
+        """Where outputs of frozen layers are kept; None: they are not."""
+        kept = [dynamic.outputs for dynamic in self.dynamics if isinstance(dynamic, Freezing)]
+        return kept[0] if kept else None
+
+    def train_pipeline(self) -> float | None:
+        """Forward and backward of the next step; the mean loss on the rank of the last stage."""
+        assert self.pipeline is not None
+        batch = self.batch()
+        if self.frozen_outputs is None:
+            return self.pipeline.run(batch)
+        with self.frozen_outputs.during(batch[0], self.microbatches):
+            return self.pipeline.run(batch)
+
     def probe_seconds(self) -> list[float]:
         """By pipeline position, seconds of the same work in a step measured by layer; 0 for the others."""
         seconds = [0.0] * self.world.positions
@@ -120,6 +137,8 @@ class TrainingState:
         Raises:
             TrialFailed: a stage cannot run.
         """
+        if self.frozen_outputs is not None:
+            self.frozen_outputs.keep_only(frozen_layers(self.layers))
         if boundaries is None:
             self.known_cuts.forget()
         builder = self._builder(self.stages, self.world.positions)
@@ -165,6 +184,7 @@ class TrainingState:
             loss=self.loss_scale.scaled(self.model.loss),
             meets=self._met is not self.world.pipeline,
             independent_layers=self.model.independent_layers and all(map(is_built_in, self.dynamics)),
+            frozen_outputs=self.frozen_outputs,
         )
 
     @property

@@ -15,6 +15,7 @@ from ballast_policies.planning.schedules import Kind, Schedule
 
 from ballast_trainer.data.batch import Batch
 from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.layer_stack import LayerStack, own_storage
 from ballast_trainer.pipeline.executor.boundaries import Boundary
@@ -110,6 +111,7 @@ class PipelineBuilder:
         tensor: ranks that send a part of the activations each; None: this rank sends all.
         meets: whether neighbours connect; not where these ranks have run a pipeline before.
         independent_layers: no layer reads what others leave in this process.
+        frozen_outputs: keeps what frozen layers put out; None: nothing is kept.
     """
 
     stages: Sequence[Stage]
@@ -123,6 +125,7 @@ class PipelineBuilder:
     tensor: Axis | None = None
     meets: bool = True
     independent_layers: bool = False
+    frozen_outputs: FrozenOutputs | None = None
 
     @property
     def holders(self) -> tuple[tuple[int, ...], ...]:
@@ -267,5 +270,6 @@ class PipelineBuilder:
     def _stack(self, indices: Iterable[int]) -> LayerStack:
         held = [self.layers[index] for index in indices]
         stack = LayerStack(held, self.meter, self.layers.seed, self.layers.device)
+        stack.frozen_outputs = self.frozen_outputs
         stack.train()
         return stack

@@ -91,6 +91,10 @@ class FreezingSettings(Settings):
     """Looks in a row at which the criterion has to hold."""
     thaw_steps: int | None = setting(None, ge=1, le=2**53)
     """Steps after which a frozen layer learns again, until the criterion holds again. Absent: never."""
+    cache_bytes: int | None = setting(None, ge=1, le=2**53)
+    """Bytes of the host's memory in which each rank keeps the outputs of frozen layers by sample: a sample
+    that comes again, in the next epoch, passes them without being computed. Needs ``data`` that is a dataset,
+    and no dropout in layers that freeze. Absent: frozen layers compute their forward in each step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

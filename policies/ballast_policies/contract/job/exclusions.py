@@ -1,5 +1,6 @@
 """Kinds of change that one job cannot have together, or with its model."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ballast_policies.contract.conditions import Condition, at
@@ -76,6 +77,53 @@ def _shares_experts(config: Any) -> bool:
 def _in_step(schedule: str) -> bool:
     kind = SCHEDULES.builtin.get(schedule)
     return kind is None or not (kind.splits_backward or kind.asynchronous)
+
+
+def caching_outputs() -> tuple[Rule, ...]:
+    """Outputs of frozen layers are kept where they are a function of a sample that comes again."""
+    needs: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+        (
+            lambda config: config.data is not None,
+            "freezing.cacheBytes keeps outputs by sample, and those of the model's own data may not repeat",
+            "data.name: a dataset with len() and [index], or leave cacheBytes out",
+        ),
+        (
+            lambda config: len(config.dynamics) == 1,
+            "freezing.cacheBytes keeps outputs of frozen layers, which other changes would change",
+            "freezing alone, or leave cacheBytes out",
+        ),
+        (
+            lambda config: config.parallelism.tensor == 1,
+            "freezing.cacheBytes keeps outputs of whole layers, and parallelism.tensor cuts them",
+            "tensor: 1, or leave cacheBytes out",
+        ),
+        (
+            lambda config: not _is_asynchronous(config.pipeline.schedule),
+            "freezing.cacheBytes keeps outputs of one step at a time, and here several are in flight",
+            "a schedule with a flush, e.g. 1F1B, or leave cacheBytes out",
+        ),
+    )
+    return tuple(_where_outputs_are_kept(*need) for need in needs)
+
+
+def _where_outputs_are_kept(holds: Callable[[Any], bool], reason: str, fix: str) -> Rule:
+    return Rule(
+        condition=lambda config: not _caches_outputs(config) or holds(config),
+        field="dynamics",
+        reason=reason,
+        fix=fix,
+        explain=lambda _: reason,
+    )
+
+
+def _caches_outputs(config: Any) -> bool:
+    changes = (change.freezing for change in config.dynamics)
+    return any(freezing is not None and freezing.cache_bytes is not None for freezing in changes)
+
+
+def _is_asynchronous(schedule: str) -> bool:
+    kind = SCHEDULES.builtin.get(schedule)
+    return kind is not None and kind.asynchronous
 
 
 def suiting_families() -> tuple[Rule, ...]:

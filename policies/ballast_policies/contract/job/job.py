@@ -9,7 +9,12 @@ from ballast_policies.contract.conditions import AllOf, absent, at, each_is, giv
 from ballast_policies.contract.decode import decode, decode_text
 from ballast_policies.contract.job.dynamics import DynamicConfig
 from ballast_policies.contract.job.evaluation import EVALUATION_RULES, EvaluationConfig
-from ballast_policies.contract.job.exclusions import exclusions, sharing_experts, suiting_families
+from ballast_policies.contract.job.exclusions import (
+    caching_outputs,
+    exclusions,
+    sharing_experts,
+    suiting_families,
+)
 from ballast_policies.contract.job.model import DataConfig, ModelConfig
 from ballast_policies.contract.job.output import (
     EXPORT_RULES,
@@ -184,6 +189,7 @@ _RULES = (
     ),
     *exclusions(),
     *sharing_experts(),
+    *caching_outputs(),
     *suiting_families(),
     *POD_RULES,
     Rule(

@@ -1,0 +1,106 @@
+"""Keeping what frozen layers put out: refused where it cannot be right, and the same losses where it is."""
+
+import pytest
+from ballast_trainer.data.corpus import text_batch
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.launch import ValidatedJob
+from ballast_trainer.models.protocol import Model
+from torch import nn
+
+HERE = "tests.trainer.dynamics.test_cached_outputs"
+SAMPLES, CONTEXT = 16, 8
+
+
+def windows():
+    """A dataset: a list of pairs."""
+    return list(zip(*text_batch(0, 0, SAMPLES, CONTEXT), strict=True))
+
+
+def drawn():
+    """A batch function, which decides on its samples itself."""
+    return lambda seed, step, size: text_batch(seed, step, size, CONTEXT)
+
+
+def with_statistics():
+    """A model one of whose layers looks at the whole batch."""
+
+    def build_layer(index):
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) if index == 1 else nn.Linear(4, 4)
+
+    return Model(layer_count=6, build_layer=build_layer, loss=nn.functional.mse_loss)
+
+
+def job(*, dropout=0.0, data="windows", freezing=None, **fields):
+    freezing = {"cacheBytes": 10**8, **(freezing or {})}
+    steps = {"startStep": 2, "endStep": 2, "target": 0.7}
+    return {
+        "totalSteps": 10,
+        "model": {
+            "name": "gpt",
+            "layers": 8,
+            "args": {"dim": 16, "heads": 2, "context": CONTEXT, "dropout": dropout},
+        },
+        "data": {"name": f"{HERE}:{data}"},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "dynamics": [{"kind": "freezing", **steps, "freezing": freezing}],
+        "rebalance": {"everySteps": 3, "minGain": 0.99},
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dropout": 0.1}, "layers 1 to 4 (Block) have dropout of 0.1"),
+        ({"data": "drawn"}, "a function or a loader, whose samples need not come again"),
+        ({"model": {"name": f"{HERE}:with_statistics"}}, "layer 1 (Sequential) has BatchNorm1d at '1'"),
+        ({"parallelism": {"tensor": 2}}, "parallelism.tensor cuts them"),
+        ({"pipeline": {"microbatches": 4, "globalBatchSize": 8, "schedule": "PipeDream"}}, "in flight"),
+    ],
+)
+def test_a_job_whose_frozen_layers_cannot_be_passed_is_refused(changed, words):
+    """Before the first step, with the reason and what to change."""
+    with pytest.raises(ConfigurationError, match="To fix:") as caught:
+        ValidatedJob.from_mapping(job(**changed))
+    assert words in str(caught.value)
+
+
+def test_data_of_the_model_and_other_changes_are_refused():
+    """The model's own batches may never repeat; pruned layers put out something else."""
+    plain = job()
+    del plain["data"]
+    with pytest.raises(ConfigurationError, match="own data may not repeat"):
+        ValidatedJob.from_mapping(plain)
+    both = job()
+    both["dynamics"].append({"kind": "pruning", "endStep": 5, "target": 0.5})
+    with pytest.raises(ConfigurationError, match="other changes would change"):
+        ValidatedJob.from_mapping(both)
+
+
+def test_a_model_without_dropout_on_a_dataset_is_taken():
+    """The setting is in the configuration that ranks read."""
+    made = ValidatedJob.from_mapping(job())
+    assert made.config.dynamics[0].freezing.cache_bytes == 10**8
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("freezing", [{}, {"criterion": "weightChange", "threshold": 1000, "thawSteps": 3}])
+def test_losses_are_those_of_a_job_that_computes_all(gang, single_process_losses, freezing):
+    """Over several epochs, also where layers thaw; both ranks pass their frozen layers."""
+    config = job(freezing={"patience": 1, **freezing} if freezing else {})
+    computing = job(freezing={**config["dynamics"][0]["freezing"], "cacheBytes": None})
+    if freezing:
+        for one in (config, computing):
+            one["dynamics"][0] |= {"endStep": 10, "everySteps": 2}
+    running = gang(config, ranks=2)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    losses, expected = running.losses(), single_process_losses(computing)
+    assert losses.keys() == expected.keys()
+    assert max(abs(losses[step] - expected[step]) for step in expected) < 1e-5
+    kept = [line["cached"] for line in running.events("frozen")]
+    assert not any(line["cacheRefused"] for line in running.events("frozen"))
+    if freezing:
+        assert any(kept)
+    else:
+        # Rank 0 holds layers 0 to 3, all frozen; rank 1 the others, the first of which is.
+        assert kept[-1] == {"3": SAMPLES, "4": SAMPLES}
