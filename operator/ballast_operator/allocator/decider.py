@@ -21,6 +21,7 @@ from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import next_change, spent_budgets
 from ballast_operator.allocator.policy_status import PolicyReport
+from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
 from ballast_operator.allocator.problem.inputs import (
     CompletedProblem,
@@ -91,6 +92,7 @@ class Decider:
         self.growth_at: float | None = None
         self.seen_nodes = SeenNodes()
         self.paid = Paid()
+        self._admissions = Admissions()
 
     def ask(
         self,
@@ -129,6 +131,7 @@ class Decider:
             pods=pods,
             jobs=jobs,
             measurements=self.measurements,
+            admissions=self._admissions,
             now=started,
             spent=spent_budgets(policy, teams),
         )

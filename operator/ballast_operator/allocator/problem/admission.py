@@ -4,8 +4,11 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 
+from ballast_policies.planning.launch.memory import MemoryNeed
+from ballast_policies.rounds import Node
+
 from ballast_operator.allocator.problem.capacity import Capacity
-from ballast_operator.allocator.problem.capacity_types import left_out, no_pool_left, pools_closed
+from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.gang_size import (
     Refusal,
     Room,
@@ -17,7 +20,7 @@ from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.mixed.gang import holds
 from ballast_operator.allocator.problem.mixed.room import MixedRoom, mixed_room, over_all_pools
-from ballast_operator.allocator.problem.tolerance import usable_by_pool, with_barred_nodes
+from ballast_operator.allocator.problem.tolerance import Signature, usable_by_pool, with_barred_nodes
 from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
 from ballast_operator.api.conditions import JobReason
@@ -71,30 +74,73 @@ class Admitted:
     fits_one_pool: bool = True
 
 
-def admit(
-    spec: ClusterPolicySpec,
-    capacity: Capacity,
-    views: Sequence[JobView],
-    profiles: LayerProfiles | None = None,
-) -> tuple[list[Admitted], list[RefusedJob]]:
-    """(jobs that some round can place, jobs that none can); ``profiles``: layers that were measured."""
-    profiles = profiles or LayerProfiles()
-    admitted, refused = [], []
-    usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
-    for view in views:
-        try:
-            found: Admitted | Refusal = _admit_one(spec, capacity, view, usable_for, profiles)
-        except Exception as error:
-            if view.running_allocation is not None:
-                raise  # refused, it would lose its GPUs
-            logger.exception("job=%s/%s cannot be considered", *view.key)
-            message = f"the allocator cannot consider the job: {type(error).__name__}: {error}"
-            found = Refusal(reason=JobReason.INTERNAL_ERROR, message=message)
-        if isinstance(found, Admitted):
-            admitted.append(found)
-        else:
-            refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=found))
-    return admitted, refused
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Cluster:
+    """All that an admission reads besides the job: while it is equal, what was found for a job holds."""
+
+    pools: tuple[tuple[str, str], ...]
+    gpu_types: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    kinds: Mapping[str, PoolKind]
+    memory: Mapping[str, float]
+    not_tolerated: Mapping[Signature, frozenset[str]]
+
+
+class Admissions:
+    """Which jobs some round can place, from decision to decision.
+
+    An admission is a function of the job's view, of what its kind was measured to need of memory, and of
+    :class:`_Cluster`. The first two are immutable values that are replaced where they change, so that they
+    are compared by identity; of thousands of waiting jobs those are looked at that have changed.
+    """
+
+    def __init__(self) -> None:
+        self._cluster: _Cluster | None = None
+        self._found: dict[Key, tuple[JobView, MemoryNeed | None, Admitted | Refusal]] = {}
+
+    def admit(
+        self,
+        spec: ClusterPolicySpec,
+        capacity: Capacity,
+        views: Sequence[JobView],
+        profiles: LayerProfiles,
+    ) -> tuple[list[Admitted], list[RefusedJob]]:
+        """(jobs that some round can place, jobs that none can); ``profiles``: layers that were measured."""
+        cluster = _Cluster(
+            pools=tuple((pool.name, pool.gpu_type) for pool in spec.node_pools),
+            gpu_types=capacity.gpu_types,
+            nodes=capacity.nodes,
+            kinds=capacity.kinds,
+            memory=capacity.memory,
+            not_tolerated=capacity.tolerance.not_tolerated,
+        )
+        known = self._found if cluster == self._cluster else {}
+        self._cluster, self._found = cluster, {}
+        usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]] = {}
+        admitted, refused = [], []
+        for view in views:
+            assert view.spec is not None
+            found: Admitted | Refusal
+            try:
+                need = profiles.need(view.key, view.spec)
+                before = known.get(view.key)
+                if before is not None and before[0] is view and before[1] is need:
+                    self._found[view.key] = before
+                    found = before[2]
+                else:
+                    found = _admit_one(spec, capacity, view, usable_for, need)
+                    self._found[view.key] = (view, need, found)
+            except Exception as error:
+                if view.running_allocation is not None:
+                    raise  # refused, it would lose its GPUs
+                logger.exception("job=%s/%s cannot be considered", *view.key)
+                message = f"the allocator cannot consider the job: {type(error).__name__}: {error}"
+                found = Refusal(reason=JobReason.INTERNAL_ERROR, message=message)
+            if isinstance(found, Admitted):
+                admitted.append(found)
+            else:
+                refused.append(RefusedJob(key=view.key, launches=view.status.launches, refusal=found))
+        return admitted, refused
 
 
 def _admit_one(
@@ -102,7 +148,7 @@ def _admit_one(
     capacity: Capacity,
     view: JobView,
     usable_for: dict[tuple[frozenset[str], int], Mapping[str, int]],
-    profiles: LayerProfiles,
+    need: MemoryNeed | None,
 ) -> Admitted | Refusal:
     assert view.spec is not None
     allowed = tuple(t for t in capacity.gpu_types if not view.spec.gpu_types or t in view.spec.gpu_types)
@@ -115,7 +161,7 @@ def _admit_one(
     no_pool = no_pool_left(view.spec.spot, other_kind, may_use)
     if no_pool is not None:
         return no_pool
-    memory = GangMemory(spec=view.spec, need=profiles.need(view.key, view.spec), pools=capacity.memory)
+    memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
         alike = barred, view.spec.gpus_per_pod

@@ -13,7 +13,7 @@ from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
-from ballast_operator.allocator.problem.admission import Admitted, RefusedJob, admit, sizes_that_fit
+from ballast_operator.allocator.problem.admission import Admissions, Admitted, RefusedJob, sizes_that_fit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
 from ballast_operator.allocator.problem.mixed.gang import mixed_gang
@@ -182,11 +182,15 @@ def take_snapshot(
     measurements: Measurements,
     now: Time,
     spent: Mapping[str, SpentBudget] | None = None,
+    admissions: Admissions | None = None,
 ) -> Snapshot:
-    """What the policy ``spec`` has to decide on; ``spent``: teams that have spent their budget."""
+    """What the policy ``spec`` has to decide on.
+
+    ``spent``: teams that have spent their budget. ``admissions``: of earlier snapshots; None: there are none.
+    """
     wanting, over = without_suspended_teams([view for view in jobs if wants_gpus(view, now)], spent or {})
     capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting)
-    admitted, refused = admit(spec, capacity, wanting, measurements.profiles)
+    admitted, refused = (admissions or Admissions()).admit(spec, capacity, wanting, measurements.profiles)
     refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
     tenants = admit_tenants(
