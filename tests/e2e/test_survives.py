@@ -192,7 +192,10 @@ def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
         assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
         assert shrunk["releasedPods"] == [second.metadata.name]
         assert "EvictionByEvictionAPI" in shrunk["reason"]
-        assert [pod.metadata.uid for pod in ballast.pods("drained")] == [first.metadata.uid]
+        eventually(
+            lambda: [pod.metadata.uid for pod in ballast.pods("drained")] == [first.metadata.uid],
+            "the pod to go",
+        )
         ballast.wait_for_report("drained", step=shrunk["step"] + 3)
         status = ballast.status("drained")
         assert (status["launches"], status["restarts"], status["lostSteps"]) == (1, {}, 0)
