@@ -40,6 +40,11 @@ RULES: list[tuple[dict[str, Any], str, str]] = [
         "schedule: ZeroBubbleV",
     ),
     ({"dynamics": [{**PRUNING, "startStep": 5}]}, "dynamics[0].endStep", "startStep: 5, endStep: 3"),
+    (
+        {"training": {"rateFactor": "my_rates:factor", "warmupSteps": 3}},
+        "training.rateFactor",
+        "takes the place of warmupSteps",
+    ),
     ({"evaluation": {"everySteps": 5}}, "evaluation.batches", "the model's own data has no end"),
     (
         {"data": {"name": "my_model:Data"}, "evaluation": {"batches": 2}},

@@ -27,6 +27,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.evaluation.validation_data import ValidationData, validation_data
 from ballast_trainer.gpu_emulation import EmulatedSpeed, emulated_speed
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.layers.optimize import learning_rate
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.rank_zero import SessionOutcome
 from ballast_trainer.loop.session import Session
@@ -78,6 +79,7 @@ class ValidatedJob:
         check_changes(model, config.dynamics)
         check_cached_outputs(model, config.dynamics)
         check_tensor_parallel(model, config)
+        learning_rate(config.training, 0, config.total_steps)
         return cls(config=config, model=model, validation=validation_data(config, model))
 
     def check_ranks(self, ranks: int) -> None:

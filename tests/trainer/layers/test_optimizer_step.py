@@ -90,3 +90,28 @@ def test_optimizers_that_a_pipeline_cannot_use_are_refused_with_the_reason():
         layers = LayerSet(model, TrainingConfig(optimizer=name), CPU, lambda index, module: module)
         with pytest.raises(ConfigurationError, match=rf"training.optimizer: .*{reason}.*To fix"):
             layers.make(1)
+
+
+def own_schedule(step, total_steps):
+    return {0: 0.5, 1: 2.0, 2: -1.0}.get(step, step / total_steps)
+
+
+def test_a_schedule_of_the_user_s_own_sets_the_rate():
+    """A function of the step and ``totalSteps``, in place of warm-up and decay."""
+    config = TrainingConfig(learning_rate=0.1, rate_factor=f"{__name__}:own_schedule")
+    assert [learning_rate(config, step, 10) for step in (0, 1, 5)] == [0.05, 0.2, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "words"),
+    [
+        ("own_schedule", 2, "returns -1.0 at step 2 of 10. To fix"),
+        ("no_such_schedule", 0, "cannot load"),
+        ("test_a_schedule_of_the_user_s_own_sets_the_rate", 0, "raised TypeError"),
+    ],
+)
+def test_a_schedule_that_gives_no_rate_is_refused(name, step, words):
+    """With the field, the value and the step; before the first step where it fails there."""
+    with pytest.raises(ConfigurationError, match=r"training\.rateFactor: ") as caught:
+        learning_rate(TrainingConfig(rate_factor=f"{__name__}:{name}"), step, 10)
+    assert words in str(caught.value)

@@ -5,8 +5,11 @@ import math
 import torch
 from ballast_policies.contract.job import TrainingConfig
 
+from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.layers.layer import LayerSet
+from ballast_trainer.models.registry import load_callable
 from ballast_trainer.profiling.meter import Meter
+from ballast_trainer.seeding import host_seeded
 
 BASE_RATE = "initial_lr"
 """Entry of an optimizer's parameter groups: the rate before warm-up and decay, named as in torch."""
@@ -26,13 +29,18 @@ def rate_factor(config: TrainingConfig, step: int, total_steps: int) -> float:
 
     So re-plans, restarts and other numbers of ranks cannot disturb it.  Linear warm-up to 1 over
     ``warmupSteps``; then 1, or a line or half a cosine down to ``decayTo`` at ``decaySteps``
-    (``totalSteps`` unless given), which stays.
+    (``totalSteps`` unless given), which stays.  Or what ``rateFactor`` returns.
 
     Args:
         config: warm-up and decay.
         step: 0-based.
         total_steps: of the job.
+
+    Raises:
+        ConfigurationError: ``rateFactor`` cannot be called so, or returns no factor.
     """
+    if config.rate_factor is not None:
+        return _own_factor(config.rate_factor, step, total_steps)
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.decay == "constant":
@@ -41,6 +49,20 @@ def rate_factor(config: TrainingConfig, step: int, total_steps: int) -> float:
     gone = min(1.0, (step - config.warmup_steps) / (end - config.warmup_steps))
     left = 1.0 - gone if config.decay == "linear" else (1.0 + math.cos(math.pi * gone)) / 2
     return config.decay_to + (1.0 - config.decay_to) * left
+
+
+def _own_factor(name: str, step: int, total_steps: int) -> float:
+    called, field = load_callable("training.rateFactor", name), "training.rateFactor"
+    wanted = "To fix: return a number from 0 on, for a step from 0 and totalSteps"
+    try:
+        with host_seeded():
+            factor = float(called(step, total_steps))
+    except Exception as error:
+        reason = f"{name} raised {type(error).__name__}: {error} at step {step} of {total_steps}. {wanted}"
+        raise ConfigurationError(field, reason) from error
+    if not (math.isfinite(factor) and factor >= 0):
+        raise ConfigurationError(field, f"{name} returns {factor} at step {step} of {total_steps}. {wanted}")
+    return factor
 
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 
-from ballast_policies.contract.conditions import at
+from ballast_policies.contract.conditions import absent, at
 from ballast_policies.contract.job.model import CALLABLE
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
@@ -44,6 +44,13 @@ class TrainingConfig(Settings):
             reason="decaySteps is not above warmupSteps: no step is left for the decay",
             fix="raise decaySteps",
         ),
+        Rule(
+            condition=absent("rate_factor")
+            | ((at("warmup_steps") == 0) & (at("decay") == Decay.CONSTANT) & absent("decay_steps")),
+            field="rate_factor",
+            reason="rateFactor takes the place of warmupSteps, decay and decaySteps",
+            fix="leave these out, or rateFactor",
+        ),
     )
 
     seed: int = setting(0, ge=0, le=2**53)
@@ -60,6 +67,11 @@ class TrainingConfig(Settings):
     """The step at which the decay ends. Absent: ``totalSteps``."""
     decay_to: float = setting(0.0, ge=0, le=1)
     """Fraction of ``learningRate`` that is left where the decay ends."""
+    rate_factor: str | None = setting(
+        None, max_length=253, pattern=rf"^{CALLABLE}$", form="module:callable. To fix: e.g. my_rates:factor"
+    )
+    """A learning rate schedule of your own, ``module:callable`` of the trainer's image: called with the step,
+    from 0, and ``totalSteps``, it returns the factor on ``learningRate``. It depends on these two alone."""
     clip_norm: float | None = setting(None, ge=0, le=1e9)
     """Largest norm of the gradient over all stages; a larger one is scaled down. 0: no clipping. Absent: 1.0,
     or no clipping where the schedule has no flush."""
