@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def vectors(length, *, grouped=4.0, width=8):
+def vectors(length, *, grouped=4.0, width=8, values=8):
     """Queries, keys and values whose queries look at some keys much more than at others."""
     torch.manual_seed(length)
-    q, k, v = (torch.randn(2, 3, length, width) for _ in range(3))
+    q, k, v = (torch.randn(2, 3, length, size) for size in (width, width, values))
     topics = torch.randint(0, 4, (length,)) // 1
     centres = torch.randn(4, width)
     return q + grouped * centres[topics], k + grouped * centres[topics], v
@@ -30,7 +30,7 @@ def blocks(q, k, v, *, size, coverage=0.6, least=0.0):
 @pytest.mark.parametrize(("length", "size"), [(64, 16), (61, 8), (5, 8), (1, 4), (33, 1)])
 def test_blocks_equal_dense_attention_under_their_mask(length, size):
     """Own block and the fewest others that make up the coverage; the last block may be short."""
-    q, k, v = vectors(length)
+    q, k, v = vectors(length, values=5)
     found = blocks(q, k, v, size=size)
     count = math.ceil(length / size)
     starts = range(0, length, size)
@@ -59,7 +59,7 @@ def test_blocks_equal_dense_attention_under_their_mask(length, size):
 @pytest.mark.parametrize("length", [64, 61, 1])
 def test_hashing_equals_dense_attention_among_equal_buckets(length):
     """Keys of the query's bucket before it, and its own."""
-    q, k, v = vectors(length)
+    q, k, v = vectors(length, values=5)
     rotation = torch.randn(8, 3)
     found = hash_attention(q, k, v, rotation=rotation, dense_above=1.0, scale=0.3, dropout=0.0)
     mask = _bucket(q, rotation)[..., :, None] == _bucket(k, rotation)[..., None, :]

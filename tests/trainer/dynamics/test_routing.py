@@ -184,6 +184,22 @@ def test_upcycled_experts_begin_as_the_dense_layer():
     torch.testing.assert_close(experts(hidden), mlp(hidden), atol=1e-5, rtol=1e-5)
 
 
+class InsistingMlp(Mlp):
+    """As those of decoders that have experts themselves."""
+
+    def forward(self, hidden):
+        batch, length, width = hidden.shape
+        return super().forward(hidden.reshape(-1, width)).view(batch, length, width)
+
+
+def test_an_mlp_that_takes_whole_batches_alone_can_be_an_expert():
+    """Mixtral's and Qwen's unpack batch, length and width."""
+    mlp = InsistingMlp(DIM)
+    hidden = torch.randn(2, 24, DIM)
+    experts = Experts(mlp, DIM, ExpertsSettings(count=4, top_k=2))
+    torch.testing.assert_close(experts(hidden), mlp(hidden), atol=1e-5, rtol=1e-5)
+
+
 def test_uneven_routing_costs_compute_until_tokens_are_dropped():
     """The fullest expert sets the price of a layer, as of grouped kernels; a capacity bounds it."""
     hidden = torch.randn(4, LENGTH, DIM)

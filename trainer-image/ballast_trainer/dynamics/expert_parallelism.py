@@ -75,6 +75,12 @@ def _exchange(rows: torch.Tensor, sent: list[int], received: list[int], axis: Ax
     return out
 
 
+def expert_output(expert: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """[n, D] -> [n, D], as a batch of one sequence: an MLP with experts of its own may insist on one."""
+    output: torch.Tensor = expert(rows.unsqueeze(0))
+    return output.squeeze(0)
+
+
 @dataclasses.dataclass(slots=True)
 class SharedExperts:
     """The experts of a layer over the ranks of an axis.
@@ -125,7 +131,7 @@ class SharedExperts:
         done: list[torch.Tensor] = [arrived] * len(parts)
         for number, e in enumerate(own):
             places = range(number, len(parts), len(own))
-            output = experts[e](torch.cat([parts[at] for at in places]))
+            output = expert_output(experts[e], torch.cat([parts[at] for at in places]))
             for at, piece in zip(places, output.split([len(parts[at]) for at in places]), strict=True):
                 done[at] = piece
         # A rank without an expert returns nothing, in the same type as the others.

@@ -22,7 +22,7 @@ from torch import nn
 
 from ballast_trainer.distributed.process_group import World
 from ballast_trainer.dynamics.block_change import BlockChange, ChangingModule
-from ballast_trainer.dynamics.expert_parallelism import SharedExperts
+from ballast_trainer.dynamics.expert_parallelism import SharedExperts, expert_output
 from ballast_trainer.dynamics.side_loss import with_side_loss
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.running import RUNNING
@@ -88,7 +88,8 @@ class Experts(ChangingModule):
         else:
             queue = flat.new_zeros(count * slots, flat.shape[-1]).index_copy(0, row, flat[position])
             parts = queue.split(slots)
-            out = torch.cat([one(part) for one, part in zip(self.experts, parts, strict=True)])[row]
+            done = [expert_output(one, part) for one, part in zip(self.experts, parts, strict=True)]
+            out = torch.cat(done)[row]
         weighted = out * gate.unsqueeze(-1).to(out.dtype)
         mixed = out.new_zeros(flat.shape).index_add(0, position, weighted)
         if torch.is_grad_enabled():

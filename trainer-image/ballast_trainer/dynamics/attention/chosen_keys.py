@@ -18,7 +18,7 @@ class Attended:
     """Result of an attention over chosen keys.
 
     Attributes:
-        mixed: [B, H, S, d]; None: more is kept than is worth choosing, so nothing was computed.
+        mixed: [B, H, S, dv]; None: more is kept than is worth choosing, so nothing was computed.
         kept: fraction of the causal blocks (or pairs of query and key) that is computed.
     """
 
@@ -41,9 +41,9 @@ def block_attention(
     """Attention over chosen blocks of keys.
 
     Args:
-        q: queries [B, H, S, d]; ``k`` and ``v`` have the same shape.
-        k: keys.
-        v: values.
+        q: queries [B, H, S, d].
+        k: keys [B, H, S, d].
+        v: values [B, H, S, dv], often of the same width.
         size: positions in a block; the last may have fewer.
         coverage: of the pooled scores' softmax that each block of queries keeps, its own block among them.
         least: fraction of the blocks up to its own that each keeps in any case.
@@ -54,12 +54,12 @@ def block_attention(
     shape, length = q.shape, q.shape[2]
     count = math.ceil(length / size)
     q, k, v = (functional.pad(x, (0, 0, 0, count * size - length)).flatten(0, 1) for x in (q, k, v))
-    groups, _, width = q.shape
+    groups = len(q)
     order, keep = _chosen_blocks(q.detach(), k.detach(), size, length, coverage, least, scale)
     fraction = float(keep.sum()) / (groups * count * (count + 1) / 2)
     if fraction > dense_above:
         return Attended(None, fraction)
-    q, k, v = (x.view(groups, count, size, width) for x in (q, k, v))
+    q, k, v = (x.view(groups, count, size, -1) for x in (q, k, v))
     flat_keep = keep.flatten()
     # Blocks of queries that keep about as many are computed together.
     rounded = torch.clamp(2 ** torch.ceil(torch.log2(flat_keep.float())).long(), max=count)
@@ -81,8 +81,8 @@ def block_attention(
         )
         rows.append(row)
     back = torch.argsort(torch.cat(rows))
-    mixed = torch.cat(parts)[back].view(groups, count * size, width)[:, :length]
-    return Attended(mixed.reshape(*shape[:2], length, width), fraction)
+    mixed = torch.cat(parts)[back].view(groups, count * size, -1)[:, :length]
+    return Attended(mixed.reshape(*shape[:2], length, -1), fraction)
 
 
 def _chosen_blocks(
@@ -118,9 +118,9 @@ def hash_attention(
     """Attention over the keys in a query's bucket, and its own.
 
     Args:
-        q: queries [B, H, S, d]; ``k`` and ``v`` have the same shape.
-        k: keys.
-        v: values.
+        q: queries [B, H, S, d].
+        k: keys [B, H, S, d].
+        v: values [B, H, S, dv], often of the same width.
         rotation: [d, buckets / 2]; a vector's bucket is the largest of its product and of minus that.
         dense_above: kept fraction above which nothing is computed.
         scale: of the scores.
