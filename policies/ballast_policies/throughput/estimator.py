@@ -214,14 +214,14 @@ class _Filled:
     """The profiles of one gang size as a matrix, completed. The last row: a job of which nothing is known.
 
     Attributes:
-        types: the job type of each row but the last.
+        types: the job type of each row but the last, with the row.
         rates: (rows, GPU types) as known, 0 where not.
         completed: (rows, GPU types) rates.
         deviation: relative standard deviation of what was not known.
         fitted: the completion of the logarithms; None where nothing is known.
     """
 
-    types: tuple[JobType, ...]
+    types: Mapping[JobType, int]
     rates: np.ndarray
     completed: np.ndarray
     deviation: float
@@ -240,11 +240,11 @@ class _Filled:
             row = table.alone_rates.get(gpu_type, {})
             for i, job_type in enumerate(types):
                 rates[i, j] = row.get(job_type, 0.0)
-        return cls(types=tuple(types), rates=rates, **_completion(rates))
+        return cls(types={known: row for row, known in enumerate(types)}, rates=rates, **_completion(rates))
 
     def like(self, job_type: JobType, mine: np.ndarray) -> tuple[np.ndarray, float]:
         """((GPU types,) rates of a job of which ``mine`` is known, 0 where not; deviation)."""
-        at = self.types.index(job_type) if job_type in self.types else -1
+        at = self.types.get(job_type, -1)
         if np.array_equal(self.rates[at], mine):
             return self.completed[at], self.deviation
         if self.fitted is not None and len(self.types) >= ROWS_TO_FIT_BY:

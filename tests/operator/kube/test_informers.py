@@ -1,10 +1,11 @@
 """What a follower knows, and that it only reads."""
 
 import asyncio
+import gc
 
 import pytest
 from ballast_operator.errors import NotLeader
-from ballast_operator.kube.informers import Informers
+from ballast_operator.kube.informers import LEAST_GROWTH, Informers
 from ballast_operator.kube.kinds import JOB, NODE
 from ballast_operator.kube.streams import MOST_READ_SINGLY
 from ballast_operator.metrics import Metrics
@@ -15,6 +16,13 @@ from ballast_operator.waits import Waits
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, job
 from tests.operator.loops.simulated.world import FakeCluster, World
+
+
+@pytest.fixture(autouse=True)
+def _objects_of_other_tests_are_collected():
+    """What is kept from the collector here is given back."""
+    yield
+    gc.unfreeze()
 
 
 class ReadOnly(FakeCluster):
@@ -124,6 +132,21 @@ async def test_a_second_list_of_many_jobs_reads_those_that_have_changed_and_no_o
     await known.refresh()
     assert len(cluster.read) == 2, "of very many, a whole list is read"
     assert known.caches[JOB].get((NAMESPACE, "job-9"))["status"] == {"launches": 2}
+    await known.stop()
+
+
+async def test_objects_that_arrive_later_are_kept_from_the_collector_too(monkeypatch):
+    """Once there are many more; otherwise each full collection would walk through all of them."""
+    monkeypatch.setattr("ballast_operator.kube.informers.FREEZE_SECONDS", 0.0)
+    world = World()
+    known = informers(FakeCluster(world))
+    await known.refresh()
+    at_first = known._frozen
+    for number in range(LEAST_GROWTH + 10):
+        item = {"metadata": {"name": f"n{number}", "uid": f"u{number}", "resourceVersion": str(number + 1)}}
+        known.caches.watched(NODE, "ADDED", item)
+    await turn(lambda: known._frozen > at_first)
+    assert known._frozen == LEAST_GROWTH + 10
     await known.stop()
 
 
