@@ -78,6 +78,7 @@ def test_a_move_is_worse_only_where_every_step_after_it_is(after, predicted, wor
 STAGED = st.sampled_from([("Interleaved1F1B", 2), ("LoopedBFS", 2), ("ZeroBubbleV", 2)])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(staged=STAGED, seed=st.integers(0, 1000), min_gain=st.sampled_from([0.0, 0.03]))
 def test_of_several_stages_a_rank_no_more_is_lost_than_the_balancer_wins(staged, seed, min_gain):

@@ -221,12 +221,14 @@ def test_a_model_of_ours_without_blocks_is_refused_from_its_name(name, kind):
         ValidatedJob.from_mapping(job)
 
 
+@pytest.mark.slow
 def test_a_decoder_that_masks_by_itself_is_refused():
     """A sliding window is a mask that the whole model makes: a layer alone would attend to everything."""
     with pytest.raises(ValueError, match="sliding window of 4 positions"):
         hugging_face("llama", model_type="mistral", sliding_window=4)
 
 
+@pytest.mark.slow
 def test_a_decoder_that_does_more_than_its_layers_is_refused():
     """Granite divides its logits after the last layer; the comparison with the whole model finds it."""
     with pytest.raises(ValueError, match="do not compute what it computes"):
