@@ -111,6 +111,7 @@ EXAMPLES = {
         ),
         stages=STAGES,
         reason="repack from 4 pods to 2",
+        failures_per_hour=0.125,
     ),
     "report": Report(
         epoch=6,
@@ -135,6 +136,8 @@ EXAMPLES = {
         emulated=10.0,
         validation_loss=2.5,
         validation_step=100,
+        checkpoint_every_steps=200,
+        checkpoint_seconds=1.5,
     ),
     "proposal": Proposal(
         epoch=6,

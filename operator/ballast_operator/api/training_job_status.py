@@ -33,6 +33,10 @@ class Progress(StatusModel):
     """Idle fraction of the ranks' time."""
     checkpoint_step: Step | None = None
     """Step of the newest complete checkpoint."""
+    checkpoint_every_steps: Step | None = None
+    """Steps between two checkpoints: ``spec.checkpoint.everySteps``, or what is chosen where it is absent."""
+    checkpoint_seconds: Annotated[float, Field(ge=0)] | None = None
+    """How long training stands still for a checkpoint."""
     emulated_slowdown: Annotated[float, Field(ge=1)] | None = None
     """Factor by which the node emulates a slower GPU; absent: the speed is real."""
     validation_loss: float | None = None

@@ -49,7 +49,7 @@ def script_environment(
         "MASTER_PORT": RENDEZVOUS_PORT,
         "BALLAST_SAVE_SECONDS": f"{save_seconds:g}",
         "BALLAST_TOTAL_STEPS": spec.config.total_steps,
-        "BALLAST_CHECKPOINT_EVERY_STEPS": spec.config.checkpoint.every_steps,
+        "BALLAST_CHECKPOINT_EVERY_STEPS": spec.config.checkpoint.steps,
         "BALLAST_CHECKPOINT_KEEP": spec.config.checkpoint.keep,
     }
     if each == 1:

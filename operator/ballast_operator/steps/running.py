@@ -75,6 +75,8 @@ def progress(context: ReconcileContext, report: Report) -> Progress:
         imbalance=_within(report.imbalance, 0.0, math.inf),
         bubble=_within(report.bubble, 0.0, 1.0),
         checkpoint_step=_within(report.checkpoint_step, 0, report.step),
+        checkpoint_every_steps=_within(report.checkpoint_every_steps, 1, 2**31 - 1),
+        checkpoint_seconds=_within(report.checkpoint_seconds, 0.0, math.inf),
         percent=min(100, 100 * step // total) if total else None,
         emulated_slowdown=_within(report.emulated, 1.0, math.inf),
         eta=eta,

@@ -42,6 +42,7 @@ from ballast_operator.steps.growing import (
     record_growth,
     write_grown_plan,
 )
+from ballast_operator.steps.losses import changed_rate, with_failures
 from ballast_operator.steps.observed import observed, seconds_left
 from ballast_operator.steps.put_back import LOOK_SECONDS, missing_objects
 from ballast_operator.steps.running import next_look, track_progress
@@ -77,9 +78,11 @@ def take_step(context: ReconcileContext) -> StepResult:
         again = _soon_if_something_ends(seen, again)
         again = min(again, max(LEAST_SECONDS, seconds_left(context, Deadline.NOTICE)))
         lost = () if isinstance(decision.move, WritePlan) else missing_objects(context)
+        if decision.state is State.TRAINING and isinstance(decision.move, Wait) and not lost:
+            lost = changed_rate(context)
     return dataclasses.replace(
         result,
-        actions=(*lost, *_deletions(context, decision), *result.actions),
+        actions=(*lost, *_deletions(context, decision), *with_failures(context, result.actions)),
         requeue_after_seconds=again,
         needs_fresh_view=decision.needs_fresh_view,
     )

@@ -101,6 +101,7 @@ class PoolInfo:
         node_selector: labels of its nodes.
         start_seconds: how long a new node takes to come.
         max_nodes: nodes that it may have; 0: only those that exist.
+        losses_per_hour: how often one of its machines is taken away; None: they stay.
     """
 
     price_per_hour: float = 0.0
@@ -109,6 +110,7 @@ class PoolInfo:
     node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
     start_seconds: float = 0.0
     max_nodes: int = 0
+    losses_per_hour: float | None = None
 
     def changed(self, price_per_hour: float, gpu_resource: str, *, at: Time) -> "PoolInfo":
         """The pool from ``at`` on."""

@@ -42,6 +42,8 @@ class Report(Wire):
         emulated: the slow-down factor that emulates GPU speed; None: real speed.
         validation_loss, validation_step: of the newest evaluation, and after which step; None: none since the
             launch.
+        checkpoint_every_steps: steps between two checkpoints now; None: nothing is saved, or it is not known.
+        checkpoint_seconds: how long training stood still for a checkpoint lately; None: not measured.
     """
 
     epoch: int = setting(ge=1, le=MOST_EPOCH)
@@ -66,6 +68,8 @@ class Report(Wire):
     emulated: float | None = setting(None, gt=0, le=1e9)
     validation_loss: float | None = None
     validation_step: int | None = setting(None, ge=0, le=MOST_STEP)
+    checkpoint_every_steps: int | None = setting(None, ge=1, le=MOST_STEP)
+    checkpoint_seconds: float | None = setting(None, ge=0, le=MOST_SECONDS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,8 @@ class Plan(Wire):
         reason: why the plan is as it is, for logs.
         deadline: by when it has to be reached, seconds since 1970: then a node of the gang goes; None: there
             is no such time.
+        failures_per_hour: how often machines of the gang are expected to be lost; None: not known. It may
+            change within an epoch.
 
     Raises:
         ValueError: ranks or stages have gaps, or a stage names a rank that is not in the plan.
@@ -110,6 +112,7 @@ class Plan(Wire):
     stages: tuple[Stage, ...] = setting((), max_length=MOST_LAYERS)
     reason: str = setting("", max_length=LONGEST_REASON)
     deadline: float | None = setting(None, ge=0, le=1e12)
+    failures_per_hour: float | None = setting(None, ge=0, le=1e9)
 
     def __post_init__(self) -> None:
         if self.epoch < 1 or self.launch < 1:

@@ -140,6 +140,25 @@ def checkpoint_interval(hazard_per_hour: float, restart: RestartCosts) -> float:
     return min(max(daly_interval(restart.checkpoint_seconds, 3600.0 / hazard_per_hour), 60.0), 86400.0)
 
 
+def steps_between_checkpoints(
+    *, checkpoint_seconds: float, step_seconds: float, failures_per_hour: float
+) -> int:
+    """Steps between checkpoints by :func:`checkpoint_interval`, at least 1.
+
+    Args:
+        checkpoint_seconds: how long training stands still for one.
+        step_seconds: of a step, positive.
+        failures_per_hour: of the gang: the sum over its machines.
+
+    Raises:
+        ValueError: the step takes no time.
+    """
+    if not (step_seconds > 0 and math.isfinite(step_seconds)):
+        raise ValueError(f"step_seconds: {step_seconds} is not positive")
+    costs = RestartCosts(checkpoint_seconds=checkpoint_seconds)
+    return max(1, round(checkpoint_interval(failures_per_hour, costs) / step_seconds))
+
+
 def saving_part(restart: RestartCosts) -> float:
     """Part of the time on demand that is not spent on checkpoints."""
     return restart.useful_part(0.0, checkpoint_interval(0.0, restart))

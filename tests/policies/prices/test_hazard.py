@@ -3,7 +3,13 @@
 import math
 
 import pytest
-from ballast_policies.prices.hazard import Hazard, RestartCosts, daly_interval, young_interval
+from ballast_policies.prices.hazard import (
+    Hazard,
+    RestartCosts,
+    daly_interval,
+    steps_between_checkpoints,
+    young_interval,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,3 +82,29 @@ def test_more_preemptions_never_make_time_more_useful(rate, interval, notice):
     costs = RestartCosts(startup_seconds=180, checkpoint_seconds=30, notice_seconds=notice)
     now = costs.useful_part(rate, interval)
     assert 0 <= costs.useful_part(rate + 0.1, interval) <= now < 1
+
+
+def test_steps_between_checkpoints_by_young_1974_and_daly_2006():
+    """Four machines that are each lost every eight hours: Daly's interval in steps, near Young's."""
+    mean = 8 * 3600 / 4
+    steps = steps_between_checkpoints(checkpoint_seconds=5.0, step_seconds=0.5, failures_per_hour=4 / 8)
+    assert steps == round(daly_interval(5.0, mean) / 0.5)
+    assert steps == pytest.approx(young_interval(5.0, mean) / 0.5, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "step", "failures", "steps"),
+    [
+        (1e-3, 1.0, 100.0, 60),  # at least a minute
+        (600.0, 1.0, 1e-5, 86_400),  # at most a day
+        (5.0, 1.0, 0.0, 3600),  # nothing is lost: every hour
+        (5.0, 1e5, 1.0, 1),  # a step is longer than the interval
+        (7200.0, 1.0, 1.0, 3600),  # a checkpoint takes longer than a machine lasts: its mean time
+    ],
+)
+def test_steps_between_checkpoints_are_bounded(checkpoint, step, failures, steps):
+    """Whatever was measured."""
+    found = steps_between_checkpoints(
+        checkpoint_seconds=checkpoint, step_seconds=step, failures_per_hour=failures
+    )
+    assert found == steps

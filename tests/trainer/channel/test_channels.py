@@ -307,3 +307,14 @@ def test_a_report_of_an_event_does_not_wait_for_the_next_renewal(monkeypatch):
     eventually(lambda: channel.written.report == saved, "the checkpoint")
     assert sum(messages.report is None for messages in channel.all) <= 1
     channel_thread.close()
+
+
+def test_the_rate_of_losses_may_change_within_an_epoch():
+    """Nothing else of a plan may: a change of ranks has another epoch."""
+    channel = CountingChannel()
+    channel_thread = ChannelThread(channel, PLAN)
+    other = dataclasses.replace(PLAN, failures_per_hour=0.5, reason="another", launch=PLAN.launch + 1)
+    channel.plan = other
+    eventually(lambda: channel_thread.plan().failures_per_hour == 0.5, "the rate")
+    assert channel_thread.plan() == dataclasses.replace(PLAN, failures_per_hour=0.5)
+    channel_thread.close()

@@ -5,6 +5,7 @@ at once. Progress alone waits for the next renewal of the Lease, and each report
 call that failed is repeated.
 """
 
+import dataclasses
 import logging
 import threading
 from time import monotonic
@@ -137,6 +138,9 @@ class ChannelThread:
         with self._lock:
             # A watch that begins again may tell of an older one first.
             news = plan.epoch > self._plan.epoch
+            if not news and plan.epoch == self._plan.epoch:  # the rate changes within an epoch
+                plan = dataclasses.replace(self._plan, failures_per_hour=plan.failures_per_hour)
+                news = plan != self._plan
             self._plan = plan if news else self._plan
         if news:
             logger.info("read plan %d: %s", plan.epoch, plan.directive)

@@ -16,13 +16,14 @@ class Agreed:
     squared_norm: float
     exchange: bool
     look: bool
+    save: bool
     probes: list[float]
     peak_flops: float
     seconds: list[float]
     activation_bytes: list[float]
 
 
-_HEAD = 7
+_HEAD = 8
 """Entries of a rank's summand before those of positions and layers."""
 
 
@@ -33,6 +34,7 @@ def figures(
     stop_votes: int,
     newest_epoch: int,
     look: bool,
+    save: bool,
     peak_flops: float,
 ) -> list[float]:
     """This rank's summand.
@@ -43,6 +45,7 @@ def figures(
         stop_votes: of this rank for the end of the job; see ``StopSignal.votes``.
         newest_epoch: of the newest plan, on rank 0; 0 on other ranks.
         look: whether rank 0 wants to look at the partition.
+        save: whether rank 0 wants a checkpoint.
         peak_flops: this rank's, by its data sheet.
     """
     # Every rank of a column of the mesh has the stage's loss and seconds: together they count once.
@@ -59,6 +62,7 @@ def figures(
         float(training.straggler_mitigation.wants_exchange),
         float(look),
         peak_flops,
+        float(save),
         *(share * second for second in training.probe_seconds()),
         *(share * second for second in seconds),
         # Copies of a layer keep equal bytes each, and share the seconds.
@@ -78,6 +82,7 @@ def agreed_values(training: TrainingState, summed: list[float]) -> Agreed:
         exchange=summed[4] > 0,
         look=summed[5] > 0,
         peak_flops=summed[6],
+        save=summed[7] > 0,
         probes=summed[_HEAD:first],
         seconds=summed[first:end],
         activation_bytes=summed[end:],

@@ -47,6 +47,8 @@ class ProgressTracker:
         self._imbalance_before: float | None = None
         self._imbalance_after: float | None = None
         self._rebalance_pause_ms: float | None = None
+        self._checkpoint_seconds: float | None = None
+        self._checkpoint_every_steps: int | None = None
         self.move_seconds: float | None = None
         self.look_seconds = 0.0
         self.reference_step_seconds: float | None = None
@@ -170,6 +172,10 @@ class ProgressTracker:
         self._step_seconds.clear()
         self._done.clear()
 
+    def saved(self, seconds: float, every_steps: int | None) -> None:
+        """A checkpoint was written: how long they take, and after how many steps the next one comes."""
+        self._checkpoint_seconds, self._checkpoint_every_steps = seconds, every_steps
+
     def steps_per_second(self) -> float | None:
         """Over the last steps, pauses included."""
         if len(self._done) < 2:
@@ -203,4 +209,6 @@ class ProgressTracker:
             emulated=training.speed.factor if training.speed is not None else None,
             validation_loss=self._validation[1] if self._validation is not None else None,
             validation_step=self._validation[0] if self._validation is not None else None,
+            checkpoint_every_steps=self._checkpoint_every_steps,
+            checkpoint_seconds=self._checkpoint_seconds,
         )

@@ -2,10 +2,15 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+
+from ballast_policies.prices.hazard import steps_between_checkpoints
 
 from ballast_trainer.causes import describe
+from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
 from ballast_trainer.checkpoints.export import export_checkpoint
 from ballast_trainer.checkpoints.manifest import Manifest
@@ -13,6 +18,7 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, Stopped
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.pipeline.layout import is_asynchronous
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +36,7 @@ class Saver:
         *,
         event: Callable[..., None],
         stop: StopSignal,
+        channel_thread: ChannelThread | None = None,
     ) -> None:
         """Prepare.
 
@@ -38,10 +45,18 @@ class Saver:
             progress: its figures.
             event: prints that a checkpoint was written, or was not.
             stop: whether SIGTERM came.
+            channel_thread: has rank 0's newest plan, with how often machines are lost.
         """
         self._training, self._progress, self._event = training, progress, event
         self.seconds = 0.0
         """The longest save took; 0 before the first."""
+        self._channel_thread = channel_thread
+        self._seconds: deque[float] = deque(maxlen=5)
+        self._step_seconds: float | None = None
+        # Without a flush the weights depend on where the pipeline drains, so that must not be measured.
+        self._chosen = training.config.checkpoint.every_steps is None and not is_asynchronous(
+            training.config.pipeline.schedule
+        )
         self._checkpoints: Checkpoints | None = None
         config = training.config
 
@@ -93,11 +108,45 @@ class Saver:
         if self._checkpoints is not None:
             self._checkpoints.close()
 
-    def save_if_due(self) -> None:
-        """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective."""
+    def every_steps(self) -> int | None:
+        """Steps between two checkpoints now, as rank 0 knows them; None: nothing is saved.
+
+        Where ``checkpoint.everySteps`` is not stated and machines may be taken away, by Daly's formula with
+        what a checkpoint and a step take.
+        """
+        training, seconds = self._training, self._progress.step_seconds()
+        if self._checkpoints is None:
+            return None
+        plan = training.plan if self._channel_thread is None else self._channel_thread.plan()
+        if not self._chosen or not plan.failures_per_hour or not self._seconds:
+            return training.config.checkpoint.steps
+        if seconds:  # after a change of shape none is measured for a while
+            self._step_seconds = max(median(seconds), 1e-6)
+        if self._step_seconds is None:
+            return training.config.checkpoint.steps
+        return steps_between_checkpoints(
+            checkpoint_seconds=max(median(self._seconds), 1e-3),
+            step_seconds=self._step_seconds,
+            failures_per_hour=plan.failures_per_hour,
+        )
+
+    def wanted(self) -> bool:
+        """Whether rank 0 wants a checkpoint after the step in progress; told to the others with its sum."""
+        training = self._training
+        if training.world.rank != 0 or not self._chosen or training.save_again_at is not None:
+            return False
+        every = self.every_steps()
+        return every is not None and training.step + 1 - (training.checkpoint_step or 0) >= every
+
+    def save_if_due(self, *, wanted: bool) -> None:
+        """Save where ``checkpoint.everySteps`` asks, or some steps after a checkpoint failed; collective.
+
+        ``wanted``: rank 0 wants it, where no steps are stated.
+        """
         step, again_at = self._training.step, self._training.save_again_at
         again = again_at is not None and step >= again_at
-        if step % self._training.config.checkpoint.every_steps == 0 or again:
+        stated = not self._chosen and step % self._training.config.checkpoint.steps == 0
+        if stated or wanted or again:
             self.save()
 
     def save(self) -> str:
@@ -117,7 +166,7 @@ class Saver:
                 training.world, training.layers, training.step, loss_scale=training.loss_scale.state
             )
         except CheckpointNotWritten as error:
-            every = training.config.checkpoint.every_steps
+            every = training.config.checkpoint.steps
             training.save_again_at = training.step + max(1, every // _RETRIES_PER_PERIOD)
             newest = training.checkpoint_step
             text = (
@@ -130,9 +179,10 @@ class Saver:
         self.seconds = max(self.seconds, watch.milliseconds() / 1000)
         training.save_again_at = None
         training.checkpoint_step = training.step
-        self._event(
-            "checkpoint", path=self._checkpoints.path_of(training.step), pause_ms=watch.milliseconds()
-        )
+        pause = watch.milliseconds()
+        self._seconds.append(pause / 1000)
+        self._progress.saved(median(self._seconds), self.every_steps())
+        self._event("checkpoint", path=self._checkpoints.path_of(training.step), pause_ms=pause)
         return "the state is saved"
 
     def save_last(self) -> None:

@@ -52,7 +52,8 @@ class Session:
         self._rank_zero = RankZeroReporter(
             training=training, progress=self._progress, reporter=reporter, channel_thread=channel_thread
         )
-        self._saver = Saver(training, self._progress, event=self._rank_zero.event, stop=stop)
+        event = self._rank_zero.event
+        self._saver = Saver(training, self._progress, event=event, stop=stop, channel_thread=channel_thread)
         self._plan_follower = PlanFollower(
             training,
             self._rank_zero,
@@ -68,9 +69,8 @@ class Session:
             newest_epoch=self._plan_follower.newest_epoch,
             is_news=self._plan_follower.is_news,
         )
-        config = training.config
         self._asynchronous = None
-        if is_asynchronous(config.pipeline.schedule):
+        if is_asynchronous(training.config.pipeline.schedule):
             self._asynchronous = AsynchronousRuns(
                 training,
                 figures=self._figures,
@@ -95,7 +95,7 @@ class Session:
             outcome = None
             if joining:
                 # The ranks that were there are between the same two steps.
-                outcome = self._between_steps(look=False)
+                outcome = self._between_steps(None)
             elif self._training.step < self._training.config.total_steps:
                 # A stop may have come before the evaluation of the step that was saved.
                 outcome = self._evaluate_if_due()
@@ -138,8 +138,8 @@ class Session:
             outcome = self._plan_follower.follow_plan(agreed.epoch)
             if outcome is not None:
                 return outcome
-            # Ranks that have just joined know nothing of a look that was due.
-            outcome = self._between_steps(look=agreed.look and training.world.size == ranks)
+            # Ranks that have just joined know nothing of what was due.
+            outcome = self._between_steps(agreed if training.world.size == ranks else None)
             if outcome is not None:
                 return outcome
         self._saver.save_last()
@@ -241,6 +241,7 @@ class Session:
             stop_votes=self._stop_votes(),
             newest_epoch=self._plan_follower.newest_epoch(),
             look=self._plan_follower.looks.due(),
+            save=self._saver.wanted(),
             peak_flops=self._progress.own_peak_flops,
         )
 
@@ -255,7 +256,7 @@ class Session:
         self._count_step(agreed, done)
         return agreed
 
-    def _between_steps(self, *, look: bool) -> SessionOutcome | None:
+    def _between_steps(self, agreed: Agreed | None) -> SessionOutcome | None:
         """Do what is due after this step; all that decides it is the same on every rank.
 
         Returns the outcome where this rank's part ends.
@@ -267,7 +268,8 @@ class Session:
         outcome = self._evaluate_if_due()
         if outcome is not None:
             return outcome
-        look = look and training.world.size == ranks
+        told = agreed if training.world.size == ranks else None
+        look = told is not None and told.look
         every = config.rebalance.every_steps
         if every is None and self._asynchronous is not None:
             every = REBALANCE_EVERY
@@ -275,7 +277,7 @@ class Session:
             self._plan_follower.rebalance()
         if config.repack.enabled and training.step % config.repack.every_steps == 0:
             self._plan_follower.propose_repack()
-        self._saver.save_if_due()
+        self._saver.save_if_due(wanted=told is not None and told.save)
         return None
 
     def _evaluate_if_due(self) -> SessionOutcome | None:

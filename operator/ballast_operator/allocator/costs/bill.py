@@ -99,6 +99,7 @@ def pool_infos(
     billed = {
         entry.get("pool"): entry.get("pricePerGpuHour", 0.0) for entry in (status or {}).get("bill") or []
     }
+    losses = {entry.get("pool"): entry.get("perHour") for entry in (status or {}).get("hazard") or []}
     found = {}
     for pool in pools:
         price, resource = pool.price_per_gpu_hour, pool.gpu_resource
@@ -108,5 +109,6 @@ def pool_infos(
             node_selector=pool.node_selector,
             start_seconds=pool.start_seconds,
             max_nodes=pool.max_nodes or 0,
+            losses_per_hour=losses.get(pool.name),
         )
     return found

@@ -1,7 +1,7 @@
 """``ballast explain JOB``: the reason for a job's placement or wait."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,6 +44,14 @@ async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanatio
         raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
 
 
+def _saves(progress: dict[str, Any]) -> str:
+    """``, saves every 265 steps, 5 s each``; empty: that is not known."""
+    steps, seconds = progress.get("checkpointEverySteps"), progress.get("checkpointSeconds")
+    if steps is None:
+        return ""
+    return f", saves every {steps} steps" + (f", {seconds:.2g} s each" if seconds is not None else "")
+
+
 def as_text(found: "Explanation") -> str:
     """The explanation as text lines."""
     from ballast_operator.report.held import held_parts
@@ -63,7 +71,7 @@ def as_text(found: "Explanation") -> str:
         emulated = ", speed emulated" if found.progress.get("emulatedSlowdown") is not None else ""
         speed = found.progress.get("stepsPerSecond")
         at = f" at {speed:.3g} steps/s" if speed is not None else ""
-        lines.append(f"  progress step {found.progress.get('step', 0)}{at}{emulated}")
+        lines.append(f"  progress step {found.progress.get('step', 0)}{at}{emulated}{_saves(found.progress)}")
     if found.restarts:
         causes = ", ".join(f"{cause} {count}" for cause, count in sorted(found.restarts.items()))
         lines.append(f"  restarts {causes}")

@@ -10,6 +10,9 @@ from ballast_policies.contract.job.model import CALLABLE
 from ballast_policies.contract.rules import Rule
 from ballast_policies.contract.settings import Settings, setting
 
+DEFAULT_CHECKPOINT_STEPS = 100
+"""Steps between two checkpoints where none are stated and nothing is known."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig(Settings):
@@ -26,8 +29,10 @@ class CheckpointConfig(Settings):
     )
     """Directory that all ranks share; in a cluster it is absolute, as the pods see it, and the template
     mounts the volume. Required with ``model``; without one, the client library saves there."""
-    every_steps: int = setting(100, ge=1, le=2**31 - 1)
-    """Steps between two checkpoints; there is one more at each stop."""
+    every_steps: int | None = setting(None, ge=1, le=2**31 - 1)
+    """Steps between two checkpoints; there is one more at each stop. Absent: on spot machines by how often
+    they are taken away and how long a checkpoint takes, as measured; else 100, as for scripts and for
+    schedules without a flush."""
     keep: int = setting(2, ge=1, le=1000)
     """Complete checkpoints that are kept; older ones are removed."""
     start_over: bool = False
@@ -35,6 +40,11 @@ class CheckpointConfig(Settings):
     aside. Else the job does not start."""
     retry_seconds: float = setting(60.0, ge=0, le=86_400)
     """How long to try again what storage refuses, when the job resumes and when it saves its last step."""
+
+    @property
+    def steps(self) -> int:
+        """Steps between two checkpoints, without what is measured."""
+        return self.every_steps or DEFAULT_CHECKPOINT_STEPS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

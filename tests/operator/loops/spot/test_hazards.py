@@ -3,11 +3,12 @@
 import pytest
 from ballast_operator.allocator.problem.hazards import at_useful_prices
 from ballast_operator.api.node_pool import NodePool
-from ballast_operator.kube.kinds import NODE, POLICY
+from ballast_operator.kube.kinds import CONFIG_MAP, JOB, NODE, POLICY
 from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.contract import Plan
 
 from tests.operator.loops.simulated.machines import node
-from tests.operator.loops.simulated.simulation import Simulation, policy
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation, policy
 
 ITN = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
 
@@ -104,3 +105,41 @@ def test_policies_weigh_the_price_of_an_hour_in_which_a_job_gets_on(entry, price
     status = {} if entry is None else {"hazard": [entry]}
     (found,) = at_useful_prices([priced], [pool], status)
     assert found.price == pytest.approx(price, abs=0.1)
+
+
+def plan_of(simulation):
+    return Plan.from_json(simulation.world.get(CONFIG_MAP, NAMESPACE, "a-plan")["data"]["plan.json"])
+
+
+async def test_the_trainer_is_told_how_often_its_machines_are_lost():
+    """Summed over its machines; another rate is told within the epoch, without a restart."""
+    simulation = cluster()
+    await simulation.until(
+        lambda: simulation.state("a") == "Running" and bool(plan_of(simulation).failures_per_hour)
+    )
+    first, rate = plan_of(simulation), hazard(simulation)["perHour"]
+    assert first.failures_per_hour == pytest.approx(rate * len(on(simulation)), rel=0.1)
+    item = simulation.world.get(POLICY, "", "default")
+    item["status"]["hazard"][0]["perHour"] = 100 * rate
+    simulation.world.put(POLICY, item)
+    await simulation.until(
+        lambda: plan_of(simulation).failures_per_hour > 50 * first.failures_per_hour, ticks=30
+    )
+    assert plan_of(simulation).epoch == first.epoch
+    assert simulation.status("a").launches == 1
+    for _ in range(10):
+        await simulation.tick()
+    assert simulation.state("a") == "Running"
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("spot", 50), ("onDemand", None)])
+async def test_a_stated_interval_and_machines_that_stay_have_no_rate(kind, steps):
+    """Nothing is to be chosen there."""
+    simulation = cluster(capacityType=kind)
+    item = simulation.world.get(JOB, NAMESPACE, "a")
+    item["spec"]["checkpoint"] |= {} if steps is None else {"everySteps": steps}
+    simulation.world.put(JOB, item)
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    for _ in range(20):
+        await simulation.tick()
+    assert plan_of(simulation).failures_per_hour is None

@@ -21,7 +21,7 @@ def next_drain(config: JobConfig, step: int) -> int:
     if config.repack.enabled:
         intervals.append(config.repack.every_steps)
     if config.checkpoint.path is not None:
-        intervals.append(config.checkpoint.every_steps)
+        intervals.append(config.checkpoint.steps)
     if config.evaluation is not None:
         intervals.append(config.evaluation.every_steps)
     ends += [(step // interval + 1) * interval for interval in intervals]
