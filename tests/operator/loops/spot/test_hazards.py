@@ -123,7 +123,7 @@ async def test_the_trainer_is_told_how_often_its_machines_are_lost():
     item["status"]["hazard"][0]["perHour"] = 100 * rate
     simulation.world.put(POLICY, item)
     await simulation.until(
-        lambda: plan_of(simulation).failures_per_hour > 50 * first.failures_per_hour, ticks=30
+        lambda: plan_of(simulation).failures_per_hour > 50 * first.failures_per_hour, ticks=200
     )
     assert plan_of(simulation).epoch == first.epoch
     assert simulation.status("a").launches == 1
