@@ -36,6 +36,10 @@ COARSE_JOBS = 5000
 """Jobs in the second sample, where there are at least four times as many."""
 FIRST_BOX, COARSE_BOX, WARM_START_BOX = 0.3, 0.05, 0.003
 """Half width of the first box, as a part of prices: after one sample, after two, from a similar program."""
+BALANCING_STEPS, BALANCING_STEP = 30, 0.2
+"""Prices change by this power of a load relative to the median."""
+LEAST_LOAD = 0.1
+"""A GPU type's load counts as at least this part of it."""
 PINNED_T_TOLERANCE = 0.1
 """A first t that is this close to the highest may turn out to be it."""
 INFEASIBLE_TOLERANCE = 1e-9
@@ -127,13 +131,35 @@ def _at_highest(rows: Rows) -> Rows:
     )
 
 
+def _balanced(fixed: Rows) -> Response | None:
+    """The answers to prices that load GPU types alike, where they fit as they are; None: they do not.
+
+    The prices that leave the most GPUs of every type free are zero but for a few types, and answers to
+    those are arbitrary.
+    """
+    chosen, weight = _drawn(fixed, COARSE_JOBS)
+    some = fixed.take(chosen, capacity=fixed.capacity, lift=fixed.lift).standing_for(weight)
+    capacity = np.maximum(fixed.capacity, 1e-9)
+    prices = 1.0 / capacity
+    for _ in range(BALANCING_STEPS):
+        load = np.maximum(respond(some, prices, 0.0).used(some) / capacity, LEAST_LOAD)
+        if load.max() <= 1.0:
+            first = respond(fixed, prices, 0.0)
+            if (first.used(fixed) <= fixed.capacity).all():
+                return first
+        prices = prices * (load / np.median(load)) ** BALANCING_STEP
+    return None
+
+
 def _pinned(rows: Rows, at: Response) -> Priced | None:
     """The solution where a single job's full speed limits t and the others fit beside it; else None."""
     highest = rows.highest
     if not np.isfinite(highest) or at.bound(rows) <= highest:
         return None
     fixed = _at_highest(rows)
-    first = respond(fixed, at.prices, 0.0)
+    first = _balanced(fixed) if len(rows) >= 4 * COARSE_JOBS else None
+    if first is None:
+        first = respond(fixed, at.prices, 0.0)
     found = BoxSearch(fixed).run(first, lp_jobs=LP_JOBS, part=FIRST_BOX, feasibility=True)
     if found is None:
         return None

@@ -5,6 +5,7 @@ import pytest
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import linear
+from ballast_policies.allocation.solvers.boxstep import boxstep
 
 
 def cluster(seed, *, jobs=1100, types=6, contention=4.0, unusable=0.1, noise=0.3, ties=False):
@@ -87,6 +88,25 @@ def test_worth_beside_demands_is_that_of_the_simplex_method(scene, monkeypatch):
     )
     assert found.bound - value @ found.x <= 1e-8 * found.bound
     assert (problem.throughput(found.x) >= base * (1 - 1e-8)).all()
+
+
+@pytest.mark.parametrize("contention", [1.6, 3.0])
+def test_a_level_that_one_job_limits_is_shown_by_prices_of_equal_load(contention, monkeypatch):
+    """With very many jobs a sample finds such prices."""
+    problem = cluster(9, contention=contention)
+    slope, balanced = slopes(problem), []
+    slope[0] *= 30.0
+
+    def watched(rows, *, found=boxstep._balanced):
+        balanced.append(found(rows))
+        return balanced[-1]
+
+    monkeypatch.setattr(boxstep, "COARSE_JOBS", 200)
+    monkeypatch.setattr(boxstep, "_balanced", watched)
+    found = linear.maximise(problem, slope=slope)
+    assert found.t == pytest.approx(simplex(monkeypatch, problem, slope=slope).t, rel=1e-8)
+    assert found.bound - found.t <= 1e-8 * found.bound
+    assert any(each is not None for each in balanced)
 
 
 def test_demands_that_no_job_can_meet_are_refused():
