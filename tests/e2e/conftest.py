@@ -17,6 +17,7 @@ from ballast_operator.demo.run import running_operator
 from ballast_operator.install import install_objects
 from ballast_operator.kube.notice_kinds import LEAVES_AT_ANNOTATION
 from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, write_operator_kubeconfig
+from ballast_policies.contract import PLAN_KEY, Plan, plan_config_map_name
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient
 
@@ -111,6 +112,11 @@ class Ballast:
                 return {}
             raise
         return json.loads((lease.metadata.annotations or {}).get("ballast.dev/report", "{}"))
+
+    def plan(self, name: str) -> Plan:
+        """The newest plan."""
+        found = self.core.read_namespaced_config_map(plan_config_map_name(name), self.namespace)
+        return Plan.from_json(found.data[PLAN_KEY])
 
     def wait_for_resumed(self, name: str) -> int:
         """The step that a later launch began at, once it has reported a step; the first one reports none."""

@@ -203,6 +203,47 @@ def test_a_pod_that_a_drain_evicts_is_left_live(ballast):
         ballast.end_job("drained")
 
 
+def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast):
+    """Two fast GPUs and two slow ones, whose slowness is emulated, have stages that suit them.
+
+    A notice to the slow node shrinks the gang live onto the fast one. All speeds are stated: no measurement
+    on a busy machine decides whether the second pool is worth it.
+    """
+    sizes = {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
+    wide = {"totalSteps": ENDLESS, "mixedPools": "Allowed", "gpuTypes": ["v100", "k80"], "pipeline": sizes}
+    wide |= {"dynamics": [], "model": SHRINKS["model"], "checkpoint": CHECKPOINT}
+    wide |= {"rebalance": {"enabled": False}, "repack": {"enabled": False}}
+    speeds = {("v100", 2): 2.0, ("v100", 4): 4.0, ("k80", 2): 1.0, ("k80", 4): 2.0}
+    wide["throughput"] = [
+        {"gpuType": kind, "stages": n, "stepsPerSecond": rate} for (kind, n), rate in speeds.items()
+    ]
+    job = ballast.demo_job("transformer", "wide", **wide)
+    with ballast.operator():
+        ballast.announce_end("v100-1")
+        ballast.apply(job)
+        ballast.wait_for_report("wide", step=3)
+        parts = ballast.status("wide")["allocation"]["parts"]
+        assert {part["pool"]: len(part["pods"]) for part in parts} == {"v100": 2, "k80": 2}
+        plan = ballast.plan("wide")
+        layers = {stage.rank: stage.end_layer - stage.first_layer for stage in plan.stages}
+        slow = [rank.rank for rank in plan.ranks if rank.gpu_type == "k80"]
+        assert sum(layers[rank] for rank in slow) < sum(layers.values()) / 2
+        ballast.announce_end("k80-0")
+        eventually(lambda: ballast.status("wide").get("repacks"), "the slow ranks to leave")
+        shrunk = ballast.status("wide")["repacks"][0]
+        assert (shrunk["asked"], shrunk["gpus"]) == (True, 2)
+        ballast.wait_for_report("wide", step=shrunk["step"] + 3)
+        status = ballast.status("wide")
+        assert (status["launches"], status["allocation"]["pool"]) == (1, "v100")
+        assert not status["allocation"].get("parts")
+        costs = {entry["pool"]: entry["cost"] for entry in status["poolCosts"]}
+        assert costs.keys() == {"v100", "k80"}
+        assert sum(costs.values()) == pytest.approx(status["costSoFar"], abs=1e-6)
+        ballast.stay("v100-1")
+        ballast.stay("k80-0")
+        ballast.end_job("wide")
+
+
 def test_a_pool_without_a_node_gets_one_for_a_job_and_is_empty_again_afterwards(ballast):
     """The pods wait for a machine that did not exist; here the test is the autoscaler that makes it."""
     policies = {"group": "ballast.dev", "version": "v1alpha1", "plural": "clusterpolicies"}

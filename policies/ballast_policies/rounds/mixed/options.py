@@ -15,6 +15,9 @@ from ballast_policies.rounds.values import PoolPart
 MOST_POOLS = 6
 """Of the pools with room, those of which pairs are looked at: the fastest types, and the most GPUs."""
 
+REVERSED_GAIN = 0.01
+"""Rank 0 is on the faster type, unless the other order wins at least this: cuts differ by a layer."""
+
 MOST_MIXTURES = 8
 """Divisions of a gang of which policies are told."""
 
@@ -45,7 +48,8 @@ def best_parts(
     options = [o for o in options if most is None or sum(part.gpus for part in o) <= most]
     for parts in sorted(options, key=lambda parts: -_power(gang, parts)):
         speed = gang.speed(parts)
-        if speed > above * (1 + 1e-9):
+        needed = REVERSED_GAIN if found and parts == found[::-1] else 1e-9
+        if speed > above * (1 + needed):
             found, above = parts, speed
     return found
 

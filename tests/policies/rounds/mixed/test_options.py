@@ -69,3 +69,12 @@ def test_alike_gpus_in_two_pools_are_as_fast_as_in_one():
 def test_what_the_gang_has_reported_counts_before_a_prediction():
     gang = a_gang(measured={"2 x fast + 2 x slow": 0.5})
     assert gang.speed((part("slow", 2), part("fast", 2))) == 0.5
+
+
+def test_rank_0_is_on_the_faster_type_unless_the_other_order_wins():
+    """A gang shrinks live only while rank 0 stays; a cut's rounding is no reason to move it."""
+    for layers in range(8, 30):
+        found = best_parts(a_gang(layers=layers), ROOM)
+        other = found[::-1]
+        gang = a_gang(layers=layers)
+        assert found[0].pool == "fast" or gang.speed(found) > 1.01 * gang.speed(other)
