@@ -211,9 +211,9 @@ def test_a_gang_in_two_pools_continues_in_one_when_the_others_node_goes(ballast)
     """
     sizes = {"minStages": 2, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16}
     wide = {"totalSteps": ENDLESS, "mixedPools": "Allowed", "gpuTypes": ["v100", "k80"], "pipeline": sizes}
-    # Four, four, two and two of twelve layers take equally long: nothing is won by another order of the pools.
+    # Four, four, two and two of twelve layers take equally long: no other order of the pools wins anything.
     wide |= {"dynamics": [], "model": {**SHRINKS["model"], "layers": 12}, "checkpoint": CHECKPOINT}
-    wide |= {"rebalance": {"enabled": False}, "repack": {"enabled": False}}
+    wide |= {"rebalance": {"enabled": False}, "repack": {"enabled": False}, "grow": True}
     speeds = {("v100", 2): 2.0, ("v100", 4): 4.0, ("k80", 2): 1.0, ("k80", 4): 2.0}
     wide["throughput"] = [
         {"gpuType": kind, "stages": n, "stepsPerSecond": rate} for (kind, n), rate in speeds.items()

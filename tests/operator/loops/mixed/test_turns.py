@@ -36,6 +36,7 @@ async def test_gpus_that_another_job_needs_are_not_taken_for_a_second_part():
     assert parts_of(simulation, "other") == BOTH[1:]
 
 
+@pytest.mark.slow
 async def test_jobs_and_a_gang_that_needs_both_pools_take_turns():
     """Each has about the time that the policy gives it: half."""
     simulation = two_pools(roundSeconds=60, moves={"maxMovesPerHour": 3600})
@@ -43,14 +44,15 @@ async def test_jobs_and_a_gang_that_needs_both_pools_take_turns():
     for name, kind in (("left", "fast"), ("right", "slow")):
         add_small(simulation, name, gpuTypes=[kind])
     seconds = dict.fromkeys(("wide", "left", "right"), 0)
-    for _ in range(400):
+    for _ in range(200):
         await simulation.tick(seconds=10)
         for name in seconds:
             seconds[name] += simulation.state(name) == "Running"
-    total = 400
+    total = 200
     assert all(total / 4 < ran < total * 3 / 4 for ran in seconds.values()), seconds
 
 
+@pytest.mark.slow
 async def test_a_more_urgent_job_stops_a_gang_in_two_pools_at_the_end_of_a_round():
     """It saves, and runs again when it is its turn."""
     simulation = two_pools(roundSeconds=60, moves={"maxMovesPerHour": 3600})
@@ -72,6 +74,7 @@ async def test_a_gang_in_two_pools_stays_while_nobody_needs_its_gpus():
     assert simulation.status("wide").launches == 1
 
 
+@pytest.mark.slow
 async def test_a_gang_in_two_pools_moves_into_one_that_becomes_free(monkeypatch):
     """Four fast GPUs, at 4 steps/s, win more over the 2.5 that it reports than the restart costs."""
     report = Trainer._report
@@ -104,23 +107,24 @@ async def test_a_namespace_limit_counts_both_parts():
     assert held.gpus <= 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
 async def test_no_node_has_more_gpus_given_than_it_has(seed):
-    """The simulated API server refuses a status that does; jobs of all kinds come and go."""
+    """Jobs of all kinds come and go; that no node has too many pods the simulation checks at every moment."""
     simulation = two_pools(fast=3 + seed, slow=2 + seed, roundSeconds=30, moves={"maxMovesPerHour": 3600})
-    for number in range(4):
+    for number in range(3):
         add_wide(simulation, f"wide-{number}", stages=(2 + number % 2 * 3, 6))
         add_small(simulation, f"small-{number}")
-    for number in range(120):
+    for number in range(50):
         await simulation.tick(seconds=5)
         if number % 10 == 0:
-            name = f"small-{number // 10 % 4}"
+            name = f"small-{number // 10 % 3}"
             suspend = (number // 10 + seed) % 3 == 0
             simulation.world.patch(JOB, NAMESPACE, name, {"spec": {"suspend": suspend}})
     held = {}
     for item in simulation.world.items(JOB):
         allocation = simulation.status(item["metadata"]["name"]).allocation
-        for node in allocation.nodes if allocation is not None else ():
+        for node in allocation.nodes if allocation is not None and allocation.ending is None else ():
             held[node] = held.get(node, 0) + 1
     assert held.get("fast-0", 0) <= 3 + seed
     assert held.get("slow-0", 0) <= 2 + seed
