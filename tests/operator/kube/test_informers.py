@@ -17,6 +17,9 @@ from ballast_operator.waits import Waits
 from tests.operator.loops.simulated.simulation import NAMESPACE, job
 from tests.operator.loops.simulated.world import FakeCluster, World
 
+# Each list walks through all objects of the test process.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _objects_of_other_tests_are_collected():

@@ -113,6 +113,7 @@ def test_names_are_those_of_the_user_s_module(job, tmp_path, with_whole):
         assert set(load_file(path)) == {"0.weight", "0.bias", "1.1.weight", "1.1.bias"}
 
 
+@pytest.mark.slow
 def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path):
     """A folder that transformers loads by itself, with the job's loss."""
     transformers = pytest.importorskip("transformers")

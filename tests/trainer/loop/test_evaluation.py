@@ -40,6 +40,7 @@ def saved(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("step-*/*.distcp")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CHANGES)
 def test_training_does_not_notice_evaluations(job, tmp_path, case):
     """Losses and checkpoints are those of the job without them, bit for bit, whatever changes the model."""
@@ -127,6 +128,7 @@ def module_of(job, index):
     return layers.make(index).module
 
 
+@pytest.mark.slow
 def test_a_job_told_to_stop_evaluates_when_it_resumes(job, tmp_path):
     """Stopped where an evaluation is due, and resumed: each step's loss is that of the job in one piece."""
     evaluation = {"everySteps": 2, "batches": 2}

@@ -2,6 +2,7 @@
 
 import datetime
 
+import pytest
 from ballast_operator.allocator.problem import admission
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.snapshot import take_snapshot
@@ -189,7 +190,7 @@ class Decisions(RuleBasedStateMachine):
 
 
 Decisions.TestCase.settings = settings(Decisions.TestCase.settings, stateful_step_count=20)
-TestKeptAdmissions = Decisions.TestCase
+TestKeptAdmissions = pytest.mark.slow(Decisions.TestCase)
 
 
 def test_a_decision_looks_at_the_jobs_that_have_changed_and_no_others(monkeypatch):

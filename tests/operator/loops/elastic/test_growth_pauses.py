@@ -65,6 +65,7 @@ async def test_a_gang_whose_changes_take_long_settles_for_longer():
     assert ticks >= 20 * 3
 
 
+@pytest.mark.slow
 async def test_growths_that_fail_are_tried_less_and_less_often_and_the_gang_trains_on():
     """A node on which no pod starts costs a few tries an hour; once it works the gang grows."""
     simulation = await one_gang(most=2)
@@ -84,6 +85,7 @@ async def test_growths_that_fail_are_tried_less_and_less_often_and_the_gang_trai
     assert simulation.status("one").allocation.failed_growths == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", (3, 7, 17))
 async def test_gpus_that_are_offered_and_wanted_back_again_and_again_do_not_wear_a_gang_out(every):
     """A short job that comes and goes gets its GPUs each time; the gang settles before each growth."""
