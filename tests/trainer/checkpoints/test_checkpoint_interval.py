@@ -86,7 +86,7 @@ def test_after_the_first_checkpoint_it_is_dalys_interval(tmp_path):
     expected = round(daly_interval(5.0, 7200.0))
     assert made.every_steps() == expected == pytest.approx(265, abs=5)
     assert steps_until_saved(made, training) == expected
-    assert told[0][1] == 60  # a checkpoint of no time: at least a minute
+    assert told[0][1] >= 60  # however little a checkpoint takes, at least a minute
 
 
 def test_another_rate_counts_from_the_next_step_on(tmp_path):
