@@ -33,6 +33,12 @@ PROPOSAL = Proposal(
 )
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    """The thread's own pause between two looks is half a second."""
+    monkeypatch.setattr(channel_thread_module, "POLL_SECONDS", 0.01)
+
+
 class FakeApiServer(http.server.ThreadingHTTPServer):
     """One ConfigMap and one Lease over HTTP; keeps what it was asked."""
 
