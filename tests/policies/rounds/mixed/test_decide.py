@@ -78,29 +78,20 @@ def test_a_gang_that_runs_in_two_pools_keeps_its_very_nodes():
     assert decide_mixed_round(question).extended == ("wide",)
 
 
-def test_within_a_round_it_keeps_them_whoever_comes():
+def when_a_job_comes(**more):
+    """The question where the wide gang runs in both pools and a job comes for two fast GPUs."""
     jobs = [WIDE, a_job("new", 2)]
-    question = asked(
-        jobs,
-        TWO,
-        {"wide": a_gang(4)},
-        running={"wide": both()},
-        since={"wide": 0.0},
-        shares={"new": {"fast": 1.0}},
-        within_round=True,
-    )
-    decided = decide_mixed_round(question)
+    fields = {"shares": {"new": {"fast": 1.0}}, **more}
+    return asked(jobs, TWO, {"wide": a_gang(4)}, running={"wide": both()}, since={"wide": 0.0}, **fields)
+
+
+def test_within_a_round_it_keeps_them_whatever_job_comes():
+    decided = decide_mixed_round(when_a_job_comes(within_round=True))
     assert (decided.extended, decided.waiting) == (("wide",), ("new",))
 
 
 def test_at_the_end_of_the_round_it_is_stopped_for_a_more_urgent_job():
-    jobs = [WIDE, a_job("new", 2)]
-    question = asked(
-        jobs,
-        TWO,
-        {"wide": a_gang(4)},
-        running={"wide": both()},
-        since={"wide": 0.0},
+    question = when_a_job_comes(
         shares={"new": {"fast": 1.0}, "wide": {"fast": 0.1}},
         received={"wide": {"fast": 900.0}},
     )
@@ -109,17 +100,7 @@ def test_at_the_end_of_the_round_it_is_stopped_for_a_more_urgent_job():
 
 
 def test_it_is_not_stopped_where_the_moves_of_the_hour_are_used_up():
-    jobs = [WIDE, a_job("new", 2)]
-    question = asked(
-        jobs,
-        TWO,
-        {"wide": a_gang(4)},
-        running={"wide": both()},
-        since={"wide": 0.0},
-        shares={"new": {"fast": 1.0}},
-        max_moves_per_hour=0,
-    )
-    assert decide_mixed_round(question).extended == ("wide",)
+    assert decide_mixed_round(when_a_job_comes(max_moves_per_hour=0)).extended == ("wide",)
 
 
 def test_a_young_gang_is_not_stopped_for_it_and_what_is_free_is_kept():
