@@ -122,9 +122,13 @@ class ReconcileContext:
         """Price of a GPU hour of a pool of the gang, on average since its cost was summed up."""
         return self.prices.get(pool, self.price_per_hour)
 
+    def pool_of(self, pod: str) -> PoolInfo:
+        """What is known of the pool in which the pod is."""
+        return self.pools.get(self.allocation.part_of(pod).pool, self.pool)
+
     def gpu_resource_of(self, pod: str) -> str:
         """The extended resource that the pod asks for: that of its pool."""
-        return self.pools.get(self.allocation.part_of(pod).pool, self.pool).gpu_resource
+        return self.pool_of(pod).gpu_resource
 
     @property
     def bind_seconds(self) -> float:

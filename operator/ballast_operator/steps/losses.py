@@ -16,12 +16,13 @@ def failures_per_hour(context: ReconcileContext, plan: Plan) -> float | None:
 
     One digit after the first: a rate that moves with each hour without a loss is no news.
     """
-    rate, allocation = context.pool.losses_per_hour, context.view.status.allocation
+    allocation = context.view.status.allocation
     stated = context.view.is_script or context.spec.config.checkpoint.every_steps is not None
-    if not rate or allocation is None or stated:
+    if allocation is None or stated:
         return None
-    node_of = allocation.node_of
-    return float(f"{rate * len({node_of.get(pod, pod) for pod in plan.pods}):.1e}")
+    pod_on = {allocation.node_of.get(pod, pod): pod for pod in plan.pods}
+    rate = sum(context.pool_of(pod).losses_per_hour or 0.0 for pod in pod_on.values())
+    return float(f"{rate:.1e}") if rate else None
 
 
 def with_failures(context: ReconcileContext, actions: Sequence[Action]) -> tuple[Action, ...]:
