@@ -4,19 +4,34 @@ With S[j] the summed seconds of the first j layers,
 
     d[r, j] = min over k < j of max(d[r - 1, k], (S[j] - S[k]) / speed_r)
 
-where layers k..j-1 must fit the memory of rank r.  O(p L^2), vectorised over k.
+where layers k..j-1 must fit the memory of rank r.  Where ranks differ in speed, several partitions with the
+smallest largest load D differ in their sum of loads, the other part of a step (``planning.step_time``).
+The smallest sum is then found by the same recursion, with loads above D left out:
+
+    s[r, j] = min over k < j of s[r - 1, k] + (S[j] - S[k]) / speed_r
+
+O(p L^2), vectorised over k and j.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ballast_policies.planning.partition import Partition, PlanningError, check_counts
 from ballast_policies.planning.rank_capacity import UNLIMITED, RankCapacity
 
+_ENDS_AT_ONCE = 64
+"""Values of j in one array operation: larger arrays leave the processor's caches."""
+_ROUNDING = 1 + 1e-12
+
+_Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and the k of each j."""
+
 
 def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity = UNLIMITED) -> Partition:
-    """The partition with the smallest largest load; of several, the one with the earliest second bounds.
+    """The partition with the smallest largest load; of several, the one with the smallest sum of loads.
+
+    Of several of these, the one whose last rank begins earliest, then the rank before it, and so on.
 
     Args:
         seconds: load of each layer, shape (L,), >= 0.
@@ -31,25 +46,66 @@ def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity
     check_counts(layers, ranks)
     if not np.isfinite(load).all() or (load < 0).any():
         raise PlanningError(f"seconds must be finite and at least 0, got {list(seconds)}")
-    speed = capacity.speed_array(ranks)
-    S = np.concatenate([[0.0], np.cumsum(load)])
-    B, limit = capacity.cumulative_bytes(layers, ranks), capacity.memory_array(ranks)
-    best = np.full((ranks + 1, layers + 1), np.inf)
-    cut = np.zeros((ranks + 1, layers + 1), dtype=int)
-    best[0, 0] = 0.0
-    for rank in range(1, ranks + 1):
-        for end in range(rank, layers - (ranks - rank) + 1):
-            first = np.arange(rank - 1, end)
-            value = np.maximum(best[rank - 1, first], (S[end] - S[first]) / speed[rank - 1])
-            value[B[rank - 1, end] - B[rank - 1, first] > limit[rank - 1]] = np.inf
-            k = int(np.argmin(value))
-            best[rank, end], cut[rank, end] = value[k], first[k]
-    if not np.isfinite(best[ranks, layers]):
+    cuts = _Cuts(load, ranks, capacity)
+    largest, cut = cuts.smallest_largest()
+    if not np.isfinite(largest):
+        held, limit = capacity.cumulative_bytes(layers, ranks), capacity.memory_array(ranks)
         raise PlanningError(
-            f"{layers} layers of {int(B[:, -1].min())} bytes do not fit {ranks} ranks with {limit.tolist()} "
-            "bytes: use more ranks, or ranks with more memory"
+            f"{layers} layers of {int(held[:, -1].min())} bytes do not fit {ranks} ranks with "
+            f"{limit.tolist()} bytes: use more ranks, or ranks with more memory"
         )
+    if cuts.speed.min() < cuts.speed.max():
+        cut = cuts.smallest_sum(largest)
     return Partition(bounds=bounds_of(cut))
+
+
+class _Cuts:
+    """All partitions of some layers over some ranks."""
+
+    def __init__(self, load: np.ndarray, ranks: int, capacity: RankCapacity) -> None:
+        self.layers, self.ranks = len(load), ranks
+        self.speed = capacity.speed_array(ranks)
+        self._S = np.concatenate([[0.0], np.cumsum(load)])
+        self._limited = capacity.memory is not None
+        self._B, self._limit = capacity.cumulative_bytes(self.layers, ranks), capacity.memory_array(ranks)
+
+    def smallest_largest(self) -> tuple[float, np.ndarray]:
+        """The smallest largest load, infinite where nothing fits, and the choices (:func:`bounds_of`)."""
+
+        def choose(before: np.ndarray, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value = np.maximum(before, loads)
+            return value, value.argmin(axis=1)
+
+        return self._table(choose)
+
+    def smallest_sum(self, largest: float) -> np.ndarray:
+        """The choices with the smallest sum of loads, of those without a load above ``largest``."""
+
+        def choose(before: np.ndarray, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value = np.where(loads <= largest * _ROUNDING, before + loads, np.inf)
+            # The first of those that differ by rounding alone.
+            return value, (value <= value.min(axis=1, keepdims=True) * _ROUNDING).argmax(axis=1)
+
+        return self._table(choose)[1]
+
+    def _table(self, choose: _Choose) -> tuple[float, np.ndarray]:
+        best = np.full((self.ranks + 1, self.layers + 1), np.inf)
+        cut = np.zeros((self.ranks + 1, self.layers + 1), dtype=int)
+        best[0, 0] = 0.0
+        for rank in range(self.ranks):
+            last = self.layers - (self.ranks - 1 - rank)
+            for begin in range(rank + 1, last + 1, _ENDS_AT_ONCE):
+                ends = np.arange(begin, min(begin + _ENDS_AT_ONCE, last + 1))
+                first = np.arange(rank, ends[-1])
+                loads = (self._S[ends, None] - self._S[first]) / self.speed[rank]
+                loads[first >= ends[:, None]] = np.inf
+                if self._limited:
+                    held = self._B[rank, ends, None] - self._B[rank, first]
+                    loads[held > self._limit[rank]] = np.inf
+                value, chosen = choose(best[rank, first], loads)
+                best[rank + 1, ends] = value[np.arange(len(ends)), chosen]
+                cut[rank + 1, ends] = first[chosen]
+        return float(best[-1, -1]), cut
 
 
 def bounds_of(cut: np.ndarray) -> tuple[int, ...]:
