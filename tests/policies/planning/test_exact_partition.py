@@ -26,9 +26,7 @@ def test_of_equal_largest_loads_the_exact_partition_has_the_smallest_sum(data, l
     fitting = [p for p in all_partitions(layers, ranks) if capacity.fits(p)]
     assume(fitting)
     found = exact_partition(seconds, ranks, capacity).loads(seconds, speeds)
-    best = min(
-        (round(load.max(), 9), load.sum()) for load in (p.loads(seconds, speeds) for p in fitting)
-    )
+    best = min((round(load.max(), 9), load.sum()) for load in (p.loads(seconds, speeds) for p in fitting))
     assert (found.max(), found.sum()) == pytest.approx(best, rel=1e-9)
 
 

@@ -25,7 +25,7 @@ _ENDS_AT_ONCE = 64
 _ROUNDING = 1 + 1e-12
 
 _Choose = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and the k of each j."""
+"""(values of k, shape (K,); loads by j and k, infinite where k is no choice) -> values, and each j's k."""
 
 
 def exact_partition(seconds: Sequence[float], ranks: int, capacity: RankCapacity = UNLIMITED) -> Partition:
