@@ -24,14 +24,15 @@ from ballast_operator.observation.status_changes import (
     status_content,
 )
 from ballast_operator.reconcile.actions import carry_out_all
-from ballast_operator.reconcile.gang_pools import GangPools
 from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
+from ballast_operator.reconcile.room import why_no_room
 from ballast_operator.settings import JobSettings
 from ballast_operator.steps.context import StepResult
 from ballast_operator.steps.decide import decide, lacks_right, refused
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
 from ballast_operator.views.clock import Time, now
+from ballast_operator.views.gang_pools import GangPools
 from ballast_operator.views.job import JobView
 
 PROGRESS_WRITES_PER_SECOND = 20.0
@@ -157,18 +158,15 @@ class Reconciler:
         elif assignment is not None and assignment.action is AssignmentAction.PLACE and placement is not None:
             wanted = placement.nodes
         if wanted:
-            lacking = pools.shortage(self._observer, view, wanted, placement)
+            lacking = why_no_room(self._observer, view, wanted, placement=placement, pools=pools)
         return decide(
             view,
             assignment=assignment,
             shortage=lacking,
             now=self._clock(),
             settings=self._settings,
-            price_per_hour=pools.first.mean_price(view.unpaid_since, self._clock()),
-            pool=pools.first,
+            pools=pools,
             older_nodes=older_nodes(self._observer, allocation, pools.first),
-            pools=pools.all,
-            prices=pools.prices(view.unpaid_since, self._clock()),
         )
 
     async def _is_as_observed(self, view: JobView) -> bool:

@@ -1,7 +1,6 @@
 """What a step reads (:class:`ReconcileContext`) and what it returns (:class:`StepResult`)."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from ballast_policies.contract import Plan
 
@@ -11,8 +10,9 @@ from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.desired.pod import NewNode
 from ballast_operator.kube.kinds import Kind, Object
 from ballast_operator.settings import JobSettings
-from ballast_operator.views.assignment import UNKNOWN_POOL, Advice, Assignment, PoolInfo
+from ballast_operator.views.assignment import Advice, Assignment, PoolInfo
 from ballast_operator.views.clock import Time
+from ballast_operator.views.gang_pools import UNKNOWN_POOLS, GangPools
 from ballast_operator.views.hold import Hold
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -100,10 +100,8 @@ class ReconcileContext:
         spec: ``view.spec``, known to be there.
         assignment: the allocator's; None: it has not decided since this operator started.
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
-        price_per_hour: of one GPU of the gang, on average since its cost was summed up.
-        pool: what is known of the pool of the gang.
-        older_nodes: nodes of the pool that were there before the gang: not those that it waits for.
-        pools, prices: pool -> the same, of a gang in several; empty: it is in one.
+        pools: what is known of the pools of the gang.
+        older_nodes: nodes of the first pool that were there before the gang: not those that it waits for.
     """
 
     view: JobView
@@ -112,19 +110,16 @@ class ReconcileContext:
     shortage: str
     now: Time
     settings: JobSettings
-    price_per_hour: float = 0.0
-    pool: PoolInfo = UNKNOWN_POOL
+    pools: GangPools = UNKNOWN_POOLS
     older_nodes: tuple[str, ...] = ()
-    pools: Mapping[str, PoolInfo] = dataclasses.field(default_factory=dict)
-    prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def price_of(self, pool: str) -> float:
         """Price of a GPU hour of a pool of the gang, on average since its cost was summed up."""
-        return self.prices.get(pool, self.price_per_hour)
+        return self.pools.named(pool).mean_price(self.view.unpaid_since, self.now)
 
     def pool_of(self, pod: str) -> PoolInfo:
         """What is known of the pool in which the pod is."""
-        return self.pools.get(self.allocation.part_of(pod).pool, self.pool)
+        return self.pools.named(self.allocation.part_of(pod).pool)
 
     def gpu_resource_of(self, pod: str) -> str:
         """The extended resource that the pod asks for: that of its pool."""
@@ -135,12 +130,12 @@ class ReconcileContext:
         """How long the pods of a launch or a growth may take until all run; more where nodes have to come."""
         allocation = self.view.status.allocation
         new = allocation is not None and allocation.gpus_to_come > 0
-        return self.settings.bind_seconds + (self.pool.start_seconds if new else 0.0)
+        return self.settings.bind_seconds + (self.pools.first.start_seconds if new else 0.0)
 
     @property
     def new_node(self) -> NewNode:
         """Where pods go whose nodes do not exist yet."""
-        return NewNode(node_selector=self.pool.node_selector, not_on=self.older_nodes)
+        return NewNode(node_selector=self.pools.first.node_selector, not_on=self.older_nodes)
 
     @property
     def hold(self) -> Hold | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
@@ -22,8 +21,9 @@ from ballast_operator.steps.messages import with_refused_messages
 from ballast_operator.steps.shrinking import with_leaving_nodes
 from ballast_operator.steps.stopping import begin_termination
 from ballast_operator.steps.take_step import take_step
-from ballast_operator.views.assignment import UNKNOWN_POOL, Assignment, AssignmentAction, PoolInfo
+from ballast_operator.views.assignment import Assignment, AssignmentAction
 from ballast_operator.views.clock import Time
+from ballast_operator.views.gang_pools import UNKNOWN_POOLS, GangPools
 from ballast_operator.views.job import JobView
 
 LACKS_RIGHT_SECONDS = 10.0
@@ -37,11 +37,8 @@ def decide(
     shortage: str,
     now: Time,
     settings: JobSettings,
-    price_per_hour: float = 0.0,
-    pool: PoolInfo = UNKNOWN_POOL,
+    pools: GangPools = UNKNOWN_POOLS,
     older_nodes: tuple[str, ...] = (),
-    pools: Mapping[str, PoolInfo] | None = None,
-    prices: Mapping[str, float] | None = None,
 ) -> StepResult:
     """What to do about a job now.
 
@@ -51,11 +48,8 @@ def decide(
         shortage: why the assignment's nodes cannot hold the gang yet, as text; empty: they can.
         now: the present.
         settings: deadlines.
-        price_per_hour: of one GPU that the job holds, on average since its cost was summed up.
-        pool: what is known of the pool of the gang.
-        older_nodes: nodes of the pool that were there before the gang.
-        pools: pool -> the same, of a gang in several; None: it is in one.
-        prices: pool -> price of its GPUs, of such a gang.
+        pools: what is known of the pools of the gang.
+        older_nodes: nodes of the first pool that were there before the gang.
     """
     if view.deleting:
         return StepResult(status=view.status)  # the garbage collector deletes what the job owns
@@ -76,11 +70,8 @@ def decide(
         shortage=shortage,
         now=now,
         settings=settings,
-        price_per_hour=price_per_hour,
-        pool=pool,
+        pools=pools,
         older_nodes=older_nodes,
-        pools=pools or {},
-        prices=prices or {},
     )
     if not view.status.finished:
         context = with_status(context, with_cost_for_budget(context))

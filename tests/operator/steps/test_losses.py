@@ -6,6 +6,7 @@ import pytest
 from ballast_operator.api.job_allocation import AllocationPart
 from ballast_operator.steps.losses import failures_per_hour
 from ballast_operator.views.assignment import PoolInfo
+from ballast_operator.views.gang_pools import GangPools
 
 from tests.operator.steps.contexts import PODS, a_context, a_running_view
 from tests.operator.views.builders import a_plan
@@ -25,7 +26,7 @@ def rate(first: PoolInfo, second: PoolInfo | None = None) -> float | None:
         )
         allocation, pools = allocation.replace(parts=parts), {allocation.pool: first, "second": second}
     view = dataclasses.replace(view, status=view.status.replace(allocation=allocation))
-    return failures_per_hour(a_context(view, pool=first, pools=pools), a_plan(PODS))
+    return failures_per_hour(a_context(view, pools=GangPools(first=first, others=pools)), a_plan(PODS))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,19 @@ import pytest
 from ballast_operator.api.training_job_status import Isolated
 from ballast_operator.steps.context import with_status
 from ballast_operator.steps.costs.accounting import account_suspension, accrue_cost, accrue_isolated_time
+from ballast_operator.views.assignment import PoolInfo
+from ballast_operator.views.gang_pools import GangPools
 
 from tests.operator.steps.contexts import a_context, a_report, after, an_idle_view
 
 
+def at_price(per_hour: float) -> GangPools:
+    return GangPools(first=PoolInfo(price_per_hour=per_hour))
+
+
 def test_a_gang_costs_its_gpus_times_hours_times_price():
     """Four GPUs for an hour at 2.5; a second call at the same time adds nothing."""
-    context = a_context(seconds=3600, price_per_hour=2.5)
+    context = a_context(seconds=3600, pools=at_price(2.5))
     once = accrue_cost(context, context.view.status)
     assert once.cost_so_far == pytest.approx(10.0)
     assert accrue_cost(context, once).cost_so_far == pytest.approx(10.0)
@@ -18,17 +24,17 @@ def test_a_gang_costs_its_gpus_times_hours_times_price():
 
 def test_a_job_without_gpus_costs_nothing():
     """The status is returned as it was."""
-    idle = a_context(an_idle_view(), price_per_hour=2.5)
+    idle = a_context(an_idle_view(), pools=at_price(2.5))
     assert accrue_cost(idle, idle.view.status) == idle.view.status
 
 
 def test_time_without_a_price_is_not_paid_when_there_is_one():
     """The GPU time is summed up at no cost, so that a price that is set later counts from then on."""
-    unpriced = a_context(seconds=100, price_per_hour=0.0)
+    unpriced = a_context(seconds=100, pools=at_price(0.0))
     status = accrue_cost(unpriced, unpriced.view.status)
     assert (status.cost_so_far, status.cost_at) == (0.0, after(100))
     assert [entry.gpu_seconds for entry in status.pool_costs] == [400.0]
-    priced = a_context(with_status(unpriced, status).view, seconds=136, price_per_hour=100.0)
+    priced = a_context(with_status(unpriced, status).view, seconds=136, pools=at_price(100.0))
     assert accrue_cost(priced, status).cost_so_far == pytest.approx(4 * 36 / 3600 * 100)
 
 
