@@ -131,7 +131,7 @@ def test_the_key_follows_every_byte_of_the_source(tmp_path):
         before = after
 
 
-@pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])
+@pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36", "1.37"])
 def test_each_supported_minor_has_pinned_sources(minor, monkeypatch):
     """Another folder for each, and the API server says its version."""
     default = build_key()
@@ -147,7 +147,7 @@ def test_each_supported_minor_has_pinned_sources(minor, monkeypatch):
 def test_a_minor_that_is_not_pinned_is_refused_by_name(monkeypatch):
     """With those that there are."""
     monkeypatch.setenv("BALLAST_KUBERNETES", "1.12")
-    with pytest.raises(BinariesError, match=r"no such minor\. To fix: one of 1\.34, 1\.35, 1\.36"):
+    with pytest.raises(BinariesError, match=r"no such minor\. To fix: one of 1\.34, 1\.35, 1\.36, 1\.37"):
         find_binaries()
 
 
