@@ -45,6 +45,11 @@ def in_pod() -> bool:
     return _IN_POD.exists()
 
 
+def _exists(kubeconfigs: str) -> bool:
+    """Whether one of the files is there that a value of ``KUBECONFIG`` names."""
+    return any(Path(file).expanduser().exists() for file in kubeconfigs.split(os.pathsep))
+
+
 async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.0) -> "Cluster":
     """Connect with ``kubeconfig``, else ``$KUBECONFIG``, else as the pod's account, else ``~/.kube/config``.
 
@@ -55,13 +60,15 @@ async def connect(kubeconfig: str | None = None, *, request_seconds: float = 10.
     if kubeconfig is None and not os.environ.get("KUBECONFIG") and in_pod():
         kubernetes_config.load_incluster_config(client_configuration=configuration)
     else:
+        name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        if not _exists(name):
+            raise kubernetes_config.ConfigException(f"there is no kubeconfig: {name} does not exist")
         try:
             await kubernetes_config.load_kube_config(
                 config_file=kubeconfig, client_configuration=configuration, persist_config=False
             )
         # What the loader lets through where a file is no kubeconfig at all.
         except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
-            name = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             raise kubernetes_config.ConfigException(f"{name} is not a kubeconfig: {error}") from error
     return Cluster(kubernetes_client.ApiClient(configuration), request_seconds=request_seconds)
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Jobs of this namespace, without pools; default: all.")
-@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@kubeconfig_option
 @click.option(
     "--by",
     type=click.Choice(["job", "team", "pool"]),
@@ -36,18 +38,12 @@ def cost(namespace: str, kubeconfig: str | None, by: str | None, output: str, pl
 
     Amounts are in the currency of the ClusterPolicy's pricePerGpuHour.
     """
-    from kubernetes.aio.config import ConfigException
-
-    from ballast_operator.errors import OperatorError
-
     if namespace and by == "pool":
         raise click.UsageError("--by pool: pools belong to no namespace. To fix: leave --namespace out")
     if plot is not None and plot.suffix != ".html":
         raise click.UsageError(f"--plot: {plot.name} does not end in .html. To fix: name it so")
-    try:
+    with cluster_errors():
         found = asyncio.run(_read(namespace, kubeconfig))
-    except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
     if plot is not None:
         from ballast_operator.report.cost_plot import as_html
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -14,34 +15,31 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("job")
 @click.option("-n", "--namespace", default="default", show_default=True, help="The job's namespace.")
-@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@kubeconfig_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def explain(job: str, namespace: str, kubeconfig: str | None, output: str) -> None:
     """Explain why JOB runs on its GPUs, or why it waits."""
-    found = asyncio.run(_read(job, namespace, kubeconfig))
+    with cluster_errors():
+        found = asyncio.run(_read(job, namespace, kubeconfig))
     click.echo(found.to_json() if output == "json" else as_text(found))
 
 
 async def _read(job: str, namespace: str, kubeconfig: str | None) -> "Explanation":
-    from kubernetes.aio.config import ConfigException
-
-    from ballast_operator.errors import NotFound, OperatorError
+    from ballast_operator.errors import NotFound
     from ballast_operator.kube.client import connect
     from ballast_operator.kube.namespaces import is_missing, missing
     from ballast_operator.report.explanation import explain_job
 
-    try:
-        async with await connect(kubeconfig) as cluster:
-            if await is_missing(cluster, namespace):
-                raise click.ClickException(missing(namespace))
+    async with await connect(kubeconfig) as cluster:
+        if await is_missing(cluster, namespace):
+            raise click.ClickException(missing(namespace))
+        try:
             return await explain_job(cluster, namespace, job)
-    except NotFound as error:
-        raise click.ClickException(
-            f"there is no TrainingJob {job} in namespace {namespace}. "
-            "To fix: see `kubectl get trainingjobs --all-namespaces`"
-        ) from error
-    except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
+        except NotFound as error:
+            raise click.ClickException(
+                f"there is no TrainingJob {job} in namespace {namespace}. "
+                "To fix: see `kubectl get trainingjobs --all-namespaces`"
+            ) from error
 
 
 def _saves(progress: dict[str, Any]) -> str:

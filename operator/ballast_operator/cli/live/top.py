@@ -1,13 +1,16 @@
 """``ballast top``: pools and jobs of a live cluster."""
 
 import asyncio
+import contextlib
 
 import click
+
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 
 
 @click.command()
 @click.option("-n", "--namespace", default="", help="Jobs of this namespace; default: all.")
-@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@kubeconfig_option
 @click.option("--once", is_flag=True, help="Look once and end.")
 @click.option(
     "--every", default=1.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between looks."
@@ -21,16 +24,8 @@ import click
 )
 def top(namespace: str, kubeconfig: str | None, once: bool, every: float, output: str) -> None:
     """Watch node pools and training jobs until Ctrl-C."""
-    from kubernetes.aio.config import ConfigException
-
-    from ballast_operator.errors import OperatorError
-
-    try:
+    with cluster_errors(), contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_show(namespace, kubeconfig, once, every, output))
-    except KeyboardInterrupt:
-        return
-    except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or repair the connection") from error
 
 
 async def _show(namespace: str, kubeconfig: str | None, once: bool, every: float, output: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 from ballast_operator.cli.live.whatif_spot import limited, with_spot_limits
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     help="Also when each job would start and end within this many hours, without further jobs.",
 )
 @click.option("--cluster-policy", default="", help="Name of the ClusterPolicy; default: the only one.")
-@click.option("--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Default: $KUBECONFIG.")
+@kubeconfig_option
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def whatif(
     policy: str | None,
@@ -82,10 +83,8 @@ def whatif(
     """Show which jobs would gain and which would lose; nothing is changed on the cluster."""
     from ballast_policies.allocation.problem import ProblemError
     from ballast_policies.simulator.whatif import Setup, compare
-    from kubernetes.aio.config import ConfigException
 
     from ballast_operator.cli.live.whatif_mixtures import with_large_gangs
-    from ballast_operator.errors import OperatorError
 
     if is_folder_of_prices(prices):
         assert prices is not None
@@ -102,7 +101,8 @@ def whatif(
     priced = {} if prices is None else read_amounts(prices, "--prices", float)
     import_from_here(policy or "")
     try:
-        live = asyncio.run(_read(kubeconfig, cluster_policy))
+        with cluster_errors():
+            live = asyncio.run(_read(kubeconfig, cluster_policy))
         snapshot, objective = live.snapshot, live.policy.spec.objective
         problem, notes = pose(snapshot, objective, policy or objective.policy, prices=priced)
         limits = live.policy if spot is None else with_spot_limits(live.policy, spot)
@@ -127,8 +127,6 @@ def whatif(
                 live=live.resizable,
                 then=limits,
             )
-    except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
     except ProblemError as error:
         raise click.UsageError(with_option(str(error), {"more": "--add"})) from error
     if output == "json":
@@ -143,16 +141,11 @@ def whatif(
 def _replay(
     prices: str, policy: str | None, days: float, start: str | None, kubeconfig: str | None, output: str
 ) -> None:
-    from kubernetes.aio.config import ConfigException
-
     from ballast_operator.cli.live.whatif_prices import replay_cluster
-    from ballast_operator.errors import OperatorError
 
     chosen = policy or "min-cost-slo"
-    try:
+    with cluster_errors():
         replay_cluster(prices, policy=chosen, days=days, start=start, kubeconfig=kubeconfig, output=output)
-    except (OperatorError, ConfigException) as error:
-        raise click.ClickException(f"{error}. To fix: give --kubeconfig, or check the connection") from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

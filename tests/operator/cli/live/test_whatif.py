@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ballast_operator.cli.live.whatif import as_text, pose, read_cluster, read_snapshot, whatif
+from ballast_operator.cli.main import main
 from ballast_operator.kube.kinds import JOB, NODE, POLICY
 from ballast_policies.allocation.problem import ProblemError
 from ballast_policies.simulator.whatif import Setup, compare
@@ -140,6 +141,17 @@ def test_a_file_that_is_no_kubeconfig_is_named(tmp_path, content):
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert f"{file} is not a kubeconfig" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["cost"], ["explain", "job"], ["top", "--once"], ["whatif"]])
+def test_without_a_kubeconfig_each_command_tells_how_to_get_one(monkeypatch, tmp_path, arguments):
+    """The file that is missing is named, and the command that makes a cluster."""
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "there is no kubeconfig: ~/.kube/config does not exist. To fix: " in done.stderr
+    assert "ballast up" in done.stderr
 
 
 def test_which_of_two_policies_is_meant_must_be_said():
