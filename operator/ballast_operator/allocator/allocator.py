@@ -16,7 +16,7 @@ from ballast_operator.allocator.policy_status import PolicyReport, policy_status
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
-from ballast_operator.api.policy_conditions import PolicyReason
+from ballast_operator.api.policy_conditions import NO_POLICY, PolicyReason
 from ballast_operator.api.read import InvalidObject, read_cluster_policy
 from ballast_operator.errors import Conflict, NotFound, NotLeader, Rejected, Unavailable
 from ballast_operator.kube.client import Cluster
@@ -144,7 +144,7 @@ class Allocator:
         jobs, self._next_read, self._next_growth = self._observer.jobs(), None, None
         await self._load(jobs)
         in_force: Object | None = None
-        problem = "there is no ClusterPolicy. To fix: create one"
+        problem = NO_POLICY
         for item in items:
             try:
                 policy = read_cluster_policy({**item, "status": {}})

@@ -2,6 +2,9 @@
 
 import enum
 
+NO_POLICY = "there is no ClusterPolicy. To fix: create one"
+"""Why no job gets GPUs before the first is there."""
+
 
 class PolicyCondition(enum.StrEnum):
     """Types of ``ClusterPolicy.status.conditions``."""

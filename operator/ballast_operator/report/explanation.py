@@ -7,6 +7,7 @@ from typing import Any
 
 from ballast_policies.contract import JOB_LABEL
 
+from ballast_operator.api.policy_conditions import NO_POLICY
 from ballast_operator.errors import NotFound
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
@@ -91,8 +92,7 @@ def explanation(
         restarts=dict(status.get("restarts") or {}),
         pods=tuple(_pod(pod) for pod in sorted(pods, key=lambda pod: pod["metadata"]["name"])),
         conditions=conditions,
-        policy=tuple(_policy(policy) for policy in policies)
-        or ("there is no ClusterPolicy. To fix: create one",),
+        policy=tuple(_policy(policy) for policy in policies) or (NO_POLICY,),
         events=tuple(f"{e.get('reason', '')}: {e.get('message', '')}" for e in ordered[-LAST_EVENTS:]),
     )
 

@@ -2,6 +2,7 @@
 
 import json
 
+from ballast_operator.api.policy_conditions import NO_POLICY
 from ballast_operator.cli.live.explain import as_text
 from ballast_operator.report.explanation import explanation
 from ballast_operator.report.overview import overview
@@ -29,6 +30,22 @@ def test_a_waiting_job_is_explained_by_its_refusal():
     assert "team/one: Waiting (WaitingForCapacity)" in text
     assert "second   2 x k80: 1 steps/s" in text
     assert "there is no ClusterPolicy" in text
+
+
+def test_what_was_chosen_is_told_once():
+    """Also where the reason begins with it, as that of a gang in several pools does."""
+    for why, want in (
+        ("2 x v100: they were free", "  chosen   2 x v100: they were free"),
+        ("they were free", "  chosen   2 x v100: they were free"),
+    ):
+        runs = job(state="Running", lastDecision={"chosen": "2 x v100", "why": why})
+        assert want in as_text(explanation(runs, [], [], [])).splitlines()
+
+
+def test_what_keeps_a_job_waiting_is_told_once():
+    """The policy's line is left out where it is the answer."""
+    waits = job(state="Waiting", conditions=[condition("Admitted", "False", "WaitingForPolicy", NO_POLICY)])
+    assert as_text(explanation(waits, [], [], [])).count(NO_POLICY) == 1
 
 
 def test_a_job_that_starts_says_both_where_and_what_it_waits_for():

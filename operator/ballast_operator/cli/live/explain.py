@@ -62,7 +62,8 @@ def as_text(found: "Explanation") -> str:
             f"launch {held.get('launch', 1)}, round {held.get('planId', '-')}"
         )
     if found.decision.get("chosen"):
-        lines.append(f"  chosen   {found.decision['chosen']}: {found.decision.get('why', '')}")
+        chosen, why = found.decision["chosen"], found.decision.get("why", "")
+        lines.append(f"  chosen   {why if why.startswith(chosen) else f'{chosen}: {why}'}")
     if found.decision.get("nextBest"):
         lines.append(f"  second   {found.decision['nextBest']}")
     if found.progress:
@@ -77,6 +78,6 @@ def as_text(found: "Explanation") -> str:
         f"  pod      {pod.name} {'leaving' if pod.leaving else pod.phase} on {pod.node or 'no node yet'}"
         for pod in found.pods
     ]
-    lines += [f"  policy   {line}" for line in found.policy]
+    lines += [f"  policy   {line}" for line in found.policy if line != found.answer]
     lines += [f"  event    {line}" for line in found.events]
     return printable("\n".join(lines))

@@ -4,6 +4,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from ballast_operator.api.policy_conditions import NO_POLICY
 from ballast_operator.cli.terminal import printable
 from ballast_operator.report.overview import JobLine, Overview
 
@@ -19,6 +20,8 @@ class Tables:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Policies, pools, jobs."""
+        if not self._seen.policies:
+            yield Text(f"No job gets GPUs: {NO_POLICY}, as in examples/clusterpolicy.yaml")
         for line in self._seen.policies:
             yield Text(printable(f"ClusterPolicy {line}"))
         yield _pools(self._seen)

@@ -34,6 +34,12 @@ def job(**fields: object) -> JobLine:
     return JobLine(**{**known, **fields})
 
 
+def test_without_a_cluster_policy_the_tables_say_why_nothing_runs():
+    """The pools are empty then, and a table without rows tells nothing."""
+    text = printed(Overview(policies=(), pools=(), jobs=()), 80)
+    assert text.startswith("No job gets GPUs: there is no ClusterPolicy. To fix: create one")
+
+
 def printed(seen: Overview, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(Tables(seen))
