@@ -68,7 +68,10 @@ class Metrics:
             registry=r,
         )
         self.pool_cost = Gauge(
-            "ballast_pool_cost", "What the pool's GPUs have cost, held or idle.", ["pool"], registry=r
+            "ballast_pool_cost",
+            "What the pool's GPUs have cost, held or idle, and data read there.",
+            ["pool"],
+            registry=r,
         )
         self.pool_idle_cost = Gauge(
             "ballast_pool_idle_cost", "The part of it in which no job held them.", ["pool"], registry=r
@@ -92,7 +95,8 @@ class Metrics:
         )
         self.wasted_cost = Gauge(
             "ballast_wasted_cost",
-            "Cost of idle GPUs, and of start-ups and lost steps of the jobs that are not deleted.",
+            "Cost of idle GPUs, of start-ups and lost steps of the jobs that are not deleted, and of data "
+            "that was read from other regions.",
             ["kind"],
             registry=r,
         )

@@ -19,6 +19,7 @@ class Configuration:
         name: unique among the job's configurations.
         gpus: GPU type -> GPUs, whole numbers; at least one GPU in all. A type with 0 is as one left out.
         throughput: steps (or other units of work) per second of the whole gang; 0: it cannot run so.
+        usd_per_step: what a step costs besides the GPUs, e.g. to read its data from another region.
 
     Raises:
         ContractError: a value is impossible; paths are relative to the configuration.
@@ -27,6 +28,7 @@ class Configuration:
     name: str
     gpus: Mapping[str, int]
     throughput: float
+    usd_per_step: float = 0.0
 
     def __post_init__(self) -> None:
         problems = [
@@ -38,6 +40,8 @@ class Configuration:
             problems.append(Problem("gpus", "there is no GPU. To fix: give at least one"))
         if not (self.throughput >= 0 and math.isfinite(self.throughput)):
             problems.append(Problem("throughput", f"{self.throughput} must be at least 0 and finite"))
+        if not (self.usd_per_step >= 0 and math.isfinite(self.usd_per_step)):
+            problems.append(Problem("usd_per_step", f"{self.usd_per_step} must be at least 0 and finite"))
         if not self.name:
             problems.append(Problem("name", "expected a text, got ''"))
         if problems:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ballast_operator.allocator.assignments import waiting_for_policy
-from ballast_operator.allocator.costs.bill import pool_infos
+from ballast_operator.allocator.costs.bill import pool_infos, with_regions
 from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, Question
@@ -210,9 +210,8 @@ class Allocator:
         seen = [self._seen.popleft() for _ in range(len(self._seen))]
         nodes, pods = self._observer.nodes(), self._observer.caches[POD].of_no_job()
         clock.lap("read")
-        self._board.pools = pool_infos(
-            policy.spec.node_pools, self._board.pools, item.get("status"), at=started
-        )
+        known = self._board.pools
+        self._board.pools = pool_infos(policy.spec.node_pools, known, item.get("status"), at=started)
         question = await asyncio.to_thread(
             self.decider.ask,
             policy,
@@ -225,9 +224,10 @@ class Allocator:
             pools=self._board.pools,
         )
         clock.lap("prepare")
+        assert question.snapshot is not None
+        self._board.pools = with_regions(self._board.pools, question.snapshot.capacity)
         if isinstance(question, PolicyReport):
             await self._report(item, dataclasses.replace(question, prices=prices))
-            assert question.snapshot is not None
             overlaps = "; ".join(question.snapshot.capacity.overlaps)
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
         solve = await self._solve(policy, question, started.timestamp())

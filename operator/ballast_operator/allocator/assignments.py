@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies.isolated import isolated_shares
+from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Allocation, Job, Problem
+from ballast_policies.allocation.registry import find_policy
 from ballast_policies.rounds import Placement, Round
 from ballast_policies.rounds.mixed import with_mixtures
 from ballast_policies.rounds.sizes import ElasticGang, extra_nodes, kept_ranks
 
+from ballast_operator.allocator.costs.data_told import data_told
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 from ballast_operator.api.conditions import JobReason
 from ballast_operator.kube.kinds import Key
@@ -43,6 +46,8 @@ def assignments_of(
         dry_run: nothing is to change; each assignment says what would.
     """
     speeds = isolated_speeds(snapshot, snapshot.problem, snapshot.running)
+    # The fallback is no policy, and reads no prices.
+    by_price = allocation.status != "greedy" and Reads.PRICES in find_policy(allocation.policy).reads
     found = {
         job.key: _assignment(
             job,
@@ -50,6 +55,14 @@ def assignments_of(
             allocation,
             snapshot.capacity.gpu_types,
             dry_run=dry_run,
+            of_data=data_told(
+                job,
+                round_.placements.get(job.name),
+                snapshot.capacity.pools,
+                by_price=by_price,
+            )
+            if job.usd_per_step
+            else "",
             common={
                 "launches": job.launches,
                 "plan_id": plan_id,
@@ -94,10 +107,11 @@ def _assignment(
     gpu_types: tuple[str, ...],
     *,
     dry_run: bool,
+    of_data: str,
     common: Mapping[str, Any],
 ) -> Assignment:
     placement, why = round_.placements.get(job.name), round_.reasons.get(job.name, "")
-    why = "; ".join(filter(None, (why, job.left_out)))
+    why = "; ".join(filter(None, (why, of_data, job.left_out)))
     best = next_best(allocation, job.job, gpu_types, chosen=placement.gpu_type if placement else None)
     if job.elastic is not None:
         best = next_best_sizes(job.elastic, allocation.allocation.get(job.name, {}), placement)

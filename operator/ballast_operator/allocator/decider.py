@@ -19,13 +19,14 @@ from ballast_operator.allocator.advice import advice_by_job
 from ballast_operator.allocator.assignments import assignments_of
 from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
-from ballast_operator.allocator.costs.teams import next_change, spent_budgets
+from ballast_operator.allocator.costs.teams import next_change, next_team_costs, spent_budgets
 from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
 from ballast_operator.allocator.problem.inputs import (
     CompletedProblem,
     complete,
+    data_costs,
     price_classes,
     structure,
     values,
@@ -118,9 +119,11 @@ class Decider:
             item: the ClusterPolicy as it is stored; its status has what teams and pools have cost.
             pools: with the prices that jobs pay.
         """
-        bill, bill_at = written_bill((item or {}).get("status"))
-        self.paid = self.paid.next(jobs, pools or {}, bill, bill_at, started)
-        teams = team_costs((item or {}).get("status"), started)
+        status = (item or {}).get("status")
+        bill, bill_at = written_bill(status)
+        teams = team_costs(status, bill_at or started)
+        self.paid = self.paid.next(jobs, pools or {}, bill, teams, bill_at, started)
+        teams = next_team_costs(status or {}, policy, self.paid, started)
         self.budgets_at = next_change(policy, teams, started)
         for view in (*seen, *jobs):
             self._record(view)
@@ -134,6 +137,7 @@ class Decider:
             admissions=self._admissions,
             now=started,
             spent=spent_budgets(policy, teams),
+            regions={name: info.region for name, info in (pools or {}).items()},
         )
         growth = snapshot.next_growth(started)
         self.growth_at = None if growth is None else growth.timestamp()
@@ -144,11 +148,13 @@ class Decider:
         priced = at_useful_prices(snapshot.capacity.pools, policy.spec.node_pools, (item or {}).get("status"))
         capacity = dataclasses.replace(snapshot.capacity, pools=priced)
         closed = snapshot.closed_pools
-        classes = price_classes(policy.spec.objective.policy, capacity, inputs.problem.prices, closed)
         name, moment = policy.spec.objective.policy, started.timestamp()
+        besides = data_costs(name, snapshot)
+        prices = inputs.problem.prices
+        classes = price_classes(name, capacity, prices, closed, by_region=bool(besides))
         agnostic = policy.spec.objective.heterogeneity_agnostic
         posed = with_mixtures(inputs.problem, snapshot.mixed, name, agnostic=agnostic)
-        asked = dataclasses.replace(inputs, problem=classes.split(posed, closed))
+        asked = dataclasses.replace(inputs, problem=classes.split(posed, closed, besides))
         return Question(
             snapshot=snapshot,
             inputs=inputs,

@@ -16,8 +16,9 @@ from ballast_policies.rounds import Placement, Round
 from ballast_policies.rounds.mixed import with_mixtures
 
 from ballast_operator.allocator.assignments import isolated_speeds
+from ballast_operator.allocator.costs.data_prices import at_placement
 from ballast_operator.allocator.decider import team_parts
-from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, price_classes
+from ballast_operator.allocator.problem.inputs import CompletedProblem, complete, data_costs, price_classes
 from ballast_operator.allocator.problem.snapshot import Snapshot, SnapshotJob
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.size_changes import DEFAULT_PAUSE_SECONDS, DEFAULT_RESTART_SECONDS
@@ -147,11 +148,12 @@ class _Forecast:
         objective = self._policy.spec.objective
         inputs = complete(objective, snapshot.problem, snapshot.unmeasured)
         closed = snapshot.closed_pools
-        classes = price_classes(objective.policy, snapshot.capacity, inputs.problem.prices, closed)
+        besides, prices = data_costs(objective.policy, snapshot), inputs.problem.prices
+        classes = price_classes(objective.policy, snapshot.capacity, prices, closed, by_region=bool(besides))
         decided = self._rounds.decide(
             self._policy,
             snapshot,
-            self._shares(inputs, classes, closed),
+            self._shares(inputs, classes, closed, besides),
             classes=classes,
             parts=team_parts(objective.policy, inputs.problem),
             moment=self._began + at,
@@ -161,13 +163,17 @@ class _Forecast:
         self._isolated = {name: 1.0 / ratio for name, ratio in ratios.items() if ratio > 0}
 
     def _shares(
-        self, inputs: CompletedProblem, classes: PriceClasses, closed: Mapping[str, frozenset[str]]
+        self,
+        inputs: CompletedProblem,
+        classes: PriceClasses,
+        closed: Mapping[str, frozenset[str]],
+        besides: Mapping[str, Mapping[str, float]],
     ) -> Allocation:
         name, jobs = self._policy.spec.objective.policy, frozenset(self._present)
         constant = find_policy(name).reads <= CONSTANT
         if self._solved is None or self._solved[0] != jobs or not constant:
             posed = with_mixtures(inputs.problem, self._snapshot.mixed, name, agnostic=self._agnostic)
-            found = allocate(name, classes.split(posed, closed), agnostic=self._agnostic)
+            found = allocate(name, classes.split(posed, closed, besides), agnostic=self._agnostic)
             self._solved = jobs, found
         return self._solved[1]
 
@@ -227,3 +233,4 @@ class _Forecast:
         for part in at.by_pool:
             price = self._prices.get(part.pool, 0.0)
             live.course.cost += seconds * part.gpus / HOUR * price
+        live.course.cost += trained * live.speed * at_placement(live.one.usd_per_step, at)

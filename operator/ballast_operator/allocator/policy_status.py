@@ -78,7 +78,7 @@ def policy_status(
     # A map that server-side apply empties ends as null, which the CRD refuses: empty ones are left out.
     status = _status(report, conditions, generation)
     status = status.replace(bill=_bill(old, report, status, now), bill_at=now, prices=_prices(old, report))
-    status = status.replace(teams=next_team_costs(old, report.jobs, report.policy, now))
+    status = status.replace(teams=next_team_costs(old, report.policy, report.paid, now))
     status = status.replace(hazard=next_hazards(old, report.seen_nodes, report.snapshot, now))
     content = {
         name: value for name, value in status.to_dict().items() if value not in ({}, [])
@@ -236,6 +236,7 @@ def _capacity(
             pool=pool.name,
             gpu_type=pool.gpu_type,
             capacity_type=capacity.kinds[pool.name].capacity_type,
+            region=capacity.regions.get(pool.name, ""),
             memory_per_gpu=round(capacity.memory[pool.name]) if pool.name in capacity.memory else None,
             nodes=len(capacity.members[pool.name]),
             gpus=gpus[pool.name],

@@ -4,7 +4,7 @@ from typing import Any
 
 from ballast_operator.kube.kinds import Object
 
-SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "monthCost", "nodeHours"})
+SUMS = frozenset({"gpuSeconds", "cost", "heldCost", "dataCost", "monthCost", "nodeHours"})
 """Fields that grow as time passes, at rates that are written."""
 
 

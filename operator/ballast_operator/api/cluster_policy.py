@@ -22,6 +22,7 @@ from ballast_operator.api.base import (
 )
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus
 from ballast_operator.api.costs.budgets import TeamBudget
+from ballast_operator.api.costs.job_data import DataPrice
 from ballast_operator.api.costs.spot_limits import SpotLimits
 from ballast_operator.api.node_pool import CapacityType, NodePool
 
@@ -234,6 +235,15 @@ class ClusterPolicySpec(ApiModel):
     """Limits of spot machines. What runs is never stopped for them."""
     budgets: Annotated[dict[str, TeamBudget], Field(max_length=256)] = Field(default_factory=dict)
     """Team -> what its jobs may cost, under every policy. Jobs name their team in ``spec.entity``."""
+    data_prices: Annotated[
+        tuple[DataPrice, ...],
+        Field(
+            max_length=256,
+            json_schema_extra=schema(list_type="map", list_map_keys=["fromRegion", "toRegion"]),
+        ),
+    ] = ()
+    """What data between regions costs, for jobs with ``spec.dataLocation``: the most exact entry counts. A
+    job is not placed where the price of its data is not known."""
     dry_run: bool = False
     """Decide and say so, but start and stop nothing."""
 

@@ -20,6 +20,8 @@ class PoolCapacity(StatusModel):
     """Its GPU type."""
     capacity_type: _Name = ""
     """``onDemand`` or ``spot``: as the spec says, or else the labels of its nodes."""
+    region: Annotated[str, Field(max_length=63)] = ""
+    """Region of its nodes, as far as it is known."""
     memory_per_gpu: Annotated[int, Field(ge=0)] | None = None
     """Bytes of memory of each GPU that count: as the spec says, or else the catalogue; absent: not known."""
     nodes: Annotated[int, Field(ge=0)] = 0
@@ -54,6 +56,11 @@ class PoolBill(StatusModel):
     deleted_jobs_cost: float | None = None
     """The part of ``heldCost`` that deleted jobs have paid. What the others had paid before ``since``, for
     another ClusterPolicy, is taken off."""
+    data_cost: Annotated[float, Field(ge=0)] = 0.0
+    """Besides ``cost``: what jobs paid for data that was read there from other regions, deleted ones
+    included."""
+    deleted_jobs_data_cost: float | None = None
+    """The part of ``dataCost`` that deleted jobs have paid, likewise."""
 
 
 class PoolHazard(StatusModel):

@@ -106,6 +106,8 @@ class JobReason(enum.StrEnum):
     """Not admitted: no node pool has a GPU type that ``gpuTypes`` allows."""
     NO_MATCHING_CAPACITY_TYPE = "NoMatchingCapacityType"
     """Not admitted: all pools with its GPU types are spot, or none is, and ``spec.spot`` rules them out."""
+    NO_DATA_PRICE = "NoDataPrice"
+    """Not admitted: of no pool that it may use it is known what reading ``spec.dataLocation`` there costs."""
     EXCEEDS_MEMORY = "ExceedsMemory"
     """Not admitted: the job does not fit the memory of the GPUs; the message says what needs how much."""
 

@@ -221,3 +221,5 @@ class PoolCost(StatusModel):
     """What they cost."""
     startup_cost: Annotated[float, Field(ge=0)] = 0.0
     """The part of ``cost`` in which no step was done: before all ranks train, and while they leave."""
+    data_cost: Annotated[float, Field(ge=0)] = 0.0
+    """Besides ``cost``: what data cost that was read there from other regions."""

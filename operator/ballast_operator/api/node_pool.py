@@ -7,6 +7,7 @@ from ballast_policies.contract import GPU_RESOURCE
 from pydantic import Field
 
 from ballast_operator.api.base import ApiModel, DnsLabel, GpuType, MemoryQuantity, Refused, Rule
+from ballast_operator.api.costs.job_data import Region
 from ballast_operator.api.costs.price_feed import PriceFeed
 
 _LabelValue = Annotated[str, Field(max_length=63)]
@@ -89,6 +90,10 @@ class NodePool(ApiModel):
     capacity_type: CapacityType | None = None
     """How sure its nodes are to stay. Absent: as the labels of its nodes say, of Karpenter, EKS, GKE, AKS or
     ``ballast.dev/capacity-type``; without such labels ``onDemand``. ``status.capacity`` has what counts."""
+    region: Region | None = None
+    """Region of its nodes, for jobs with ``spec.dataLocation``. Absent: as its nodes' label
+    ``topology.kubernetes.io/region`` says, or its selector, or its price feed; ``status.capacity`` has what
+    counts."""
     max_nodes: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Nodes that it may have. An autoscaler (Karpenter, Cluster Autoscaler) behind it adds those that do not
     exist: gangs are placed on them too, and their pods wait for them. Absent: only nodes that exist count."""

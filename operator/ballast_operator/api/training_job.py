@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Rule, Time, schema
 from ballast_operator.api.costs.budgets import OnLimit
+from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.placement.mixed_pools import RULES as MIXED_POOLS_RULES
 from ballast_operator.api.placement.mixed_pools import MixedPools
@@ -137,6 +138,9 @@ class TrainingJobSpec(ApiModel):
     spot: SpotUse = SpotUse.ALLOW
     """Whether it may run on spot machines (``nodePools[].capacityType``), under every policy. A change takes
     effect at the next launch."""
+    data_location: DataLocation | None = None
+    """Where its data is, and how much of it is read: then what clouds take for data between regions counts in
+    its cost, its budget, and in every policy that reads prices. Absent: data is taken to cost nothing."""
     mixed_pools: MixedPools = MixedPools.NEVER
     """Whether its gang may have GPUs of several pools at once, with stages that suit their speed and memory:
     where that is faster than one pool, or where no pool has room for it. It keeps the size that it was

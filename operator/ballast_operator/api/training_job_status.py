@@ -8,6 +8,7 @@ from ballast_operator.api.base import StatusModel, Step, Time, schema
 from ballast_operator.api.cause import Cause
 from ballast_operator.api.condition import Condition, Conditions, find_condition, set_condition
 from ballast_operator.api.conditions import SUSPENSIONS, JobCondition, JobReason, JobState
+from ballast_operator.api.costs.job_data import DataCost
 from ballast_operator.api.job_allocation import JobAllocation, PoolCost
 
 _Text = Annotated[str, Field(max_length=4096)]
@@ -155,7 +156,8 @@ class TrainingJobStatus(StatusModel):
     last_decision: Decision | None = None
     """The allocator's last decision about the job."""
     cost_so_far: Annotated[float, Field(ge=0)] = 0.0
-    """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``."""
+    """GPU hours x price of the pool, in the currency of ``pricePerGpuHour``, up to ``costAt``, and data read
+    from other regions."""
     cost_at: Time | None = None
     """When the cost was summed up last."""
     pool_costs: Annotated[
@@ -163,6 +165,8 @@ class TrainingJobStatus(StatusModel):
         Field(max_length=256, json_schema_extra=schema(list_type="map", list_map_keys=["pool"])),
     ] = ()
     """``costSoFar`` by pool; ``ballast cost`` sums them up."""
+    data: DataCost | None = None
+    """What it has read from other regions, of a job with ``spec.dataLocation``."""
     lost_steps: Annotated[int, Field(ge=0)] = 0
     """Steps that were done and not saved when a launch ended: they are done twice."""
     lost_cost: Annotated[float, Field(ge=0)] = 0.0

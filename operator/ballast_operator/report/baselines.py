@@ -5,18 +5,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ballast_policies.accounting import cost
+from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 
+from ballast_operator.api.base import memory_bytes
 from ballast_operator.kube.kinds import Object
+from ballast_operator.report.held import held_parts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """By pool: price, GPU type, GPUs; by GPU type: the cheapest on-demand price."""
+    """By pool: price, GPU type, GPUs, region; by GPU type: the cheapest on-demand price; prices of data."""
 
     price: Mapping[str, float]
     gpu_type: Mapping[str, str]
     gpus: Mapping[str, int]
     on_demand: Mapping[str, float]
+    region: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data: DataPrices = NO_DATA_PRICES
 
 
 def read_prices(policies: Sequence[Object]) -> Prices:
@@ -25,10 +30,15 @@ def read_prices(policies: Sequence[Object]) -> Prices:
     gpu_type: dict[str, str] = {}
     gpus: dict[str, int] = {}
     on_demand: dict[str, float] = {}
+    region: dict[str, str] = {}
+    data: dict[tuple[str, str], float] = {}
     for policy in policies:
         status = policy.get("status") or {}
         bill = {entry["pool"]: entry for entry in status.get("bill") or []}
         capacity = {entry["pool"]: entry for entry in status.get("capacity") or []}
+        region |= {name: entry.get("region", "") for name, entry in capacity.items()}
+        for each in policy["spec"].get("dataPrices") or []:
+            data.setdefault((each["fromRegion"], each["toRegion"]), each["pricePerGb"])
         for pool in policy["spec"].get("nodePools") or []:
             name, kind = pool["name"], pool["gpuType"]
             now = (bill.get(name) or {}).get("pricePerGpuHour", pool.get("pricePerGpuHour") or 0.0)
@@ -38,7 +48,35 @@ def read_prices(policies: Sequence[Object]) -> Prices:
             found = (capacity.get(name) or {}).get("capacityType")
             if (found or pool.get("capacityType") or "onDemand") == "onDemand" and now > 0:
                 on_demand[kind] = min(on_demand.get(kind, now), now)
-    return Prices(price=price, gpu_type=gpu_type, gpus=gpus, on_demand=on_demand)
+    return Prices(
+        price=price,
+        gpu_type=gpu_type,
+        gpus=gpus,
+        on_demand=on_demand,
+        region=region,
+        data=DataPrices(data),
+    )
+
+
+def data_usd_per_step(job: Object, prices: Prices) -> float:
+    """What a step of the job pays for data where it runs; 0: nothing, or it is not known."""
+    stated, held = (
+        job["spec"].get("dataLocation"),
+        held_parts((job.get("status") or {}).get("allocation") or {}),
+    )
+    if not stated or not held:
+        return 0.0
+    if stated.get("readPerStep") is not None:
+        each = memory_bytes(stated["readPerStep"])
+    else:
+        each = memory_bytes(stated["readInAll"]) / max(1, job["spec"].get("totalSteps", 0))
+    total = sum(part.gpus for part in held) or 1
+    return sum(
+        (prices.data.of_bytes(each, stated["region"], prices.region.get(part.pool, "")) or 0.0)
+        * part.gpus
+        / total
+        for part in held
+    )
 
 
 def on_demand_cost(gpu_seconds: Mapping[str, float], status: Any, prices: Prices) -> float | None:

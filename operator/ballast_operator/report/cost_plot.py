@@ -13,6 +13,7 @@ COLOURS = {
     "training": "#4878a8",
     "start-up": "#e8a33d",
     "lost steps": "#c44e52",
+    "data": "#6aa56a",
     "jobs": "#4878a8",
     "deleted jobs": "#9db7d5",
     "idle": "#c9c9c9",
@@ -37,9 +38,10 @@ def as_html(found: Costs) -> str:
         (
             f"{job.namespace}/{job.job}",
             [
-                ("training", job.cost - job.startup_cost - job.lost_cost),
+                ("training", job.cost - job.startup_cost - job.lost_cost - job.data_cost),
                 ("start-up", job.startup_cost),
                 ("lost steps", job.lost_cost),
+                ("data", job.data_cost),
             ],
         )
         for job in dearest[:MOST_JOBS]

@@ -5,6 +5,8 @@ The bill of the nodes is the ClusterPolicy's (``status.bill``); what jobs have c
 that they say, so that for each pool
 
     bill = jobs + deleted jobs + idle.
+
+Data that was read from other regions is a part of these, of the bill too.
 """
 
 import dataclasses
@@ -17,9 +19,15 @@ from ballast_policies.accounting import cost
 from ballast_operator.api.costs.budgets import BudgetPeriod
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
-from ballast_operator.report.baselines import Prices, on_demand_cost, read_prices, type_blind_cost
+from ballast_operator.report.baselines import (
+    Prices,
+    data_usd_per_step,
+    on_demand_cost,
+    read_prices,
+    type_blind_cost,
+)
 from ballast_operator.report.held import paid_parts
-from ballast_operator.report.paid import paid_by_others
+from ballast_operator.report.paid import written_for_data, written_for_gpus
 from ballast_operator.report.team_costs import team_costs
 
 NO_TEAM = ""
@@ -35,10 +43,11 @@ class JobCost:
         projected: at its end, at its present speed and price.
         startup_cost: of ``cost``: no step was done meanwhile.
         lost_cost: of ``cost``: for steps that were done twice.
+        data_cost: of ``cost``: for data that was read from other regions.
         on_demand_cost: the same GPU time in the cheapest on-demand pool of the same GPU types.
         type_blind_cost: the same steps on all GPU types, each for the part of the time that it is of the
             cluster, as an isolated share is: what not choosing would have cost.
-        by_pool: pool -> cost there.
+        by_pool, data_by_pool: pool -> of ``cost`` and of ``data_cost``, what it paid there.
     """
 
     namespace: str
@@ -54,6 +63,8 @@ class JobCost:
     on_demand_cost: float | None
     type_blind_cost: float | None
     by_pool: Mapping[str, float]
+    data_cost: float = 0.0
+    data_by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,7 @@ class PoolCostLine:
     Attributes:
         price: of one GPU for an hour, now.
         since: since when the bill is kept.
+        data: of ``bill``: what jobs paid for data that they read there from other regions.
     """
 
     pool: str
@@ -92,6 +104,7 @@ class PoolCostLine:
     jobs: float
     deleted_jobs: float
     idle: float
+    data: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +127,13 @@ class Costs:
                 "idle": sum(pool.idle for pool in self.pools),
                 "startup": sum(job.startup_cost for job in self.jobs),
                 "lost_steps": sum(job.lost_cost for job in self.jobs),
-                "saved_against_on_demand": _saved((job.cost, job.on_demand_cost) for job in self.jobs),
-                "saved_against_type_blind": _saved((job.cost, job.type_blind_cost) for job in self.jobs),
+                "data": sum(pool.data for pool in self.pools),
+                "saved_against_on_demand": _saved(
+                    (job.cost - job.data_cost, job.on_demand_cost) for job in self.jobs
+                ),
+                "saved_against_type_blind": _saved(
+                    (job.cost - job.data_cost, job.type_blind_cost) for job in self.jobs
+                ),
             },
         }
 
@@ -192,7 +210,10 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     rate = sum(rates.values())  # per second
     counted = max(filter(None, (status.get("costAt"), allocation.get("since"))), default=None)
     seconds = _seconds_since(counted, now)
-    by_pool = {entry["pool"]: entry.get("cost", 0.0) for entry in status.get("poolCosts") or []}
+    by_pool = {
+        entry["pool"]: entry.get("cost", 0.0) + entry.get("dataCost", 0.0)
+        for entry in status.get("poolCosts") or []
+    }
     gpu_seconds = {entry["pool"]: entry.get("gpuSeconds", 0.0) for entry in status.get("poolCosts") or []}
     for part in held:
         if rates[part.pool] > 0:
@@ -206,7 +227,7 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     if finished or not left:
         projected = total
     elif speed > 0 and rate > 0:
-        projected = total + rate * left / speed
+        projected = total + rate * left / speed + left * data_usd_per_step(job, prices)
     return JobCost(
         namespace=job["metadata"].get("namespace", ""),
         job=job["metadata"]["name"],
@@ -221,6 +242,8 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
         on_demand_cost=on_demand_cost(gpu_seconds, status, prices),
         type_blind_cost=type_blind_cost(spec, steps, prices),
         by_pool=by_pool,
+        data_cost=(status.get("data") or {}).get("cost", 0.0),
+        data_by_pool={e["pool"]: e.get("dataCost", 0.0) for e in status.get("poolCosts") or []},
     )
 
 
@@ -232,9 +255,11 @@ def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> l
         price = entry.get("pricePerGpuHour", 0.0)
         gpus = entry.get("gpus", 0)
         bill = entry.get("cost", 0.0) + cost(gpus * seconds, price)
-        of_jobs = sum(job.by_pool.get(entry["pool"], 0.0) for job in jobs)
-        by_jobs = of_jobs + paid_by_others(entry, of_jobs, seconds)
+        data = sum(job.data_by_pool.get(entry["pool"], 0.0) for job in jobs)
+        of_jobs = sum(job.by_pool.get(entry["pool"], 0.0) for job in jobs) - data
+        by_jobs = of_jobs + written_for_gpus(entry, seconds).paid_by_others(of_jobs)
         bill = max(bill, entry.get("cost", 0.0) + by_jobs - entry.get("heldCost", 0.0))
+        data_of_others = written_for_data(entry).paid_by_others(data)
         found.append(
             PoolCostLine(
                 pool=entry["pool"],
@@ -242,10 +267,11 @@ def _pools(policy: Object, jobs: Sequence[JobCost], now: datetime.datetime) -> l
                 gpus=gpus,
                 price=price,
                 since=entry.get("since", ""),
-                bill=bill,
-                jobs=of_jobs,
-                deleted_jobs=by_jobs - of_jobs,
+                bill=bill + data + data_of_others,
+                jobs=of_jobs + data,
+                deleted_jobs=by_jobs - of_jobs + data_of_others,
                 idle=bill - by_jobs,
+                data=data + data_of_others,
             )
         )
     return found

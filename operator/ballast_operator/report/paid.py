@@ -1,5 +1,6 @@
-"""What jobs that are deleted by now have paid in a pool, from its bill and the jobs that exist."""
+"""What jobs that are deleted by now have paid, from what was written and the jobs that exist."""
 
+import dataclasses
 from typing import Any
 
 from ballast_policies.accounting import cost
@@ -8,20 +9,41 @@ ROUNDING = 1e-6
 """Of sums of prices."""
 
 
-def paid_by_others(entry: dict[str, Any], jobs: float, seconds: float) -> float:
-    """What others than the jobs that exist have paid of a pool's bill.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A sum of what jobs have paid, as a status has it.
 
-    As it was written, unless the jobs and this are less than they were together: then a job was deleted
-    since, and the GPUs that jobs held count on.
-
-    Args:
-        entry: of ``status.bill``.
-        jobs: what the jobs that exist have paid in the pool.
-        seconds: since the bill was written.
+    Attributes:
+        total: what they had paid when it was written, deleted ones included.
+        others: the part of deleted jobs; None: an earlier version wrote it.
+        since: what they have paid since, at the rates that the status has.
     """
-    held = entry.get("heldCost") or 0.0
-    others: float | None = entry.get("deletedJobsCost")
-    if others is not None and jobs + others >= held - ROUNDING:
-        return others
+
+    total: float = 0.0
+    others: float | None = None
+    since: float = 0.0
+
+    def paid_by_others(self, jobs: float) -> float:
+        """What others than the jobs that exist, which have paid ``jobs``, have paid.
+
+        As it was written, unless the jobs and this are less than they were together: then a job was deleted
+        since, and the rates count on.
+        """
+        if self.others is not None and jobs + self.others >= self.total - ROUNDING:
+            return self.others
+        return self.total + self.since - jobs
+
+
+def written_for_gpus(entry: dict[str, Any], seconds: float) -> Written:
+    """What jobs have paid for the GPUs of a pool; ``entry`` of ``status.bill``, written ``seconds`` ago."""
     gpus = min(entry.get("gpus") or 0, entry.get("gpusHeld") or 0)
-    return float(held + cost(gpus * seconds, entry.get("pricePerGpuHour") or 0.0) - jobs)
+    return Written(
+        total=entry.get("heldCost") or 0.0,
+        others=entry.get("deletedJobsCost"),
+        since=cost(gpus * seconds, entry.get("pricePerGpuHour") or 0.0),
+    )
+
+
+def written_for_data(entry: dict[str, Any]) -> Written:
+    """What jobs have paid for data that was read in a pool; ``entry`` of ``status.bill``."""
+    return Written(total=entry.get("dataCost") or 0.0, others=entry.get("deletedJobsDataCost"))

@@ -77,16 +77,18 @@ def succeed(context: ReconcileContext) -> StepResult:
     view, allocation = context.view, context.allocation
     ending = allocation.ending
     assert ending is not None
-    status = accrue_cost(context, view.status)
+    status = view.status
     if view.finished_step is not None:
         last = status.progress if status.progress is not None else Progress()
         last = last.replace(step=view.finished_step, percent=100, eta=None, steps_per_second=None)
         status = status.replace(progress=last)
-    status = status.replace(allocation=None, finished_at=context.now)
     report = view.lease.report if view.lease is not None else None
     if view.is_script and report is not None and view.has_spoken:
         last = progress(context, report)
         status = status.replace(progress=last.replace(eta=None, steps_per_second=None))
+    unreported = context.spec.config.total_steps if view.is_script and status.progress is None else 0
+    status = accrue_cost(context, status, unreported=unreported)
+    status = status.replace(allocation=None, finished_at=context.now)
     message = EXITED_WELL if view.is_script else f"{view.finished_step} steps are done"
     message = ending.message if ending.cause is Cause.COMPLETED else message
     status = with_condition(context, status, JobCondition.SUCCEEDED, True, JobReason.ALL_STEPS_DONE, message)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ballast_policies.contract import GPU_RESOURCE
 from ballast_policies.planning.launch.memory import MeasuredLayers
+from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds import Placement
 
 from ballast_operator.kube.kinds import Key
@@ -102,6 +103,8 @@ class PoolInfo:
         start_seconds: how long a new node takes to come.
         max_nodes: nodes that it may have; 0: only those that exist.
         losses_per_hour: how often one of its machines is taken away; None: they stay.
+        region: of its nodes; empty: not known.
+        data_prices: of data between regions.
     """
 
     price_per_hour: float = 0.0
@@ -111,6 +114,8 @@ class PoolInfo:
     start_seconds: float = 0.0
     max_nodes: int = 0
     losses_per_hour: float | None = None
+    region: str = ""
+    data_prices: DataPrices = NO_DATA_PRICES
 
     def changed(self, price_per_hour: float, gpu_resource: str, *, at: Time) -> "PoolInfo":
         """The pool from ``at`` on."""

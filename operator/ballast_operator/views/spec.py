@@ -14,9 +14,11 @@ from ballast_policies.planning.launch.first_cut import LaunchRanks, first_cut
 from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm
 from ballast_policies.planning.schedules import SCHEDULES
 from ballast_policies.planning.stages import first_stages, stage_placement
+from ballast_policies.prices.egress import JobData
 
 from ballast_operator.api.base import memory_bytes
 from ballast_operator.api.costs.budgets import OnLimit
+from ballast_operator.api.costs.job_data import DataLocation
 from ballast_operator.api.costs.spot_use import SpotUse
 from ballast_operator.api.placement.mixed_pools import MixedPools
 from ballast_operator.api.read import InvalidObject, read_training_job
@@ -48,6 +50,7 @@ class JobSpec:
         budget: what it may cost in all; None: no limit.
         on_budget_exhausted: what happens when that is spent.
         spot: whether it may run on spot machines.
+        data: what it reads, and from where; None: that costs nothing.
     """
 
     config: JobConfig
@@ -67,6 +70,7 @@ class JobSpec:
     budget: float | None = None
     on_budget_exhausted: OnLimit = OnLimit.SUSPEND
     spot: SpotUse = SpotUse.ALLOW
+    data: JobData | None = None
 
     @functools.cached_property
     def config_fields(self) -> Mapping[str, Any]:
@@ -270,4 +274,15 @@ def _spec(spec: TrainingJobSpec) -> JobSpec:
         budget=spec.budget,
         on_budget_exhausted=spec.on_budget_exhausted,
         spot=spec.spot,
+        data=None if spec.data_location is None else _data(spec.data_location, spec.config.total_steps),
     )
+
+
+def _data(data: DataLocation, total_steps: int) -> JobData:
+    each = 0.0
+    if data.read_per_step is not None:
+        each = memory_bytes(data.read_per_step)
+    elif data.read_in_all is not None:
+        each = memory_bytes(data.read_in_all) / max(1, total_steps)
+    size = None if data.checkpoint_size is None else memory_bytes(data.checkpoint_size)
+    return JobData(region=data.region, bytes_per_step=each, checkpoint_bytes=size)

@@ -25,6 +25,7 @@ class Columns:
         gpus: GPUs of type ``kind`` taken while it runs.
         pair: index into ``Instance.pairs``, -1 for a job alone.
         further: sparse (columns, k), GPUs of the types other than ``kind``; None: no column mixes types.
+        besides: USD an hour that running so costs besides its GPUs; None: nothing does.
     """
 
     first: np.ndarray
@@ -36,6 +37,7 @@ class Columns:
     gpus: np.ndarray
     pair: np.ndarray
     further: Any = None
+    besides: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.first)
@@ -43,7 +45,11 @@ class Columns:
     def take(self, index: np.ndarray) -> "Columns":
         """The columns at ``index`` (positions or a mask)."""
         taken = {name: getattr(self, name)[index] for name in _ARRAYS}
-        return Columns(**taken, further=None if self.further is None else self.further[index])
+        return Columns(
+            **taken,
+            further=None if self.further is None else self.further[index],
+            besides=None if self.besides is None else self.besides[index],
+        )
 
     def with_others(self, others: "Columns") -> "Columns":
         """These, then ``others``."""
@@ -58,7 +64,10 @@ class Columns:
                 for each in (self, others)
             ]
             further = scipy.sparse.vstack(parts, format="csr")
-        return Columns(**both, further=further)
+        besides = None
+        if self.besides is not None or others.besides is not None:
+            besides = np.concatenate([_or_zeros(self), _or_zeros(others)])
+        return Columns(**both, further=further, besides=besides)
 
     def scaled(self, by: np.ndarray) -> "Columns":
         """Columns that take ``by`` (columns,) times the GPUs."""
@@ -80,6 +89,11 @@ class Columns:
         if self.further is not None:
             cost += self.further @ prices
         return cost
+
+    def spending(self, prices: np.ndarray) -> np.ndarray:
+        """(columns,) USD an hour: of the GPUs, as :meth:`cost`, and what running so costs besides."""
+        cost = self.cost(prices)
+        return cost if self.besides is None else cost + self.besides
 
     def gpus_used(self, x: np.ndarray, k: int) -> np.ndarray:
         """(k,) GPUs of each of the k types in use on average, at shares x (columns,)."""
@@ -110,11 +124,27 @@ class Columns:
         )
 
 
-_ARRAYS = tuple(field.name for field in dataclasses.fields(Columns) if field.name != "further")
+_ARRAYS = tuple(
+    field.name for field in dataclasses.fields(Columns) if field.name not in ("further", "besides")
+)
+
+
+def _or_zeros(columns: Columns) -> np.ndarray:
+    return np.zeros(len(columns)) if columns.besides is None else columns.besides
+
+
+def sums(index: np.ndarray, *, weights: np.ndarray, n: int) -> np.ndarray:
+    """(n,) sums of ``weights`` by ``index``; floats also where there is nothing to sum."""
+    return np.bincount(index, weights=weights, minlength=n).astype(float, copy=False)
 
 
 def useful_pairs(
-    gpu_types: tuple[str, ...], names: Sequence[str], pairs: tuple[Pair, ...], T: np.ndarray, gpus: np.ndarray
+    gpu_types: tuple[str, ...],
+    names: Sequence[str],
+    pairs: tuple[Pair, ...],
+    T: np.ndarray,
+    gpus: np.ndarray,
+    usd_per_step: np.ndarray | None = None,
 ) -> Columns:
     """Pairs that can be of use: together they make more progress than by taking turns on the same GPUs.
 
@@ -131,6 +161,10 @@ def useful_pairs(
     alone = np.stack([T[first], T[second]], axis=2)
     together = np.divide(rates, alone, out=np.zeros_like(rates), where=alone > 0).sum(axis=2)
     which, kind = np.nonzero((together > 1) & (rates > 0).all(axis=2) & (alone > 0).all(axis=2))
+    besides = None
+    if usd_per_step is not None:
+        of_each = np.stack([usd_per_step[first[which], kind], usd_per_step[second[which], kind]], axis=1)
+        besides = 3600.0 * (rates[which, kind] * of_each).sum(axis=1)
     return Columns(
         first=first[which],
         second=second[which],
@@ -140,6 +174,7 @@ def useful_pairs(
         rate_second=rates[which, kind, 1],
         gpus=gpus[first[which]],
         pair=which,
+        besides=besides,
     )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ballast_policies.allocation.columns import Columns, size_at_full_speed, useful_pairs
-from ballast_policies.allocation.options import Options, options_of
+from ballast_policies.allocation.columns import Columns, size_at_full_speed, sums, useful_pairs
+from ballast_policies.allocation.options import Options, options_of, usd_per_step_of
 from ballast_policies.allocation.own_share import own_share
 from ballast_policies.allocation.problem import Entity, Pair, Problem
 
@@ -102,10 +102,10 @@ class Instance:
     def throughput(self, x: np.ndarray) -> np.ndarray:
         """(n,) effective steps/s of each job: sum over its columns of rate times share (section 5.3.1)."""
         columns, n = self.columns, len(self.gpus)
-        total = _sums(columns.first, weights=columns.rate_first * x, n=n)
+        total = sums(columns.first, weights=columns.rate_first * x, n=n)
         shared = columns.second >= 0
         if shared.any():
-            total += _sums(columns.second[shared], weights=(columns.rate_second * x)[shared], n=n)
+            total += sums(columns.second[shared], weights=(columns.rate_second * x)[shared], n=n)
         return total
 
     def levels(self, throughput: np.ndarray) -> np.ndarray:
@@ -123,9 +123,9 @@ class Instance:
         """(n,) fraction of its time that each job runs, alone or shared."""
         columns, n = self.columns, len(self.gpus)
         shared = columns.second >= 0
-        used: np.ndarray = _sums(columns.first, weights=x, n=n)
+        used: np.ndarray = sums(columns.first, weights=x, n=n)
         if shared.any():
-            used += _sums(columns.second[shared], weights=x[shared], n=n)
+            used += sums(columns.second[shared], weights=x[shared], n=n)
         return used
 
     def gpus_used(self, x: np.ndarray) -> np.ndarray:
@@ -166,11 +166,6 @@ class Instance:
         return np.argsort(-self.elapsed, kind="stable")
 
 
-def _sums(index: np.ndarray, *, weights: np.ndarray, n: int) -> np.ndarray:
-    """(n,) sums of ``weights`` by ``index``; floats also where there is nothing to sum."""
-    return np.bincount(index, weights=weights, minlength=n).astype(float, copy=False)
-
-
 def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
     """Arrays of ``problem``; its pairs are left out unless ``space_sharing``."""
     jobs, types, n, k = problem.jobs, problem.gpu_types, len(problem.jobs), len(problem.gpu_types)
@@ -198,6 +193,7 @@ def instance(problem: Problem, *, space_sharing: bool = False) -> Instance:
         usd_per_hour=problem.prices,
         pairs=problem.pairs if space_sharing else (),
         options=options_of(problem),
+        usd_per_step=usd_per_step_of(problem),
     )
 
 
@@ -220,6 +216,7 @@ def from_arrays(
     usd_per_hour: Mapping[str, float] | None = None,
     pairs: tuple[Pair, ...] = (),
     options: Options | None = None,
+    usd_per_step: np.ndarray | None = None,
 ) -> Instance:
     """An instance without a ``Job`` for each job: for callers that keep thousands of jobs in arrays.
 
@@ -241,6 +238,7 @@ def from_arrays(
         usd_per_hour: price of one GPU of each type that has one.
         pairs: pairs that may share GPUs.
         options: configurations of the elastic jobs, whose ``throughput`` is 0.
+        usd_per_step: (n, k) what a step of each gang costs besides the GPUs; nothing if left out.
 
     The values are not checked; values from outside become a ``Problem`` first, which checks them.
     """
@@ -260,6 +258,7 @@ def from_arrays(
         rate_second=np.zeros(len(alone)),
         gpus=gpus[alone],
         pair=no_partner,
+        besides=None if usd_per_step is None else 3600.0 * (T * usd_per_step)[alone, kind],
     )
     equal = T @ (capacity / total) if total > 0 else np.zeros(n)
     elastic, level_at_equal = np.zeros(n, dtype=bool), gpus
@@ -274,7 +273,7 @@ def from_arrays(
         columns = columns.with_others(of_elastic)
         columns = columns.take(np.argsort(columns.first, kind="stable"))
     if pairs:
-        columns = columns.with_others(useful_pairs(gpu_types, names, pairs, T, gpus))
+        columns = columns.with_others(useful_pairs(gpu_types, names, pairs, T, gpus, usd_per_step))
     return Instance(
         gpu_types=gpu_types,
         names=names,

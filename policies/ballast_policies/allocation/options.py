@@ -19,6 +19,7 @@ class Options:
         gpus: (c, k) GPUs of each type.
         throughput: (c,) steps/s; 0: it cannot run so.
         names: (n) names of the configurations of each job; empty for a gang of one size.
+        usd_per_step: (c,) what a step costs besides the GPUs; None: nothing.
     """
 
     job: np.ndarray
@@ -26,6 +27,7 @@ class Options:
     gpus: np.ndarray
     throughput: np.ndarray
     names: Sequence[Sequence[str]]
+    usd_per_step: np.ndarray | None = None
 
     @property
     def elastic(self) -> np.ndarray:
@@ -41,7 +43,9 @@ class Options:
         here = np.arange(count)
         first = gpus[here, kind]
         gpus[here, kind] = 0.0
-        further = None
+        further, besides = None, None
+        if self.usd_per_step is not None:
+            besides = 3600.0 * (self.throughput * self.usd_per_step)[runs]
         if gpus.any():
             import scipy.sparse
 
@@ -56,6 +60,7 @@ class Options:
             gpus=first,
             pair=np.full(count, -1),
             further=further,
+            besides=besides,
         )
 
 
@@ -87,4 +92,15 @@ def options_of(problem: Problem) -> Options | None:
         gpus=gpus[:, :-1],
         throughput=throughput,
         names=[tuple(each.name for each in job.configurations) for job in jobs],
+        usd_per_step=np.array([each.usd_per_step for each in every])
+        if any(each.usd_per_step for each in every)
+        else None,
     )
+
+
+def usd_per_step_of(problem: Problem) -> np.ndarray | None:
+    """(n, k) what a step of each gang of one size costs besides the GPUs; None: nothing does."""
+    if not any(job.usd_per_step for job in problem.jobs):
+        return None
+    rows = [[job.usd_per_step.get(t, 0.0) for t in problem.gpu_types] for job in problem.jobs]
+    return np.array(rows, dtype=float).reshape(len(problem.jobs), len(problem.gpu_types))

@@ -26,6 +26,7 @@ class PricedPool:
         price: of one for an hour; 0: not known.
         gpus: that may be handed out.
         group: equal for pools that are open to the same jobs.
+        region: where it is, if it matters; empty: it does not.
     """
 
     pool: str
@@ -33,6 +34,7 @@ class PricedPool:
     price: float
     gpus: int
     group: tuple[int, ...] = ()
+    region: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +56,22 @@ class PriceClasses:
     def of(cls, pools: Sequence[PricedPool], prices: Mapping[str, float]) -> "PriceClasses":
         """The columns of ``pools``; ``prices``: GPU type -> price of pools whose own price is not known.
 
-        A type whose pools have one price, and are open to the same jobs, is one column, with its own name.
+        A type whose pools have one price and region, and are open to the same jobs, is one column, with its
+        own name.
         """
         known = {pool.pool: pool.price or prices.get(pool.gpu_type, 0.0) for pool in pools}
-        levels: dict[str, set[tuple[float, tuple[int, ...]]]] = {}
+        levels: dict[str, set[tuple[float, tuple[int, ...], str]]] = {}
         for pool in pools:
-            levels.setdefault(pool.gpu_type, set()).add((known[pool.pool], pool.group))
+            levels.setdefault(pool.gpu_type, set()).add((known[pool.pool], pool.group, pool.region))
         of_pool, gpu_type, price = {}, {}, {}
         gpus: dict[str, int] = {}
         for pool in pools:
             cost = known[pool.pool]
             split = len(levels[pool.gpu_type]) > 1
             column = f"{pool.gpu_type} at {cost!r}" if split else pool.gpu_type
-            if split and any(pool.group != group for _, group in levels[pool.gpu_type]):
+            if split and any(pool.region != region for _, _, region in levels[pool.gpu_type]):
+                column += f" of {pool.region or 'no region'}"
+            if split and any(pool.group != group for _, group, _ in levels[pool.gpu_type]):
                 column += f" closed to {','.join(map(str, pool.group)) or 'none'}"
             of_pool[pool.pool], gpu_type[column], price[column] = column, pool.gpu_type, cost
             gpus[column] = gpus.get(column, 0) + pool.gpus
@@ -82,10 +87,26 @@ class PriceClasses:
         found = (column for column, kind in self.gpu_type.items() if kind == gpu_type)
         return tuple(sorted(found, key=lambda column: (self.price[column], column)))
 
-    def split(self, problem: Problem, closed: Mapping[str, frozenset[str]] | None = None) -> Problem:
-        """``problem`` with these columns in place of its GPU types; ``closed``: job -> pools closed to it."""
-        if not self.split_columns:
-            return problem
+    def split(
+        self,
+        problem: Problem,
+        closed: Mapping[str, frozenset[str]] | None = None,
+        usd_per_step: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> Problem:
+        """``problem`` with these columns in place of its GPU types.
+
+        Args:
+            problem: by GPU types.
+            closed: job -> pools closed to it.
+            usd_per_step: job -> pool -> what a step there costs besides the GPUs.
+        """
+        found = self._split(problem, closed) if self.split_columns else problem
+        if not usd_per_step:
+            return found
+        jobs = (self._with_costs(job, usd_per_step.get(job.name, {})) for job in found.jobs)
+        return dataclasses.replace(found, jobs=tuple(jobs))
+
+    def _split(self, problem: Problem, closed: Mapping[str, frozenset[str]] | None) -> Problem:
         columns = {gpu_type: self.columns_of(gpu_type) or (gpu_type,) for gpu_type in problem.gpu_types}
         order = tuple(column for gpu_type in problem.gpu_types for column in columns[gpu_type])
         own = {column for names in columns.values() if len(names) > 1 for column in names}
@@ -107,6 +128,19 @@ class PriceClasses:
             | {c: problem.prices[c] for c in order if c not in own and c in problem.prices},
             jobs=tuple(of_job(job) for job in problem.jobs),
         )
+
+    def _with_costs(self, job: Job, of_pools: Mapping[str, float]) -> Job:
+        """The job with what its steps cost; of a configuration each GPU reads its part of the data."""
+        of = {self.of_pool[pool]: usd for pool, usd in of_pools.items() if pool in self.of_pool}
+        if not any(of.values()):
+            return job
+        if not job.configurations:
+            return dataclasses.replace(job, usd_per_step=of)
+        found = []
+        for each in job.configurations:
+            usd = sum(of.get(column, 0.0) * count for column, count in each.gpus.items()) / each.total
+            found.append(dataclasses.replace(each, usd_per_step=usd))
+        return dataclasses.replace(job, configurations=tuple(found))
 
     def _open_columns(
         self, columns: Mapping[str, tuple[str, ...]], barred: frozenset[str]

@@ -46,6 +46,8 @@ class Job:
         isolated_elapsed: seconds that the same progress would have taken on its isolated share.
         deadline: seconds from now until it should be done; None: no deadline.
         budget: USD that its remaining steps may cost; None: no limit.
+        usd_per_step: GPU type -> what a step there costs besides the GPUs, e.g. to read its data from another
+            region; of a job with configurations they state it.
 
     Raises:
         ProblemError: a value is impossible.
@@ -62,6 +64,7 @@ class Job:
     isolated_elapsed: float = 0.0
     deadline: float | None = None
     budget: float | None = None
+    usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"jobs[{self.name}]"
@@ -72,6 +75,8 @@ class Job:
         _positive(f"{where}.weight", self.weight)
         for gpu_type, rate in self.throughput.items():
             _at_least_zero(f"{where}.throughput.{gpu_type}", rate)
+        for gpu_type, usd in self.usd_per_step.items():
+            _at_least_zero(f"{where}.usd_per_step.{gpu_type}", usd)
         for field in ("steps_remaining", "elapsed", "isolated_elapsed", "budget"):
             value = getattr(self, field)
             if value is not None:

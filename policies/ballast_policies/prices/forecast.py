@@ -27,16 +27,25 @@ class Way:
 
 
 def way(
-    pool: str, gpu_type: str, *, gpus: int, price_per_gpu_hour: float, steps: float, speed: float
+    pool: str,
+    gpu_type: str,
+    *,
+    gpus: int,
+    price_per_gpu_hour: float,
+    steps: float,
+    speed: float,
+    usd_per_step: float = 0.0,
 ) -> Way | None:
     """The rest of a job of ``steps`` steps at ``speed`` steps/s; None where it does not run.
 
-    ``price_per_gpu_hour`` 0: not known.
+    ``price_per_gpu_hour`` 0: not known. ``usd_per_step``: what each step costs besides GPUs.
     """
     if not (0 < speed < math.inf and 0 <= steps < math.inf):
         return None
     seconds = steps / speed
-    paid = cost(gpus * seconds, price_per_gpu_hour) if price_per_gpu_hour > 0 else None
+    paid = None
+    if price_per_gpu_hour > 0:
+        paid = cost(gpus * seconds, price_per_gpu_hour) + steps * usd_per_step
     if not math.isfinite(seconds) or (paid is not None and not math.isfinite(paid)):
         return None
     return Way(pool=pool, gpu_type=gpu_type, gpus=gpus, seconds=seconds, cost=paid)

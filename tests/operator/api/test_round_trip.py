@@ -120,6 +120,11 @@ def training_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "entity": draw(NAMES),
         "budget": draw(st.floats(0.01, 1e9)),
         "spot": draw(st.sampled_from(["Allow", "Forbid", "Require"])),
+        "dataLocation": {
+            "region": "us-east-1",
+            draw(st.sampled_from(["readPerStep", "readInAll"])): "1.5Gi",
+            "checkpointSize": "12Gi",
+        },
         "onBudgetExhausted": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
         "onDeadlineMissed": draw(st.sampled_from(["Suspend", "Continue", "Fail"])),
         "deadline": f"20{draw(st.integers(30, 99))}-01-31T12:00:00Z",
@@ -218,6 +223,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
             "gpuResource": "amd.com/gpu",
             "pricePerGpuHour": draw(NUMBERS),
             "startSeconds": draw(st.floats(0, 86_400)),
+            **draw(st.sampled_from([{}, {"region": "us-west-2"}])),
             **draw(st.sampled_from([{}, {"gpusPerNode": 8}, {"gpusPerNode": 1, "maxNodes": 0}])),
             **draw(prices()),
         }
@@ -236,6 +242,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
         },
         "solver": {"timeLimitSeconds": draw(st.floats(0.01, 3600))},
         "tenants": draw(tenants()),
+        "dataPrices": [{"fromRegion": "us-east-1", "toRegion": "*", "pricePerGb": draw(st.floats(0, 1e6))}],
         "spot": {
             "onDemandShare": 0.0 if set(kinds) == {"spot"} else draw(st.floats(0, 1)),
             "mostInOnePool": draw(spread),

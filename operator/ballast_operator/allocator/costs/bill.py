@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.accounting import cost
 
 from ballast_operator.allocator.costs.paid import Paid
+from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolBill, PoolCapacity
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
@@ -39,10 +40,12 @@ def brought_up_to(
     for entry in bill:
         more = cost(entry.gpus * seconds, entry.price_per_gpu_hour)
         held, others = entry.held_cost, entry.deleted_jobs_cost
+        data, others_data = entry.data_cost, entry.deleted_jobs_data_cost
         if paid is None:
             held += cost(min(entry.gpus, entry.gpus_held) * seconds, entry.price_per_gpu_hour)
         else:
-            held, others = paid.of_pool(entry.pool), paid.others.get(entry.pool)
+            held, others = paid.gpus.of(entry.pool), paid.gpus.others.get(entry.pool)
+            data, others_data = paid.data.of(entry.pool), paid.data.others.get(entry.pool)
         # A node that came since is paid for from when a job had it.
         more = max(more, held - entry.held_cost)
         found.append(
@@ -51,6 +54,8 @@ def brought_up_to(
                 cost=entry.cost + more,
                 held_cost=held,
                 deleted_jobs_cost=others,
+                data_cost=data,
+                deleted_jobs_data_cost=others_data,
             )
         )
     return tuple(found)
@@ -85,8 +90,9 @@ def next_bill(
 
 def new_pool(pool: str, paid: Paid | None, now: Time) -> PoolBill:
     """The bill of a pool that begins now."""
-    others = None if paid is None else paid.others.get(pool)
-    return PoolBill(pool=pool, since=now, deleted_jobs_cost=others)
+    others = None if paid is None else paid.gpus.others.get(pool)
+    others_data = None if paid is None else paid.data.others.get(pool)
+    return PoolBill(pool=pool, since=now, deleted_jobs_cost=others, deleted_jobs_data_cost=others_data)
 
 
 def pool_infos(
@@ -100,10 +106,13 @@ def pool_infos(
         entry.get("pool"): entry.get("pricePerGpuHour", 0.0) for entry in (status or {}).get("bill") or []
     }
     losses = {entry.get("pool"): entry.get("perHour") for entry in (status or {}).get("hazard") or []}
+    regions = {entry.get("pool"): entry.get("region", "") for entry in (status or {}).get("capacity") or []}
     found = {}
     for pool in pools:
         price, resource = pool.price_per_gpu_hour, pool.gpu_resource
-        known = before.get(pool.name) or PoolInfo(price_per_hour=billed.get(pool.name, price))
+        known = before.get(pool.name)
+        if known is None:
+            known = PoolInfo(price_per_hour=billed.get(pool.name, price), region=regions.get(pool.name, ""))
         found[pool.name] = dataclasses.replace(
             known.changed(price, resource, at=at),
             node_selector=pool.node_selector,
@@ -112,3 +121,12 @@ def pool_infos(
             losses_per_hour=losses.get(pool.name),
         )
     return found
+
+
+def with_regions(infos: Mapping[str, PoolInfo], capacity: Capacity) -> dict[str, PoolInfo]:
+    """``infos`` with the regions in which the pools are, and the prices of data between these."""
+    regions, prices = capacity.regions, capacity.data_prices
+    return {
+        name: dataclasses.replace(info, region=regions.get(name, info.region), data_prices=prices)
+        for name, info in infos.items()
+    }

@@ -77,6 +77,7 @@ def ways_of(snapshot: Snapshot, job: SnapshotJob) -> tuple[Way, ...]:
                 price_per_gpu_hour=pool.price,
                 steps=steps,
                 speed=rate if pool.gpus >= gpus else 0.0,
+                usd_per_step=job.usd_per_step.get(pool.pool, 0.0),
             )
             if one is not None:
                 found.append(one)

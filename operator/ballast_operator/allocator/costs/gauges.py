@@ -38,9 +38,10 @@ def set_cost_gauges(
         metrics.team_budget,
     ):
         gauge.clear()
-    idle = 0.0
+    idle = data = 0.0
     for entry in brought_up_to(known.bill, known.bill_at, now):
-        metrics.pool_cost.labels(entry.pool).set(entry.cost)
+        metrics.pool_cost.labels(entry.pool).set(entry.cost + entry.data_cost)
+        data += entry.data_cost
         metrics.pool_idle_cost.labels(entry.pool).set(entry.cost - entry.held_cost)
         metrics.pool_price.labels(entry.pool).set(entry.price_per_gpu_hour)
         idle += entry.cost - entry.held_cost
@@ -52,5 +53,6 @@ def set_cost_gauges(
         metrics.team_budget.labels(name, budget.period).set(budget.amount)
     startup = sum(entry.startup_cost for view in jobs for entry in view.status.pool_costs)
     metrics.wasted_cost.labels("idle").set(idle)
+    metrics.wasted_cost.labels("data").set(data)
     metrics.wasted_cost.labels("startup").set(startup)
     metrics.wasted_cost.labels("lostSteps").set(sum(view.status.lost_cost for view in jobs))

@@ -1,51 +1,115 @@
-"""What jobs have paid in each pool: the part of the pools' bill in which GPUs were held.
+"""What jobs have paid: in each pool for GPUs and for data, and by team.
 
 Each job sums up its own cost, from the moment at which it takes GPUs to that at which it gives them back. The
 allocator looks at other moments, so a sum of GPUs x seconds between its looks would differ from the jobs' by
-about a second a launch. So the bill takes the jobs' sums, and keeps beside them what deleted jobs have paid.
+about a second a launch. So bill and budgets take the jobs' sums, and keep beside them what deleted jobs have
+paid.
 """
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from ballast_policies.accounting import cost
+from ballast_policies.accounting import SECONDS_PER_HOUR, cost
 
 from ballast_operator.api.cluster_policy_status import PoolBill
-from ballast_operator.report.paid import paid_by_others
+from ballast_operator.api.costs.budgets import TeamCost
+from ballast_operator.report.paid import Written, written_for_data, written_for_gpus
 from ballast_operator.views.assignment import UNKNOWN_POOL, PoolInfo
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 
+_ByJob = Mapping[str, Mapping[str, float]]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
-    """What jobs have paid at one moment, each from its start.
+class Sums:
+    """What jobs have paid at one moment, each from its start, by key: a pool, or a team.
 
     Attributes:
         at: the moment; None: nothing was looked at yet.
-        by_job: uid -> pool -> cost.
-        per_second: uid -> pool -> cost a second, of jobs that hold GPUs.
-        by_pool: the sum over these jobs.
-        others: pool -> what deleted jobs have paid, less what the others had paid before the bill began.
+        by_job: uid -> key -> cost.
+        per_second: uid -> key -> cost a second, of jobs that hold GPUs.
+        by_key: the sum over these jobs.
+        others: key -> what deleted jobs have paid, and those that have another key now; less what the others
+            had paid before the sum began.
     """
 
     at: Time | None = None
-    by_job: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    per_second: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    by_pool: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    by_job: _ByJob = dataclasses.field(default_factory=dict)
+    per_second: _ByJob = dataclasses.field(default_factory=dict)
+    by_key: Mapping[str, float] = dataclasses.field(default_factory=dict)
     others: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def of_pool(self, pool: str) -> float:
-        """What jobs have paid there since its bill began, deleted ones included."""
-        return max(0.0, self.by_pool.get(pool, 0.0) + self.others.get(pool, 0.0))
+    def of(self, key: str) -> float:
+        """What jobs have paid since the sum of ``key`` began, deleted ones included."""
+        return max(0.0, self.by_key.get(key, 0.0) + self.others.get(key, 0.0))
+
+    def next(
+        self,
+        by_job: _ByJob,
+        per_second: _ByJob,
+        written: Mapping[str, Written],
+        keys: Collection[str],
+        now: Time,
+        *,
+        from_start: bool = False,
+    ) -> "Sums":
+        """The same at ``now``.
+
+        Args:
+            by_job: of all jobs that exist.
+            per_second: likewise.
+            written: key -> what was written last; a key that it does not have begins now.
+            keys: that are wanted besides.
+            now: the moment.
+            from_start: a sum that begins has what its jobs have paid before.
+        """
+        changed: defaultdict[str, float] = defaultdict(float)
+        for uid, before in self.by_job.items():
+            seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
+            present = by_job.get(uid)
+            for key, amount in before.items():
+                if present is None:
+                    changed[key] += amount + self.per_second.get(uid, {}).get(key, 0.0) * seconds
+                elif key not in present:
+                    changed[key] += amount
+            for key in () if present is None else present.keys() - before.keys():
+                # It has paid to another key until now; in a pool that it comes to it begins with nothing.
+                changed[key] -= sum(before.values()) if from_start else 0.0
+        total = _sum(by_job)
+        others = {}
+        for key in {*written, *keys, *total}:
+            if key not in written and not from_start:
+                others[key] = -total[key]
+            elif key in self.others or key not in written:
+                others[key] = self.others.get(key, 0.0) + changed[key]
+            else:
+                others[key] = written[key].paid_by_others(total[key])
+        return Sums(at=now, by_job=by_job, per_second=per_second, by_key=total, others=others)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """What jobs have paid at one moment.
+
+    Attributes:
+        gpus: for GPUs, by pool.
+        data: for data that was read there from other regions, by pool.
+        teams: for both, by team; empty: jobs without one.
+    """
+
+    gpus: Sums = Sums()
+    data: Sums = Sums()
+    teams: Sums = Sums()
 
     def next(
         self,
         jobs: Sequence[JobView],
         pools: Mapping[str, PoolInfo],
         bill: Sequence[PoolBill],
-        bill_at: Time | None,
+        teams: Sequence[TeamCost],
+        written_at: Time | None,
         now: Time,
     ) -> "Paid":
         """The same at ``now``.
@@ -54,46 +118,55 @@ class Paid:
             jobs: all that exist.
             pools: with the prices that jobs pay.
             bill: as it was written last; a pool that it does not have begins now.
-            bill_at: when it was written.
+            teams: likewise.
+            written_at: when.
             now: the moment.
         """
-        by_job: dict[str, dict[str, float]] = {}
-        per_second: dict[str, dict[str, float]] = {}
+        seconds = 0.0 if written_at is None else max(0.0, (now - written_at).total_seconds())
+        gpus: dict[str, dict[str, float]] = {}
+        data: dict[str, dict[str, float]] = {}
+        by_team: dict[str, dict[str, float]] = {}
+        rates: dict[str, dict[str, float]] = {}
+        team_rates: dict[str, dict[str, float]] = {}
         for view in jobs:
-            by_job[view.uid] = paid = {entry.pool: entry.cost for entry in view.status.pool_costs}
+            team = (view.spec.entity if view.spec is not None else None) or ""
+            gpus[view.uid] = paid = {entry.pool: entry.cost for entry in view.status.pool_costs}
+            data[view.uid] = {entry.pool: entry.data_cost for entry in view.status.pool_costs}
+            by_team[view.uid] = {team: view.status.cost_so_far}
             allocation, since = view.status.allocation, view.unpaid_since
             if allocation is None or since is None:
                 continue
-            seconds = max(0.0, (now - since).total_seconds())
-            per_second[view.uid] = rates = {}
+            present = 0.0
             for part in allocation.on_nodes_by_pool:
-                price = pools.get(part.pool, UNKNOWN_POOL).mean_price(since, now)
-                rates[part.pool] = cost(float(part.gpus), price)
-                paid[part.pool] = paid.get(part.pool, 0.0) + rates[part.pool] * seconds
-        gone: defaultdict[str, float] = defaultdict(float)
-        for uid in self.by_job.keys() - by_job.keys():
-            for pool, amount in self.by_job[uid].items():
-                gone[pool] += amount
-            for pool, rate in self.per_second.get(uid, {}).items():
-                gone[pool] += rate * (now - self.at).total_seconds() if self.at is not None else 0.0
-        total = _sum(by_job)
-        written = {entry.pool: entry for entry in bill}
-        others = {}
-        for pool in {*written, *pools, *total}:
-            entry = written.get(pool)
-            if entry is None:
-                others[pool] = -total[pool]
-            elif pool in self.others:
-                others[pool] = self.others[pool] + gone[pool]
-            else:
-                seconds = 0.0 if bill_at is None else max(0.0, (now - bill_at).total_seconds())
-                others[pool] = paid_by_others(entry.to_dict(), total[pool], seconds)
-        return Paid(at=now, by_job=by_job, per_second=per_second, by_pool=total, others=others)
+                pool = pools.get(part.pool, UNKNOWN_POOL)
+                present += cost(float(part.gpus), pool.price_per_hour)
+                rate = cost(float(part.gpus), pool.mean_price(since, now))
+                rates.setdefault(view.uid, {})[part.pool] = rate
+                unpaid = rate * max(0.0, (now - since).total_seconds())
+                paid[part.pool] = paid.get(part.pool, 0.0) + unpaid
+                by_team[view.uid][team] += unpaid
+            team_rates[view.uid] = {team: present}
+        entries = {entry.pool: entry.to_dict() for entry in bill}
+        for_gpus = {pool: written_for_gpus(entry, seconds) for pool, entry in entries.items()}
+        for_data = {pool: written_for_data(entry) for pool, entry in entries.items()}
+        of_teams = {
+            entry.team: Written(
+                total=entry.cost,
+                others=entry.deleted_jobs_cost,
+                since=entry.cost_per_hour * seconds / SECONDS_PER_HOUR,
+            )
+            for entry in teams
+        }
+        return Paid(
+            gpus=self.gpus.next(gpus, rates, for_gpus, pools, now),
+            data=self.data.next(data, {}, for_data, pools, now),
+            teams=self.teams.next(by_team, team_rates, of_teams, (), now, from_start=True),
+        )
 
 
-def _sum(by_job: Mapping[str, Mapping[str, float]]) -> defaultdict[str, float]:
+def _sum(by_job: _ByJob) -> defaultdict[str, float]:
     total: defaultdict[str, float] = defaultdict(float)
     for paid in by_job.values():
-        for pool, amount in paid.items():
-            total[pool] += amount
+        for key, amount in paid.items():
+            total[key] += amount
     return total

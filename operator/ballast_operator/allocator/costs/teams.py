@@ -1,7 +1,6 @@
-"""What the jobs of each team have cost, summed up in the ClusterPolicy's status, and the teams' budgets.
+"""What the jobs of each team have cost, kept in the ClusterPolicy's status, and the teams' budgets.
 
-Sums of jobs' statuses would forget deleted jobs. As in the bill, every change of what a team's GPUs cost an
-hour is written when it is seen, so that a new leader knows what was spent while none led.
+The sums are the jobs' own, as in the bill, and beside them what deleted jobs have paid.
 """
 
 import datetime
@@ -11,45 +10,52 @@ from typing import Any
 
 from ballast_policies.accounting import SECONDS_PER_HOUR
 
+from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.problem.budgets import SpentBudget
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.costs.budgets import BudgetPeriod, OnTeamLimit, TeamBudget, TeamCost
 from ballast_operator.report.team_costs import first_of_month, month_of, team_costs
 from ballast_operator.views.clock import Time
 from ballast_operator.views.hold import ROUNDING
-from ballast_operator.views.job import JobView
 
 MOST_TEAMS = 256
 """Teams whose costs are kept: those with a budget and those with GPUs first."""
 
 
 def next_team_costs(
-    status: Mapping[str, Any], jobs: Sequence[JobView], policy: ClusterPolicy | None, now: Time
+    status: Mapping[str, Any], policy: ClusterPolicy | None, paid: Paid | None, now: Time
 ) -> tuple[TeamCost, ...]:
-    """The costs up to ``now``, and what each team's GPUs cost from now on."""
+    """The costs up to ``now``, and what each team's GPUs cost from now on.
+
+    Args:
+        status: as it was written last.
+        policy: None: none can be used; what teams cost counts on.
+        paid: what jobs have paid, a moment ago; None: the same.
+        now: the moment.
+    """
     known = {entry.team: entry for entry in team_costs(status, now)}
-    if policy is None:
+    if policy is None or paid is None or paid.teams.at is None:
         return tuple(known.values())
-    prices = {pool.name: pool.price_per_gpu_hour for pool in policy.spec.node_pools}
-    spent: defaultdict[str, float] = defaultdict(float)
-    per_hour: defaultdict[str, float] = defaultdict(float)
-    for view in jobs:
-        team = (view.spec.entity if view.spec is not None else None) or ""
-        spent[team] += view.status.cost_so_far
-        allocation = view.status.allocation
-        if allocation is None:
-            continue
-        rate = sum(part.gpus * prices.get(part.pool, 0.0) for part in allocation.by_pool)
-        per_hour[team] += rate
-        if view.unpaid_since is not None:
-            spent[team] += rate * max(0.0, (now - view.unpaid_since).total_seconds()) / SECONDS_PER_HOUR
+    sums, seconds = paid.teams, max(0.0, (now - paid.teams.at).total_seconds())
+    per_second: defaultdict[str, float] = defaultdict(float)
+    for rates in sums.per_second.values():
+        for team, rate in rates.items():
+            per_second[team] += rate
     found = []
-    for team in {**known, **spent, **dict.fromkeys(policy.spec.budgets, 0.0)}:
+    for team in {**known, **sums.by_key, **dict.fromkeys(policy.spec.budgets)}:
+        cost = sums.of(team) + per_second[team] * seconds
         entry = known.get(team)
         if entry is None:
-            cost = spent.get(team, 0.0)
-            entry = TeamCost(team=team, since=now, cost=cost, month=month_of(now), month_cost=cost)
-        found.append(entry.replace(cost_per_hour=per_hour.get(team, 0.0)))
+            entry = TeamCost(team=team, since=now, month=month_of(now))
+        month = max(0.0, entry.month_cost + cost - entry.cost)
+        found.append(
+            entry.replace(
+                cost=cost,
+                month_cost=month,
+                cost_per_hour=per_second[team] * SECONDS_PER_HOUR,
+                deleted_jobs_cost=sums.others.get(team, 0.0),
+            )
+        )
     found.sort(key=lambda entry: (entry.team in policy.spec.budgets, entry.cost_per_hour > 0, entry.cost))
     return tuple(sorted(found[-MOST_TEAMS:], key=lambda entry: entry.team))
 

@@ -5,8 +5,14 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from ballast_policies.planning.launch.memory import MemoryNeed
+from ballast_policies.prices.egress import DataPrices
 from ballast_policies.rounds import Node
 
+from ballast_operator.allocator.costs.data_prices import (
+    left_out_for_data,
+    no_priced_pool,
+    pools_without_price,
+)
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind, left_out, no_pool_left, pools_closed
 from ballast_operator.allocator.problem.gang_size import (
@@ -54,8 +60,8 @@ class Admitted:
         gpu_types: that it may use.
         not_tolerated: barring taints.
         memory: which pools have the memory for it.
-        closed_pools: that ``spec.spot`` closes to it.
-        left_out: pools that it is not offered, by ``spec.spot`` or for lack of memory, as text.
+        closed_pools: that ``spec.spot`` closes to it, or where it is not known what its data costs.
+        left_out: pools that it is not offered, by these or for lack of memory, as text.
         mixed: where it could be in several pools at once; None: it may not.
         fits_one_pool: whether some pool can hold its least size.
     """
@@ -83,6 +89,8 @@ class _Cluster:
     nodes: tuple[Node, ...]
     kinds: Mapping[str, PoolKind]
     memory: Mapping[str, float]
+    regions: Mapping[str, str]
+    data_prices: DataPrices
     not_tolerated: Mapping[Signature, frozenset[str]]
 
 
@@ -112,6 +120,8 @@ class Admissions:
             nodes=capacity.nodes,
             kinds=capacity.kinds,
             memory=capacity.memory,
+            regions=capacity.regions,
+            data_prices=capacity.data_prices,
             not_tolerated=capacity.tolerance.not_tolerated,
         )
         known = self._found if cluster == self._cluster else {}
@@ -159,8 +169,20 @@ def _admit_one(
     other_kind = pools_closed(view.spec.spot, capacity.kinds) - own
     may_use = [pool.name for pool in spec.node_pools if pool.gpu_type in allowed]
     no_pool = no_pool_left(view.spec.spot, other_kind, may_use)
-    if no_pool is not None:
+    unpriced = pools_without_price(view.spec.data, capacity.regions, capacity.data_prices)
+    no_pool = no_pool or no_priced_pool(unpriced, [pool for pool in may_use if pool not in other_kind | own])
+    if no_pool is not None and not own & set(may_use):
         return no_pool
+    not_offered = "; ".join(
+        filter(
+            None,
+            (
+                left_out(view.spec.spot, other_kind & set(may_use)),
+                left_out_for_data(unpriced, set(may_use) - own - other_kind),
+            ),
+        )
+    )
+    other_kind |= unpriced.keys() - own
     memory = GangMemory(spec=view.spec, need=need, pools=capacity.memory)
     for avoid in (True, False):  # nodes that the job avoids are better than none
         barred = capacity.tolerance.barred(view, avoid=avoid)
@@ -188,7 +210,7 @@ def _admit_one(
             not_tolerated=mixed.barred,
             memory=memory,
             closed_pools=other_kind,
-            left_out=left_out(view.spec.spot, other_kind & set(may_use)),
+            left_out=not_offered,
             mixed=mixed,
             fits_one_pool=False,
         )
@@ -221,15 +243,7 @@ def _admit_one(
         closed_pools=other_kind,
         mixed=mixed,
         fits_one_pool=fits,
-        left_out="; ".join(
-            filter(
-                None,
-                (
-                    memory.left_out(room.gpus, size) if small else "",
-                    left_out(view.spec.spot, other_kind & set(may_use)),
-                ),
-            )
-        ),
+        left_out="; ".join(filter(None, (memory.left_out(room.gpus, size) if small else "", not_offered))),
     )
 
 

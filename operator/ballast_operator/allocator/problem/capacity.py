@@ -5,8 +5,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PricedPool
+from ballast_policies.prices.egress import NO_DATA_PRICES, DataPrices
 from ballast_policies.rounds import Node
 
+from ballast_operator.allocator.costs.data_prices import pool_region, told_apart_by_region
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind, told_apart
 from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
@@ -32,6 +34,8 @@ class Capacity:
         tolerance: which jobs tolerate the taints of which nodes.
         kinds: pool -> what kind of machines it has.
         memory: pool -> bytes of each of its GPUs, where that is known.
+        regions: pool -> where its nodes are; empty: not known.
+        data_prices: of data between regions.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
     """
@@ -45,6 +49,8 @@ class Capacity:
     tolerance: Tolerance = dataclasses.field(default_factory=Tolerance)
     kinds: Mapping[str, PoolKind] = dataclasses.field(default_factory=dict)
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data_prices: DataPrices = NO_DATA_PRICES
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
 
@@ -73,8 +79,11 @@ def read_capacity(
     pods: Sequence[Object],
     jobs: Sequence[JobView],
     wanting: Sequence[JobView],
+    known: Mapping[str, str] | None = None,
 ) -> Capacity:
     """The capacity of ``pools``, less what pods of others hold.
+
+    ``known``: pool -> the region where its nodes were.
 
     Nodes that are closed, or have a taint that none of the jobs ``wanting`` GPUs tolerates, are there only
     for the gangs that run on them.
@@ -84,7 +93,11 @@ def read_capacity(
     listed = {name: [*found, *coming[name]] for name, found in members.items()}
     memory = {pool.name: has for pool in pools if (has := pool_memory(pool, members[pool.name])) is not None}
     kinds = {pool.name: pool_kind(pool, members[pool.name]) for pool in pools}
+    regions = {
+        pool.name: pool_region(pool, members[pool.name], (known or {}).get(pool.name, "")) for pool in pools
+    }
     apart = told_apart(pools_apart(pools, memory), kinds, wanting)
+    apart = told_apart_by_region(apart, regions, wanting)
     tolerance = Tolerance.of(pools, listed, wanting, apart=apart)
     held = _held_by_running_gangs(jobs)
     values: list[Node] = []
@@ -125,6 +138,7 @@ def read_capacity(
         tolerance=tolerance,
         kinds=kinds,
         memory=memory,
+        regions=regions,
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(
             pool.name

@@ -20,6 +20,7 @@ from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import find_policy
 
 from ballast_operator.allocator.problem.capacity import Capacity
+from ballast_operator.allocator.problem.snapshot import Snapshot
 from ballast_operator.api.cluster_policy import EntityShare, Objective
 
 
@@ -60,7 +61,12 @@ def complete(objective: Objective, problem: Problem, unmeasured: frozenset[str])
 
 
 def price_classes(
-    policy: str, capacity: Capacity, prices: Mapping[str, float], closed: Mapping[str, frozenset[str]]
+    policy: str,
+    capacity: Capacity,
+    prices: Mapping[str, float],
+    closed: Mapping[str, frozenset[str]],
+    *,
+    by_region: bool = False,
 ) -> PriceClasses:
     """The columns that the policy decides on: one for each price of a GPU type where it reads prices.
 
@@ -71,18 +77,28 @@ def price_classes(
         capacity: of the pools.
         prices: GPU type -> price, of the completed problem.
         closed: job -> pools that it is not offered.
+        by_region: whether some job pays for data that it reads from another region.
     """
     sets = sorted(set(closed.values()), key=sorted)
     pools = [
         dataclasses.replace(
-            pool, group=tuple(number for number, names in enumerate(sets) if pool.pool in names)
+            pool,
+            group=tuple(number for number, names in enumerate(sets) if pool.pool in names),
+            region=capacity.regions.get(pool.pool, "") if by_region else "",
         )
         for pool in capacity.pools
     ]
     if Reads.PRICES in find_policy(policy).reads:
         return PriceClasses.of(pools, prices)
     # To the others pools of a type differ in nothing else.
-    return PriceClasses.of([dataclasses.replace(pool, price=0.0) for pool in pools], {})
+    return PriceClasses.of([dataclasses.replace(pool, price=0.0, region="") for pool in pools], {})
+
+
+def data_costs(policy: str, snapshot: Snapshot) -> Mapping[str, Mapping[str, float]]:
+    """Job -> pool -> what a step costs there besides GPUs, if the policy reads prices."""
+    if Reads.PRICES not in find_policy(policy).reads:
+        return {}
+    return {job.name: job.usd_per_step for job in snapshot.jobs if job.usd_per_step}
 
 
 def _with_teams(
@@ -186,6 +202,9 @@ def values(policy: str, problem: Problem) -> str:
             f"{job.steps_remaining:.1e}" if steps else None,
             *(f"{each.throughput:.1e}" for each in job.configurations),
         ]
+        if job.usd_per_step:
+            entry.append({column: f"{usd:.1e}" for column, usd in sorted(job.usd_per_step.items())})
+        entry += [f"{each.usd_per_step:.1e}" for each in job.configurations if each.usd_per_step]
         if Reads.BUDGETS in row.reads:
             entry.append(None if job.budget is None else f"{job.budget:.1e}")
         for field in row.reads_clock:

@@ -12,6 +12,7 @@ from ballast_policies.rounds.mixed import MixedGang
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
 
+from ballast_operator.allocator.costs.data_prices import data_prices, usd_per_step
 from ballast_operator.allocator.costs.spot_limits import spot_limits, within_limits
 from ballast_operator.allocator.problem.admission import Admissions, Admitted, RefusedJob, sizes_that_fit
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
@@ -46,8 +47,10 @@ class SnapshotJob:
         gpus_per_pod: GPUs of each of its pods, which are on one node.
         layers: as measured by it or another of its kind; None: nothing is known.
         mixed: what is known of it as a gang in several pools; None: it may be in one only.
-        closed_pools: that ``spec.spot`` closes to it.
-        left_out: pools that it is not offered, by ``spec.spot`` or for lack of memory, as text.
+        closed_pools: that ``spec.spot`` closes to it, or where it is not known what its data costs.
+        left_out: pools that it is not offered, by these or for lack of memory, as text.
+        usd_per_step: pool -> what reading ``spec.dataLocation`` costs there; empty: nothing.
+        data_region: where that is.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
     """
 
@@ -66,6 +69,8 @@ class SnapshotJob:
     mixed: MixedGang | None = None
     closed_pools: frozenset[str] = frozenset()
     left_out: str = ""
+    usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    data_region: str = ""
 
     @property
     def name(self) -> str:
@@ -74,11 +79,10 @@ class SnapshotJob:
 
     def speed(self, placement: Placement) -> float:
         """Steps/s where it is placed; 0: not known."""
+        gpus, elastic = len(placement.nodes), self.elastic
         if placement.parts:
             return self.mixed.speed_at(placement) if self.mixed is not None else 0.0
-        known = 0.0
-        if self.elastic is not None:
-            known = self.elastic.speed(placement.gpu_type, len(placement.nodes))
+        known = 0.0 if elastic is None else elastic.speed(placement.gpu_type, gpus)
         return known or self.job.throughput.get(placement.gpu_type, 0.0)
 
 
@@ -147,7 +151,7 @@ class Snapshot:
 
     @functools.cached_property
     def closed_pools(self) -> Mapping[str, frozenset[str]]:
-        """Job name -> pools that ``spec.spot`` closes to it, for jobs with such pools."""
+        """Job name -> pools that are closed to it by what it asks for, for jobs with such pools."""
         return {job.name: job.closed_pools for job in self.jobs if job.closed_pools}
 
     def next_growth(self, now: Time) -> Time | None:
@@ -183,13 +187,18 @@ def take_snapshot(
     now: Time,
     spent: Mapping[str, SpentBudget] | None = None,
     admissions: Admissions | None = None,
+    regions: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """What the policy ``spec`` has to decide on.
 
     ``spent``: teams that have spent their budget. ``admissions``: of earlier snapshots; None: there are none.
+    ``regions``: pool -> where its nodes were.
     """
     wanting, over = without_suspended_teams([view for view in jobs if wants_gpus(view, now)], spent or {})
-    capacity = read_capacity(spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting)
+    capacity = read_capacity(
+        spec.node_pools, nodes=nodes, pods=pods, jobs=jobs, wanting=wanting, known=regions
+    )
+    capacity = dataclasses.replace(capacity, data_prices=data_prices(spec.data_prices))
     admitted, refused = (admissions or Admissions()).admit(spec, capacity, wanting, measurements.profiles)
     refused += over
     shrinkable = frozenset(one.view.key for one in admitted if one.shrinks)
@@ -264,6 +273,8 @@ def _snapshot_job(
         layers=measurements.profiles.layers(view.key, one.spec),
         closed_pools=one.closed_pools,
         left_out=one.left_out,
+        usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
+        data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
         mixed=None if one.mixed is None else _mixed_gang(one, one.mixed, speeds, measurements, capacity),
     )

@@ -61,5 +61,7 @@ class TeamCost(StatusModel):
     """The calendar month of ``monthCost``, as 2030-01."""
     month_cost: Annotated[float, Field(ge=0)] = 0.0
     """In this month."""
+    deleted_jobs_cost: float | None = None
+    """The part of ``cost`` that its deleted jobs have paid, and those that belong to another team now."""
     cost_per_hour: Annotated[float, Field(ge=0)] = 0.0
     """What its GPUs cost since ``billAt``."""

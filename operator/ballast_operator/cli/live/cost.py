@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ballast_operator.report.costs import Costs
 
 
+NOT_IN_TABLES = ("by_pool", "data_by_pool")
+
+
 @click.command()
 @click.option("-n", "--namespace", default="", help="Jobs of this namespace, without pools; default: all.")
 @kubeconfig_option
@@ -76,9 +79,10 @@ def as_csv(found: "Costs", by: str) -> str:
     """One table, its first line the names of the columns; what is not known is empty."""
     rows: list[dict[str, Any]] = [dataclasses.asdict(row) for row in _rows(found, by)]
     for row in rows:
-        row.pop("by_pool", None)
+        for name in NOT_IN_TABLES:
+            row.pop(name, None)
     text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(_kind(by)) if field.name != "by_pool"]
+    names = [field.name for field in dataclasses.fields(_kind(by)) if field.name not in NOT_IN_TABLES]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -125,7 +129,7 @@ def _table(title: str, first: str, *headings: str) -> "Table":
 
 
 def _job_table(found: "Costs") -> "Table":
-    headings = ("state", "GPU h", "cost", "at the end", "start-up", "lost steps")
+    headings = ("state", "GPU h", "cost", "at the end", "start-up", "lost steps", "data")
     saved = ("saved to on-demand", "to any type")
     table = _table(f"jobs, up to {found.at}", "job", *headings, *saved)
     for job in found.jobs:
@@ -137,8 +141,9 @@ def _job_table(found: "Costs") -> "Table":
             _amount(job.projected),
             _amount(job.startup_cost),
             _amount(job.lost_cost),
-            _saved(job.cost, job.on_demand_cost),
-            _saved(job.cost, job.type_blind_cost),
+            _amount(job.data_cost),
+            _saved(job.cost - job.data_cost, job.on_demand_cost),
+            _saved(job.cost - job.data_cost, job.type_blind_cost),
         )
     return table
 
@@ -158,9 +163,9 @@ def _team_table(found: "Costs") -> "Table":
 
 
 def _pool_table(found: "Costs") -> "Table":
-    headings = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle")
-    table = _table("pools: bill = jobs + deleted jobs + idle", "pool", *headings)
+    headings = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data")
+    table = _table("pools: bill = jobs + deleted jobs + idle; data is a part of jobs", "pool", *headings)
     for pool in found.pools:
-        amounts = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle)
+        amounts = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle, pool.data)
         table.add_row(f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(_amount, amounts))
     return table

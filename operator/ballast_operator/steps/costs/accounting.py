@@ -9,11 +9,17 @@ from ballast_operator.api.conditions import JobCondition
 from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.training_job_status import Isolated, TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, seconds_since
+from ballast_operator.steps.costs.data import accrue_data
 from ballast_operator.views.job import unpaid_since
 
 
-def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
-    """The status with the cost of the gang it holds brought up to now; call before the gang changes."""
+def accrue_cost(
+    context: ReconcileContext, status: TrainingJobStatus, *, unreported: int = 0
+) -> TrainingJobStatus:
+    """The status with the cost of the gang it holds brought up to now; call before the gang changes.
+
+    ``unreported``: steps that a script has done and that it has not told of.
+    """
     allocation = status.allocation
     if allocation is None:
         return status
@@ -33,11 +39,11 @@ def accrue_cost(context: ReconcileContext, status: TrainingJobStatus) -> Trainin
             startup_cost=entry.startup_cost + (0.0 if trains else paid),
         )
         total += paid
-    return status.replace(
-        cost_so_far=status.cost_so_far + total,
-        cost_at=context.now,
-        pool_costs=tuple(known.values())[-MOST_POOLS:],
+    paid_up = status.replace(
+        cost_so_far=status.cost_so_far + total, cost_at=context.now, pool_costs=tuple(known.values())
     )
+    found = accrue_data(context, paid_up, unreported)
+    return found.replace(pool_costs=found.pool_costs[-MOST_POOLS:])
 
 
 def accrue_lost_steps(status: TrainingJobStatus, report: Report) -> TrainingJobStatus:

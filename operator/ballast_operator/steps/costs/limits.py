@@ -8,6 +8,7 @@ from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.training_job_status import TrainingJobStatus
 from ballast_operator.steps.context import ReconcileContext, with_condition
 from ballast_operator.steps.costs.accounting import accrue_cost
+from ballast_operator.steps.costs.data import data_cost_per_second
 from ballast_operator.views.assignment import Advice
 from ballast_operator.views.clock import show
 from ballast_operator.views.hold import budget_message, budget_spent, deadline_message, deadline_passed
@@ -55,6 +56,7 @@ def seconds_to_next_limit(context: ReconcileContext) -> float:
         left = (spec.deadline - context.now).total_seconds()
     if spec.budget is not None and allocation is not None and not budget_spent(spec, status):
         per_second = sum(cost(float(part.gpus), context.price_of(part.pool)) for part in allocation.by_pool)
+        per_second += data_cost_per_second(context)
         if per_second > 0:
             left = min(left, (spec.budget - status.cost_so_far) / per_second)
     return max(0.0, left)

@@ -7,6 +7,7 @@ import pytest
 from ballast_operator.allocator.costs.bill import next_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.api.cluster_policy_status import PoolBill, PoolCapacity
+from ballast_operator.api.costs.budgets import TeamCost
 from ballast_operator.api.job_allocation import PoolCost
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.assignment import PoolInfo
@@ -23,13 +24,16 @@ def at(seconds: float) -> datetime.datetime:
     return START + datetime.timedelta(seconds=seconds)
 
 
-def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0):
+def job(uid: str, paid: float, *, gpus: int = 0, since: float = 0.0, entity: str | None = None):
     """A job that has paid ``paid`` in the pool, and holds ``gpus`` there since."""
     held = PoolPart(pool="p", gpu_type="v100", gpus=gpus)
     allocation = types.SimpleNamespace(on_nodes_by_pool=(held,)) if gpus else None
     return types.SimpleNamespace(
         uid=uid,
-        status=types.SimpleNamespace(pool_costs=(PoolCost(pool="p", cost=paid),), allocation=allocation),
+        spec=types.SimpleNamespace(entity=entity),
+        status=types.SimpleNamespace(
+            pool_costs=(PoolCost(pool="p", cost=paid),), cost_so_far=paid, allocation=allocation
+        ),
         unpaid_since=at(since) if gpus else None,
     )
 
@@ -41,9 +45,9 @@ def billed(paid: Paid, before=(), then: float = 0.0, now: float = 0.0, *, gpus: 
 
 def test_what_a_job_has_held_between_two_looks_is_in_the_bill():
     """It took its two GPUs half a second before the look, which the GPUs of the look before do not show."""
-    first = Paid().next([], POOLS, (), None, at(0))
+    first = Paid().next([], POOLS, (), (), None, at(0))
     bill = billed(first)
-    second = first.next([job("a", 0.0, gpus=2, since=9.5)], POOLS, bill, at(0), at(10))
+    second = first.next([job("a", 0.0, gpus=2, since=9.5)], POOLS, bill, (), at(0), at(10))
     (entry,) = billed(second, bill, 0, 10, held=2)
     assert entry.held_cost == pytest.approx(1.0)
     assert entry.cost == pytest.approx(40.0)
@@ -51,11 +55,11 @@ def test_what_a_job_has_held_between_two_looks_is_in_the_bill():
 
 def test_a_deleted_job_has_paid_until_it_was_gone():
     """What it held at the last look counts on until now, and stays in the bill."""
-    first = Paid().next([], POOLS, (), None, at(0))
+    first = Paid().next([], POOLS, (), (), None, at(0))
     bill = billed(first)
-    second = first.next([job("a", 5.0, gpus=2, since=10)], POOLS, bill, at(0), at(10))
+    second = first.next([job("a", 5.0, gpus=2, since=10)], POOLS, bill, (), at(0), at(10))
     bill = billed(second, bill, 0, 10, held=2)
-    third = second.next([], POOLS, bill, at(10), at(11))
+    third = second.next([], POOLS, bill, (), at(10), at(11))
     (entry,) = billed(third, bill, 10, 11)
     assert (entry.held_cost, entry.deleted_jobs_cost) == pytest.approx((7.0, 7.0))
 
@@ -66,11 +70,11 @@ def test_a_new_operator_takes_on_what_the_last_one_wrote():
         pool="p", since=START, gpus=4, gpus_held=2, price_per_gpu_hour=3600.0, held_cost=20.0, cost=100.0
     )
     known = written.replace(deleted_jobs_cost=8.0)
-    after = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [known], at(10), at(15))
-    assert after.of_pool("p") == pytest.approx(8.0 + 12.0 + 10.0)
+    after = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [known], (), at(10), at(15))
+    assert after.gpus.of("p") == pytest.approx(8.0 + 12.0 + 10.0)
     # An earlier version wrote no such part: the GPUs that were held count on.
-    older = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [written], at(10), at(15))
-    assert older.of_pool("p") == pytest.approx(20.0 + 10.0)
+    older = Paid().next([job("a", 12.0, gpus=2, since=10)], POOLS, [written], (), at(10), at(15))
+    assert older.gpus.of("p") == pytest.approx(20.0 + 10.0)
 
 
 def test_a_job_that_was_deleted_while_no_operator_ran_has_paid():
@@ -85,14 +89,45 @@ def test_a_job_that_was_deleted_while_no_operator_ran_has_paid():
         cost=100.0,
         deleted_jobs_cost=8.0,
     )
-    after = Paid().next([], POOLS, [written], at(10), at(11))
-    assert after.of_pool("p") == pytest.approx(22.0)
+    after = Paid().next([], POOLS, [written], (), at(10), at(11))
+    assert after.gpus.of("p") == pytest.approx(22.0)
 
 
 def test_a_bill_that_begins_has_nothing_of_what_jobs_paid_before():
     """Another ClusterPolicy: its bill starts from nothing."""
-    first = Paid().next([job("a", 12.0)], POOLS, (), None, at(0))
+    first = Paid().next([job("a", 12.0)], POOLS, (), (), None, at(0))
     (entry,) = billed(first)
-    assert (entry.held_cost, first.of_pool("p")) == (0.0, 0.0)
-    second = first.next([job("a", 13.0)], POOLS, [entry], at(0), at(10))
-    assert second.of_pool("p") == pytest.approx(1.0)
+    assert (entry.held_cost, first.gpus.of("p")) == (0.0, 0.0)
+    second = first.next([job("a", 13.0)], POOLS, [entry], (), at(0), at(10))
+    assert second.gpus.of("p") == pytest.approx(1.0)
+
+
+def test_a_team_has_what_its_jobs_have_paid_and_its_deleted_ones():
+    """Also of what a job had paid before the team was known, and of one that was deleted since."""
+    first = Paid().next([job("a", 3.0, entity="vision"), job("b", 1.0)], POOLS, (), (), None, at(0))
+    assert (first.teams.of("vision"), first.teams.of("")) == (3.0, 1.0)
+    second = first.next([job("b", 2.0)], POOLS, (), (), None, at(5))
+    assert (second.teams.of("vision"), second.teams.of("")) == (0.0, 2.0)
+    teams = (TeamCost(team="vision", since=START, cost=3.0, deleted_jobs_cost=0.0),)
+    third = first.next([job("b", 2.0)], POOLS, (), teams, at(0), at(5))
+    assert (third.teams.of("vision"), third.teams.others["vision"]) == (3.0, 3.0)
+
+
+def test_a_job_that_changes_its_team_pays_for_the_new_one_from_then_on():
+    """What it had paid stays with the team that it was of."""
+    known = (
+        TeamCost(team="vision", since=START, cost=3.0, deleted_jobs_cost=0.0),
+        TeamCost(team="speech", since=START, cost=4.0, deleted_jobs_cost=4.0),
+    )
+    first = Paid().next([job("a", 3.0, entity="vision")], POOLS, (), known, at(0), at(1))
+    second = first.next([job("a", 3.5, entity="speech")], POOLS, (), known, at(1), at(2))
+    assert (second.teams.of("vision"), second.teams.of("speech")) == (3.0, 4.5)
+
+
+def test_another_leader_knows_what_deleted_jobs_of_a_team_had_paid():
+    """Those that it finds have their own sums; one that was deleted meanwhile has paid as before."""
+    known = (TeamCost(team="vision", since=START, cost=9.0, deleted_jobs_cost=4.0, cost_per_hour=3600.0),)
+    after = Paid().next([job("a", 6.0, entity="vision")], POOLS, (), known, at(0), at(2))
+    assert after.teams.of("vision") == 10.0
+    gone = Paid().next([], POOLS, (), known, at(0), at(2))
+    assert gone.teams.of("vision") == 11.0

@@ -84,6 +84,7 @@ def test_json_has_every_figure_under_its_name(call):
     assert pool["deleted_jobs"] == pytest.approx(0.0)
     assert found["total"] == {
         "bill": 8.0, "jobs": 4.0, "deleted_jobs": 0.0, "idle": 4.0, "startup": 0.1, "lost_steps": 0.05,
+        "data": 0.0,
         "saved_against_on_demand": pytest.approx(8.0),
         "saved_against_type_blind": pytest.approx(job["type_blind_cost"] - 4.0),
     }  # fmt: skip

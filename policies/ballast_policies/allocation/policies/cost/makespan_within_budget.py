@@ -69,7 +69,7 @@ def _program(
     # w = seconds / (the job's seconds alone on its fastest): of order one for every job, long or short.
     part = (alone / unit)[job]
     rate = columns.rate_first / instance.fastest[columns.first]
-    cost = part * unit * columns.cost(instance.prices()) / 3600.0
+    cost = part * unit * columns.spending(instance.prices()) / 3600.0
     limits, owner = _limits(instance, steps, busy)
     finish = sparse.csr_array((-rate, (job, here)), shape=(n, len(here)))
     time = sparse.csr_array((part, (job, here)), shape=(n, len(here)))

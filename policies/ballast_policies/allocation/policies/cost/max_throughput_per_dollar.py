@@ -19,7 +19,7 @@ def _value(instance: Instance) -> np.ndarray:
     for gpu_type, price in instance.usd_per_hour.items():
         if price == 0:
             raise ProblemError(f"prices.{gpu_type}: 0, and steps per dollar need a positive price")
-    value: np.ndarray = (columns.rate_first + columns.rate_second) / columns.cost(prices)
+    value: np.ndarray = (columns.rate_first + columns.rate_second) / columns.spending(prices)
     return value
 
 

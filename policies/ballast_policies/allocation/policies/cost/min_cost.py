@@ -29,7 +29,9 @@ def cheapest(instance: Instance) -> np.ndarray:
     """(n,) USD per step on the cheapest type or configuration; infinite where the job cannot run."""
     columns = instance.columns
     least = np.full(len(instance.gpus), np.inf)
-    np.minimum.at(least, columns.first, columns.cost(instance.prices()) / 3600.0 / columns.rate_first)
+    np.minimum.at(
+        least, columns.first, instance.columns.spending(instance.prices()) / 3600.0 / columns.rate_first
+    )
     return least
 
 
@@ -40,7 +42,7 @@ def on_cheapest_types(instance: Instance, allowed: np.ndarray | None = None) -> 
         SolverError: several types are equally cheap for some jobs, and a linear program over these failed.
     """
     columns, least = instance.columns, cheapest(instance)
-    cost = columns.cost(instance.prices()) / 3600.0 / columns.rate_first
+    cost = instance.columns.spending(instance.prices()) / 3600.0 / columns.rate_first
     kept = (columns.second < 0) & (cost <= least[columns.first] * (1 + SAME_COST))
     if allowed is not None:
         kept &= allowed[columns.first]
@@ -135,7 +137,9 @@ def solve(instance: Instance) -> Answer:
 def objective(instance: Instance, x: np.ndarray) -> float:
     """USD to finish all remaining steps at the cost per step of ``x``; jobs without shares at their least."""
     columns, n = instance.columns, len(instance.gpus)
-    spent = np.bincount(columns.first, weights=columns.cost(instance.prices()) / 3600.0 * x, minlength=n)
+    spent = np.bincount(
+        columns.first, weights=instance.columns.spending(instance.prices()) / 3600.0 * x, minlength=n
+    )
     speed = instance.throughput(x)
     return _usd(instance, np.divide(spent, speed, out=cheapest(instance), where=speed > 0))
 

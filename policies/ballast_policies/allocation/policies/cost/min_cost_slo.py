@@ -37,7 +37,7 @@ ROUNDING = 3e-6
 def solve(instance: Instance) -> Answer:
     """Shares that keep the deadlines at the least cost, then share the rest where it is cheapest."""
     deadlines, demand, lost = _demands(instance)
-    cost = instance.columns.cost(instance.prices()) / 3600.0
+    cost = instance.columns.spending(instance.prices()) / 3600.0
     value = -cost * deadlines[instance.columns.first]
     kept, solution = _keep_what_fits(instance, demand, deadlines, value)
     late = lost | ((demand > 0) & ~kept)

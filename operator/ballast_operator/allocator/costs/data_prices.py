@@ -1,0 +1,116 @@
+"""In which region pools are, and to which of them it is known what a job's data costs."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ballast_policies.prices.egress import DataPrices, JobData
+from ballast_policies.rounds import Placement
+
+from ballast_operator.allocator.problem.gang_size import Refusal
+from ballast_operator.api.conditions import JobReason
+from ballast_operator.api.costs.job_data import DataPrice
+from ballast_operator.api.node_pool import NodePool
+from ballast_operator.views.job import JobView
+from ballast_operator.views.nodes import NodeView
+
+REGION_LABELS = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
+"""Of nodes; the second one is that of old clusters."""
+
+
+def region_of(labels: Mapping[str, str]) -> str:
+    """The region that labels name; empty: none."""
+    return next((labels[name] for name in REGION_LABELS if labels.get(name)), "")
+
+
+def pool_region(pool: NodePool, nodes: Iterable[NodeView], known: str = "") -> str:
+    """The region of ``pool``: as stated, else of its nodes, its selector, its price feed, or as it was known.
+
+    Empty: not known, or its nodes are in several.
+    """
+    if pool.region is not None:
+        return pool.region
+    found = {region for node in nodes if (region := region_of(node.labels))}
+    if found:
+        return found.pop() if len(found) == 1 else ""
+    feed = pool.price_feed
+    of_feed = next((each.region for each in (feed and feed.aws, feed and feed.azure) if each), "")
+    return region_of(pool.node_selector) or of_feed or known
+
+
+def data_prices(stated: Iterable[DataPrice]) -> DataPrices:
+    """The prices of data that a ClusterPolicy states."""
+    return DataPrices({(each.from_region, each.to_region): each.price_per_gb for each in stated})
+
+
+def told_apart_by_region(
+    marks: Mapping[str, str], regions: Mapping[str, str], jobs: Iterable[JobView]
+) -> Mapping[str, str]:
+    """``marks`` of pools with their regions, if one of ``jobs`` says where its data is."""
+    if all(view.spec is None or view.spec.data is None for view in jobs):
+        return marks
+    return {pool: f"{region or '-'} {marks.get(pool, '')}" for pool, region in regions.items()}
+
+
+def pools_without_price(
+    data: JobData | None, regions: Mapping[str, str], prices: DataPrices
+) -> Mapping[str, str]:
+    """Pool -> why it is not known what the data costs there; nothing of a job that does not state any."""
+    if data is None:
+        return {}
+    return {
+        pool: f"no price of data from {data.region} to {region}" if region else f"pool {pool} has no region"
+        for pool, region in regions.items()
+        if data.usd_per_step(prices, region) is None
+    }
+
+
+def usd_per_step(view: JobView, regions: Mapping[str, str], prices: DataPrices) -> dict[str, float]:
+    """Pool -> what a step of the job costs there besides GPUs; empty: it pays for no data anywhere.
+
+    A checkpoint that has to be copied there first is spread over the steps that are left.
+    """
+    assert view.spec is not None
+    data, status = view.spec.data, view.status
+    if data is None:
+        return {}
+    here = "" if status.data is None else status.data.region
+    done = status.progress.step if status.progress is not None else 0
+    left = max(1, view.spec.config.total_steps - done)
+    found = {}
+    for pool, region in regions.items():
+        each = data.usd_per_step(prices, region)
+        if each is None:
+            continue
+        copy = data.usd_to_move(prices, here, region) if done > 0 else 0.0
+        found[pool] = each + copy / left
+    return found if any(found.values()) else {}
+
+
+def at_placement(of_pools: Mapping[str, float], placement: Placement) -> float:
+    """Of prices by pool, that of a gang's step: each of its pools reads its part by its GPUs."""
+    parts = placement.by_pool
+    total = sum(part.gpus for part in parts)
+    return sum(of_pools.get(part.pool, 0.0) * part.gpus for part in parts) / max(1, total)
+
+
+def no_priced_pool(unpriced: Mapping[str, str], pools: Sequence[str]) -> Refusal | None:
+    """Why a job that may use ``pools`` otherwise cannot be placed; None: some of them have a price."""
+    if not pools or any(pool not in unpriced for pool in pools):
+        return None
+    return Refusal(
+        reason=JobReason.NO_DATA_PRICE,
+        message=f"what reading spec.dataLocation costs is not known in any pool of its GPU types: "
+        f"{_reasons(unpriced, pools)}. To fix: add dataPrices to the ClusterPolicy and nodePools[].region "
+        "where it is missing, or leave out spec.dataLocation",
+    )
+
+
+def left_out_for_data(unpriced: Mapping[str, str], pools: Collection[str]) -> str:
+    """Which pools a job is not offered, as text; empty: none."""
+    named = sorted(unpriced.keys() & set(pools))
+    if not named:
+        return ""
+    return f"spec.dataLocation: not offered {', '.join(named[:5])}, {_reasons(unpriced, named)}"
+
+
+def _reasons(unpriced: Mapping[str, str], pools: Iterable[str]) -> str:
+    return "; ".join(list(dict.fromkeys(unpriced[pool] for pool in sorted(pools)))[:3])

@@ -1,0 +1,219 @@
+"""Data that is read from another region counts in where jobs run, what they cost, and what they are told."""
+
+from typing import Any
+
+import pytest
+from ballast_operator.kube.kinds import JOB, NODE, POLICY
+from ballast_operator.report.costs import costs
+
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+
+PRICES = {"east": 3.0, "west": 1.0}
+REGIONS = {"east": "us-east-1", "west": "us-west-2"}
+GI = 2**30
+BETWEEN = [{"fromRegion": "us-east-1", "toRegion": "us-west-2", "pricePerGb": 0.02}]
+
+
+def cluster(policy: str = "min-cost", *, labels: bool = True, **spec: Any) -> Simulation:
+    """Two pools of the same GPUs in two regions, the one far from the data at a third of the price."""
+    simulation = Simulation(
+        nodes={"a": ("east", 2), "b": ("west", 2)}, roundSeconds=20, **{"dataPrices": BETWEEN, **spec}
+    )
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["objective"] = {"policy": policy}
+    for pool in item["spec"]["nodePools"]:
+        pool |= {"gpuType": "v100", "pricePerGpuHour": PRICES[pool["name"]]}
+    simulation.world.put(POLICY, item)
+    if labels:
+        for node in simulation.world.items(NODE):
+            region = REGIONS[node["metadata"]["labels"]["pool"]]
+            node["metadata"]["labels"]["topology.kubernetes.io/region"] = region
+            simulation.world.put(NODE, node)
+    return simulation
+
+
+def add(simulation: Simulation, name: str, read: str | None, **spec: Any) -> None:
+    """A job of two ranks at a step a second, whose data is in the east."""
+    more: dict[str, Any] = (
+        {} if read is None else {"dataLocation": {"region": "us-east-1", "readPerStep": read}}
+    )
+    more["dataLocation"] = more.get("dataLocation", {}) | spec.pop("data", {})
+    if not more["dataLocation"]:
+        del more["dataLocation"]
+    steps = spec.pop("totalSteps", 100_000)
+    speed = [{"gpuType": "v100", "stages": 2, "stepsPerSecond": 1.0}]
+    simulation.add_job(name, totalSteps=steps, trainer={"total": steps}, throughput=speed, **more, **spec)
+
+
+def pool_of(simulation: Simulation, name: str) -> str:
+    allocation = simulation.status(name).allocation
+    return "" if allocation is None else allocation.pool
+
+
+def found(simulation: Simulation):
+    jobs = [simulation.world.get(JOB, NAMESPACE, name) for name in simulation.trainers]
+    present = [job for job in jobs if job is not None]
+    return costs(present, [simulation.world.get(POLICY, "", "default")], now=simulation.now)
+
+
+async def test_data_that_costs_more_than_the_gpus_save_keeps_the_job_where_it_is():
+    """4 USD an hour saved, 72 for data: the explanation says both; without its data the job goes west."""
+    simulation = cluster()
+    add(simulation, "reads", "1Gi")
+    await simulation.until(lambda: simulation.state("reads") == "Running")
+    assert pool_of(simulation, "reads") == "east"
+    why = simulation.status("reads").last_decision.why
+    assert (
+        "pool west is cheaper by its GPUs, but it costs 72 an hour to read its data there from us-east-1"
+        in why
+    )
+    add(simulation, "plain", None)
+    await simulation.until(lambda: simulation.state("plain") == "Running")
+    assert pool_of(simulation, "plain") == "west"
+
+
+async def test_data_that_costs_less_is_paid_for_and_counted_to_the_cent():
+    """In the job's cost by pool, in the bill, over another leader, lost steps and a deleted job."""
+    simulation = cluster()
+    add(simulation, "one", "10Mi", entity="vision")
+    add(simulation, "two", "10Mi", totalSteps=60)
+    for second in range(300):
+        if second in (60, 200):
+            simulation.start_operator()
+        if second == 120:
+            simulation.set_node_ready("b", False)
+        if second == 140:
+            simulation.set_node_ready("b", True)
+        await simulation.tick()
+    status = simulation.status("one")
+    west = next(entry for entry in status.pool_costs if entry.pool == "west")
+    read = status.progress.step + status.lost_steps
+    assert status.data.steps == read
+    in_the_east = sum(entry.gpu_seconds for entry in status.pool_costs if entry.pool == "east") > 0
+    if not in_the_east:
+        assert status.data.gigabytes == pytest.approx(read * 10 / 1024)
+    assert status.data.cost == pytest.approx(0.02 * status.data.gigabytes)
+    assert west.data_cost == pytest.approx(status.data.cost)
+    assert status.cost_so_far == pytest.approx(sum(e.cost + e.data_cost for e in status.pool_costs))
+    simulation.asked_to_decide()
+    await simulation.tick()
+    total = found(simulation).to_dict()["total"]
+    assert total["data"] == pytest.approx(sum(job.data_cost for job in found(simulation).jobs))
+    assert total["data"] > 0.01
+    assert total["bill"] == pytest.approx(total["jobs"] + total["deleted_jobs"] + total["idle"], abs=1e-9)
+    paid = total["jobs"]
+    simulation.world.drop(JOB, NAMESPACE, "one")
+    simulation.asked_to_decide()
+    await simulation.tick()
+    simulation.start_operator()
+    for _ in range(3):
+        await simulation.tick()
+    after = found(simulation).to_dict()["total"]
+    assert after["data"] == pytest.approx(total["data"], abs=0.005)
+    assert after["jobs"] + after["deleted_jobs"] >= paid - 0.005
+
+
+async def test_a_job_whose_data_has_no_price_anywhere_is_refused_with_the_reason():
+    """Nothing is guessed; once the price is stated, it runs."""
+    simulation = cluster(dataPrices=[], labels=False)
+    add(simulation, "reads", "1Mi")
+    await simulation.until(lambda: simulation.status("reads").condition("Admitted") is not None)
+    for _ in range(5):
+        await simulation.tick()
+    admitted = simulation.status("reads").condition("Admitted")
+    assert admitted.reason == "NoDataPrice"
+    assert "pool east has no region" in admitted.message
+    item = simulation.world.get(POLICY, "", "default")
+    for pool in item["spec"]["nodePools"]:
+        pool["region"] = REGIONS[pool["name"]]
+    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
+    simulation.world.put(POLICY, item)
+    await simulation.until(lambda: simulation.state("reads") == "Running")
+    assert pool_of(simulation, "reads") == "east"
+    assert "spec.dataLocation: not offered west, no price of data from us-east-1 to us-west-2" in (
+        simulation.status("reads").last_decision.why
+    )
+
+
+async def test_a_budget_counts_the_data():
+    """What it costs at the cheapest is told, and the job stops when GPUs and data have cost the budget."""
+    simulation = cluster()
+    simulation.world.drop(NODE, "", "a")
+    add(simulation, "reads", "1Gi", budget=1.0, totalSteps=1000)
+    await simulation.until(lambda: simulation.state("reads") == "Suspended", ticks=400)
+    status = simulation.status("reads")
+    assert status.cost_so_far == pytest.approx(1.0, abs=0.3)
+    assert status.data.cost > 0.9 * status.cost_so_far
+    assert status.progress.step < 100
+
+
+async def test_what_a_budget_has_to_be_is_told_with_the_data():
+    """1,000 steps read 1,000 GB at 0.02: 20, and some GPU time."""
+    simulation = cluster("max-min-fairness")
+    simulation.world.drop(NODE, "", "a")
+    add(simulation, "reads", "1Gi", budget=5.0, totalSteps=1000)
+    await simulation.until(lambda: simulation.status("reads").condition("BudgetExhausted") is not None)
+    told = simulation.status("reads").condition("BudgetExhausted")
+    assert told.reason == "BudgetTooSmall"
+    assert "raise spec.budget to about 22" in told.message
+
+
+async def test_a_checkpoint_that_moves_to_another_region_is_paid_for_once():
+    """Its size is stated; the second launch is in the other region."""
+    between = [*BETWEEN, {"fromRegion": "us-west-2", "toRegion": "us-east-1", "pricePerGb": 0.1}]
+    simulation = cluster(dataPrices=between)
+    add(simulation, "moves", "1Mi", data={"checkpointSize": "5Gi"})
+    await simulation.until(
+        lambda: (
+            simulation.state("moves") == "Running"
+            and bool(
+                simulation.status("moves").progress and simulation.status("moves").progress.checkpoint_step
+            )
+        )
+    )
+    assert pool_of(simulation, "moves") == "west"
+    assert simulation.status("moves").data.region == "us-west-2"
+    item = simulation.world.get(POLICY, "", "default")
+    next(p for p in item["spec"]["nodePools"] if p["name"] == "west")["pricePerGpuHour"] = 9.0
+    item["metadata"]["generation"] = item["metadata"].get("generation", 1) + 1
+    simulation.world.put(POLICY, item)
+    await simulation.until(
+        lambda: simulation.state("moves") == "Running" and pool_of(simulation, "moves") == "east"
+    )
+    for _ in range(5):
+        await simulation.tick()
+    status = simulation.status("moves")
+    east = next(entry for entry in status.pool_costs if entry.pool == "east")
+    assert east.data_cost == pytest.approx(0.5)
+    assert status.data.region == "us-east-1"
+
+
+async def test_without_the_field_nothing_is_different():
+    """No data in the status, and none in the costs."""
+    simulation = cluster()
+    add(simulation, "plain", None)
+    await simulation.until(lambda: simulation.state("plain") == "Running")
+    for _ in range(10):
+        await simulation.tick()
+    assert simulation.status("plain").data is None
+    assert found(simulation).to_dict()["total"]["data"] == 0
+    assert "data" not in simulation.status("plain").last_decision.why
+
+
+@pytest.mark.parametrize("client", [True, False])
+async def test_the_steps_of_a_script_are_paid_for_whether_it_tells_of_them_or_not(client: bool):
+    """At its end all of them are, once."""
+    simulation = cluster()
+    where = {"region": "us-east-1", "readPerStep": "1Mi"}
+    simulation.add_script("one", command={"client": client}, dataLocation=where)
+    await simulation.until(lambda: simulation.state("one") == "Succeeded")
+    item = simulation.world.get(JOB, NAMESPACE, "one")
+    steps = item["spec"]["totalSteps"]
+    status = simulation.status("one")
+    assert pool_of_cost(status) == "west"
+    assert status.data.gigabytes == pytest.approx(steps / 1024)
+    assert status.cost_so_far == pytest.approx(sum(e.cost + e.data_cost for e in status.pool_costs))
+
+
+def pool_of_cost(status) -> str:
+    return "+".join(entry.pool for entry in status.pool_costs)
