@@ -117,10 +117,6 @@ class ReconcileContext:
         """Price of a GPU hour of a pool of the gang, on average since its cost was summed up."""
         return self.pools.named(pool).mean_price(self.view.unpaid_since, self.now)
 
-    def info_of(self, pool: str) -> PoolInfo:
-        """What is known of a pool of the gang."""
-        return self.pools.get(pool, self.pool)
-
     def pool_of(self, pod: str) -> PoolInfo:
         """What is known of the pool in which the pod is."""
         return self.pools.named(self.allocation.part_of(pod).pool)
