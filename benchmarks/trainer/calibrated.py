@@ -9,6 +9,7 @@ Every result says ``"layers": "calibrated by sleeping"``.
 This file is no benchmark itself; the others import it.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import multiprocessing
@@ -16,6 +17,7 @@ import queue
 import socket
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from ballast_policies.contract import Directive, Plan, Stage
 from ballast_policies.contract.job import JobConfig
 from ballast_trainer.channel.base import Messages
 from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.distributed.mesh import Mesh
 from ballast_trainer.distributed.process_group import join, reach_store, serve_store
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.dynamics.protocol import UnchangedHooks
@@ -38,6 +41,8 @@ from ballast_trainer.profiling.profile import LayerCosts, Profile
 from ballast_trainer.reporting.console import SilentReporter
 from harness import local_plan
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 SAYS = "calibrated by sleeping"
 DIM = 32
@@ -55,6 +60,8 @@ class Job:
         bounds: first partition, over the schedule's stages.
         settings: fields of the trainer's configuration besides, e.g. ``rebalance``.
         chunks: stages a rank where the schedule has several; the trainer's own jobs have two.
+        speeds: of each rank: a layer takes its seconds over the speed of the rank that has it; empty: all 1.
+        tracks_memory: whether ranks count the bytes of all tensors that they hold.
         replans: (after step, ranks kept, bounds): plans that follow one another.
     """
 
@@ -65,6 +72,8 @@ class Job:
     schedule: str = "1F1B"
     model: dict[str, Any] | None = None
     chunks: int = 2
+    speeds: tuple[float, ...] = ()
+    tracks_memory: bool = False
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     replans: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
 
@@ -136,10 +145,15 @@ class SleepingLayer(nn.Module):
 
 
 class StatedLoads(UnchangedHooks):
-    """Tells each layer its seconds at every step at which they change."""
+    """Tells each layer its seconds at every step at which they change.
 
-    def __init__(self, loads: np.ndarray) -> None:
-        self._loads = loads
+    Args:
+        loads: as of the job.
+        speed: of this rank.
+    """
+
+    def __init__(self, loads: np.ndarray, speed: float = 1.0) -> None:
+        self._loads = loads / speed
 
     def _tell(self, step: int, layers: LayerSet) -> None:
         for layer in layers:
@@ -169,6 +183,40 @@ def sleeping_model(layers: int) -> Model:
         loss=nn.functional.mse_loss,
         batch=batch,
     )
+
+
+class TrackedMemory(TorchDispatchMode):
+    """Counts the bytes of all tensors that exist: each operation's results, until their storage goes.
+
+    Attributes:
+        most: bytes at the fullest moment.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._living: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do the operation, and note its results."""
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(torch.Tensor, self._note, result)
+        return result
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._living:
+            self._living.add(key)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._living.discard(key)
+        self.now -= size
 
 
 class Lines:
@@ -228,11 +276,13 @@ class Ran:
         lines: of steps and of events.
         costs: of the layers, as measured last.
         overhead: seconds spent on deciding and moving.
+        most_bytes: of the tensors of each rank, at the fullest moment; 0 where they were not tracked.
     """
 
     lines: list[dict[str, Any]]
     costs: LayerCosts
     overhead: Overhead
+    most_bytes: tuple[int, ...] = ()
 
     def step_seconds(self) -> dict[int, float]:
         """By step, 1-based."""
@@ -252,9 +302,20 @@ def stages(bounds: Any, placement: Any) -> tuple[Stage, ...]:
 
 
 def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
+    tracked = TrackedMemory()
+    with tracked if job.tracks_memory else contextlib.nullcontext():
+        found = _train(rank, port, job)
+    results.put((rank, *found, tracked.most))
+    if rank == 0:
+        time.sleep(0.5)  # the store lives here: the others leave first
+
+
+def _train(rank: int, port: int, job: Job) -> tuple[list[dict[str, Any]], LayerCosts, Overhead]:
+    """Train as one rank."""
     torch.set_num_threads(1)
     layout.DEFAULT_STAGES_PER_RANK = job.chunks
     config = job.config
+    speed = job.speeds[rank] if job.speeds else 1.0
     model = sleeping_model(job.loads.shape[1]) if job.model is None else build_model(config.model)
     plan = local_plan([f"rank-{n}" for n in range(job.ranks)], network=43)
     store = (serve_store if rank == 0 else reach_store)("127.0.0.1", port, 60)
@@ -264,11 +325,18 @@ def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
         model=model,
         device=device,
         speed=None,
-        dynamics=(StatedLoads(job.loads),) if job.model is None else (),
+        dynamics=(StatedLoads(job.loads, speed),) if job.model is None else (),
         layers=LayerSet(model, config.training, device, lambda index, module: module),
         meter=Meter(model.layer_count, device, None, clock=time.perf_counter if job.model is None else None),
         profile=Profile(model.layer_count),
-        world=join(store=store, plan=plan, rank=rank, device=device, timeout_seconds=60),
+        world=join(
+            store=store,
+            plan=plan,
+            rank=rank,
+            device=device,
+            timeout_seconds=60,
+            mesh=Mesh(data=config.parallelism.data),
+        ),
         plan=plan,
         stages=(),
     )
@@ -283,9 +351,7 @@ def _rank_main(rank: int, port: int, job: Job, results: Any) -> None:
         peer_timeout_seconds=60,
     )
     session.run()
-    results.put((rank, lines.lines, training.profile.costs(), training.overhead))
-    if rank == 0:
-        time.sleep(0.5)  # the store lives here: the others leave first
+    return lines.lines, training.profile.costs(), training.overhead
 
 
 def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:
@@ -324,4 +390,5 @@ def run(job: Job, *, limit_seconds: float = 600.0) -> Ran:
             process.join(10)
             if process.is_alive():
                 process.kill()
-    return found[0]
+    most = tuple(found[rank].most_bytes for rank in sorted(found))
+    return dataclasses.replace(found[0], most_bytes=most)

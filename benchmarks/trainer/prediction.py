@@ -1,115 +1,274 @@
-"""Step time predicted by the simulator against measured: 20 plans of four ranks.
+"""Step time and memory predicted by the trainer's forecast against measured: 30 random plans of unlike ranks.
 
-Layers sleep (``calibrated.py``), unevenly: each forward 6 to 18 ms a microbatch, each backward twice
-that. One plan is run first - 1F1B, an even split - and all that a prediction needs is taken from what the
-trainer measured there: the layers' seconds, and by ``fitted_action_seconds`` what the runtime needs for
-an action besides (bookkeeping, waking up, the network's latency). Then 20 plans are predicted, of other
-schedules, partitions and numbers of microbatches, and run; the measured step is the fastest of five,
-since other programs on the machine only add time.
+A plan is a schedule, a number of ranks with a speed each, a cut of 20 layers, a number of microbatches,
+replicas of the pipeline or of single stages, and whether forwards are repeated for the backward. All are
+real processes of the trainer.
 
-    python benchmarks/trainer/prediction.py [--steps 5] [--output json]
+Time: layers sleep (``calibrated.py``), unevenly, 2 to 6 ms a forward at speed 1 and twice that a backward.
+What a prediction needs is measured first, in three runs of one plan (1F1B, an even split): the layers'
+seconds without and with repeated forwards, by ``fitted_action_seconds`` what the runtime needs for an action
+besides, and from four ranks of unlike speed how fast each kind of rank is. The measured step is the fastest
+of ``--steps``, since other programs on the machine only add time.
 
-The target is 5 % for each plan.
+Memory: the same plans with a GPT that computes. Predicted from one process's profile (``ballast-train
+profile``); measured are the bytes of all tensors that each rank holds at the fullest moment, operation by
+operation, without the text that it trains on (0.5 MB).
+
+    python benchmarks/trainer/prediction.py [--plans 30] [--seed 7] [--steps 4] [--only time|memory]
+
+The targets are 5 % of the time of each plan, and 10 % of the memory of each rank.
 """
 
+import dataclasses
+import itertools
 import json
+import math
 import statistics
 
 import calibrated
 import click
 import numpy as np
-from ballast_policies.planning import fitted_action_seconds
-from ballast_policies.planning.partition import Partition
-from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK
-from ballast_policies.planning.step_time import simulated_step_seconds
+from ballast_policies.planning import Partition, fitted_action_seconds
+from ballast_policies.planning.profile_file import ProfiledLayer, read_profile
+from ballast_policies.planning.schedules import DEFAULT_STAGES_PER_RANK, SCHEDULES, stages_of
+from ballast_trainer.data import corpus
+from ballast_trainer.forecast import Machines, forecast
+from ballast_trainer.layer_profiler import layer_rows
 
-RANKS, LAYERS = 4, 16
-FOUR = ((0, 4, 8, 12, 16), (0, 3, 9, 11, 16), (0, 6, 9, 13, 16), (0, 1, 6, 10, 16))
-EIGHT = ((0, 2, 4, 6, 8, 10, 12, 14, 16), (0, 1, 4, 6, 7, 10, 11, 14, 16), (0, 3, 4, 5, 8, 9, 12, 13, 16))
-PLANS = (
-    *(("1F1B", m, FOUR[split]) for m, split in ((4, 1), (8, 1), (8, 2), (12, 3), (16, 2))),
-    *(("GPipe", m, FOUR[split]) for m, split in ((4, 2), (8, 0), (8, 3), (12, 1))),
-    *(("ZeroBubbleH1", m, FOUR[split]) for m, split in ((8, 0), (8, 3), (12, 2))),
-    *(("Interleaved1F1B", m, EIGHT[split]) for m, split in ((8, 0), (8, 1), (12, 2))),
-    *(("LoopedBFS", m, EIGHT[split]) for m, split in ((4, 1), (8, 2))),
-    *(("ZeroBubbleV", m, EIGHT[split]) for m, split in ((8, 0), (8, 1), (12, 2))),
-)
-"""Schedule, microbatches, bounds of the stages."""
+LAYERS = 20
+SPEEDS = (1.0, 0.85, 0.7, 0.5)
+"""Kinds of ranks."""
+SCHEDULES_DRAWN = ("1F1B", "GPipe", "ZeroBubbleH1", "Interleaved1F1B", "LoopedBFS", "ZeroBubbleV")
+SAMPLES = 2
+"""Of a microbatch of the GPT."""
+GPT = {"name": "gpt", "layers": LAYERS, "args": {"dim": 128, "heads": 4, "context": 64}}
+PROFILED_MICROBATCHES = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One plan; ``data`` replicas of the pipeline, ``replicas`` of its stages (empty: one each)."""
+
+    schedule: str
+    speeds: tuple[float, ...]
+    bounds: tuple[int, ...]
+    microbatches: int
+    data: int = 1
+    replicas: tuple[int, ...] = ()
+    recompute: bool = False
+
+    def job(self, *, steps, samples=1, **settings):
+        """To run it with layers that sleep, unless ``settings`` name a model."""
+        return calibrated.Job(
+            loads=np.repeat(layer_seconds()[None], steps, axis=0),
+            ranks=len(self.speeds),
+            bounds=self.bounds,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            settings={
+                "pipeline": {
+                    "schedule": self.schedule,
+                    "microbatches": self.microbatches,
+                    "globalBatchSize": samples * self.microbatches,
+                    "replicas": list(self.replicas),
+                },
+                "parallelism": {"data": self.data},
+                "training": {"recompute": self.recompute},
+            },
+            **settings,
+        )
+
+    def forecast(self, rows, machines):
+        """By the trainer's own forecast."""
+        return forecast(
+            self.job(steps=1).config,
+            rows,
+            Partition(bounds=self.bounds),
+            ranks=len(self.speeds),
+            machines=machines,
+        )
 
 
 def layer_seconds():
-    forward = np.random.default_rng(7).uniform(0.006, 0.018, LAYERS)
+    forward = np.random.default_rng(7).uniform(0.002, 0.006, LAYERS)
     return np.stack([forward, 2 * forward], axis=1)
 
 
-def predicted(plan, costs, profiled_microbatches, action_seconds):
-    schedule, microbatches, bounds = plan
-    split, scale = Partition(bounds=bounds), microbatches / profiled_microbatches
-    return simulated_step_seconds(
-        scale * split.loads(costs.forward),
-        scale * split.loads(costs.backward),
-        microbatches,
-        schedule=schedule,
-        chunks=DEFAULT_STAGES_PER_RANK,
-        action_seconds=action_seconds,
-        fixed_seconds=float(split.loads(costs.optimizer).max()),
-    )
-
-
-def measured(plan, steps):
-    schedule, microbatches, bounds = plan
-    ran = calibrated.run(
-        calibrated.Job(
-            loads=np.repeat(layer_seconds()[None], steps, axis=0),
-            ranks=RANKS,
-            bounds=bounds,
-            microbatches=microbatches,
-            schedule=schedule,
+def random_plans(count, seed):
+    """Plans that the trainer accepts; every schedule comes up as often as the others."""
+    random = np.random.default_rng(seed)
+    plans = []
+    while len(plans) < count:
+        schedule = SCHEDULES_DRAWN[len(plans) % len(SCHEDULES_DRAWN)]
+        kind = SCHEDULES[schedule]
+        ranks, data, replicas = int(random.choice([2, 3, 4, 4, 8])), 1, ()
+        if kind.build_replicated is not None and random.random() < 0.3:
+            replicas = ((2, 1), (1, 2), (1, 2, 1), (2, 1, 1), (2, 2))[int(random.integers(5))]
+            ranks = sum(replicas)
+        elif ranks >= 4 and random.random() < 0.35:
+            data = 2
+        positions = ranks // data
+        microbatches = positions * data * int(random.integers(1, 4)) * math.lcm(1, *replicas)
+        stages = len(replicas) or stages_of(schedule, positions, DEFAULT_STAGES_PER_RANK)
+        cuts = random.choice(np.arange(1, LAYERS), stages - 1, replace=False)
+        plans.append(
+            Plan(
+                schedule=schedule,
+                speeds=tuple(float(speed) for speed in random.choice(SPEEDS, ranks)),
+                bounds=(0, *sorted(map(int, cuts)), LAYERS),
+                microbatches=max(4, microbatches) if not kind.equal_rounds else microbatches,
+                data=data,
+                replicas=replicas,
+                recompute=bool(random.random() < 0.25),
+            )
         )
-    )
-    return min(ran.step_seconds().values()), ran.costs
+    return plans
+
+
+class Profiled:
+    """What was measured beforehand: layers by whether forwards are repeated, speeds by kind, and actions."""
+
+    def __init__(self, steps):
+        even = tuple(LAYERS * rank // len(SPEEDS) for rank in range(len(SPEEDS) + 1))
+        plan = Plan(
+            schedule="1F1B",
+            speeds=(1.0,) * len(SPEEDS),
+            bounds=even,
+            microbatches=PROFILED_MICROBATCHES,
+        )
+        alike, seconds = self._run(plan, steps)
+        unlike, _ = self._run(dataclasses.replace(plan, speeds=SPEEDS), steps)
+        again, _ = self._run(dataclasses.replace(plan, recompute=True), steps)
+        self.rows = {False: self._rows(alike), True: self._rows(again)}
+        slower = np.array(alike.total) / np.array(unlike.total)
+        ends = itertools.pairwise(even)
+        self.speeds = {
+            kind: statistics.median(slower[first:end])
+            for kind, (first, end) in zip(SPEEDS, ends, strict=True)
+        }
+
+        def predicted(action):
+            return plan.forecast(self.rows[False], Machines(action_seconds=action)).step_seconds
+
+        self.action_seconds = float(fitted_action_seconds(seconds, predicted))
+
+    @staticmethod
+    def _run(plan, steps):
+        ran = calibrated.run(plan.job(steps=2 * steps))
+        return ran.costs, min(ran.step_seconds().values())
+
+    @staticmethod
+    def _rows(costs):
+        return [
+            ProfiledLayer(
+                forward_seconds=forward / PROFILED_MICROBATCHES,
+                backward_seconds=backward / PROFILED_MICROBATCHES,
+                optimizer_seconds=optimizer,
+            )
+            for forward, backward, optimizer in zip(
+                costs.forward, costs.backward, costs.optimizer, strict=True
+            )
+        ]
+
+    def step_seconds(self, plan):
+        """Predicted, and without what actions take besides."""
+        speeds = tuple(self.speeds[speed] for speed in plan.speeds)
+        return [
+            plan.forecast(
+                self.rows[plan.recompute], Machines(speeds=speeds, action_seconds=action)
+            ).step_seconds
+            for action in (self.action_seconds, 0.0)
+        ]
+
+
+def times(plans, steps, say):
+    profiled = Profiled(steps)
+    rows = []
+    for plan in plans:
+        guess, bare = profiled.step_seconds(plan)
+        found = min(calibrated.run(plan.job(steps=steps)).step_seconds().values())
+        error = float(100 * (guess / found - 1))
+        rows.append(
+            {
+                **dataclasses.asdict(plan),
+                "predicted_seconds": round(float(guess), 4),
+                "measured_seconds": round(found, 4),
+                "without_action_seconds": round(float(bare), 4),
+                "error_percent": round(error, 2),
+            }
+        )
+        say(f"{_named(plan)} predicted {guess:.3f} s  measured {found:.3f} s  {error:+.1f} %")
+    return rows, profiled
+
+
+def memory(plans, say):
+    measured = {}
+    for recompute in (False, True):
+        config = {
+            "totalSteps": 2,
+            "model": GPT,
+            "pipeline": {"microbatches": 2, "globalBatchSize": 2 * SAMPLES},
+            "training": {"recompute": recompute},
+        }
+        measured[recompute] = read_profile(layer_rows(config, steps=2, at_step=0)).each_layer(2)
+    text = corpus._corpus().nbytes  # which every rank keeps
+    rows = []
+    for plan in plans:
+        ran = calibrated.run(plan.job(steps=2, samples=SAMPLES, model=GPT, tracks_memory=True))
+        forecast_ranks = plan.forecast(measured[plan.recompute], Machines()).ranks
+        guess = [round(forecast_ranks[rank // plan.data].bytes) for rank in range(len(plan.speeds))]
+        found = [most - text for most in ran.most_bytes]
+        errors = [100 * (a / b - 1) for a, b in zip(guess, found, strict=True)]
+        rows.append(
+            {
+                **dataclasses.asdict(plan),
+                "predicted_bytes": guess,
+                "measured_bytes": found,
+                "error_percent": [round(error, 2) for error in errors],
+            }
+        )
+        say(f"{_named(plan)} memory by rank " + " ".join(f"{error:+.1f}" for error in errors) + " %")
+    return rows
+
+
+def _named(plan):
+    shape = f"{plan.data} x " * (plan.data > 1) + f"{len(plan.speeds) // plan.data} ranks"
+    shape += f" as {'-'.join(map(str, plan.replicas))}" * bool(plan.replicas) + ", again" * plan.recompute
+    return f"{plan.schedule:<15} m={plan.microbatches:<3} {shape:<22}"
 
 
 @click.command(help=__doc__)
-@click.option("--steps", default=5, show_default=True)
+@click.option("--plans", "count", default=30, show_default=True)
+@click.option("--seed", default=7, show_default=True)
+@click.option("--steps", default=4, show_default=True)
+@click.option("--only", type=click.Choice(["time", "memory"]), help="Default: both.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def main(steps, output):
-    profiled = ("1F1B", 8, FOUR[0])
-    seconds, costs = measured(profiled, 2 * steps)
-    action = float(fitted_action_seconds(seconds, lambda each: predicted(profiled, costs, 8, each)))
-    rows = []
-    for plan in PLANS:
-        schedule, microbatches, bounds = plan
-        guess = float(predicted(plan, costs, 8, action))
-        found, _ = measured(plan, steps)
-        rows.append(
-            {
-                "schedule": schedule,
-                "microbatches": microbatches,
-                "bounds": bounds,
-                "predicted_seconds": round(guess, 4),
-                "measured_seconds": round(found, 4),
-                "without_action_seconds": round(predicted(plan, costs, 8, 0.0), 4),
-                "error_percent": round(float(100 * (guess / found - 1)), 2),
-            }
-        )
-        if output == "text":
-            click.echo(
-                f"{schedule:<16} m={microbatches:<3} {bounds!s:<38} predicted {guess:.3f} s  "
-                f"measured {found:.3f} s  {rows[-1]['error_percent']:+.1f} %"
-            )
-    errors = [abs(row["error_percent"]) for row in rows]
-    summary = {
-        "benchmark": "trainer_prediction",
-        "layers": calibrated.SAYS,
-        "plans": len(rows),
-        "action_milliseconds": round(1000 * action, 3),
-        "mean_error_percent": round(statistics.mean(errors), 2),
-        "worst_error_percent": float(max(errors)),
-        "within_5_percent": sum(bool(error <= 5) for error in errors),
-        "target_percent": 5,
-    }
-    click.echo(json.dumps({**summary, "rows": rows} if output == "json" else summary))
+def main(count, seed, steps, only, output):
+    plans = random_plans(count, seed)
+    say = click.echo if output == "text" else lambda line: None
+    summary = {"benchmark": "trainer_prediction", "layers": calibrated.SAYS, "plans": count, "seed": seed}
+    rows = {}
+    if only != "memory":
+        rows["rows"], profiled = times(plans, steps, say)
+        errors = [abs(row["error_percent"]) for row in rows["rows"]]
+        summary |= {
+            "action_milliseconds": round(1000 * profiled.action_seconds, 3),
+            "mean_error_percent": round(statistics.mean(errors), 2),
+            "worst_error_percent": max(errors),
+            "within_5_percent": sum(error <= 5 for error in errors),
+            "target_percent": 5,
+        }
+    if only != "time":
+        rows["memory_rows"] = memory(plans, say)
+        errors = [abs(error) for row in rows["memory_rows"] for error in row["error_percent"]]
+        summary |= {
+            "memory_ranks": len(errors),
+            "memory_mean_error_percent": round(statistics.mean(errors), 2),
+            "memory_worst_error_percent": max(errors),
+            "memory_within_10_percent": sum(error <= 10 for error in errors),
+            "memory_target_percent": 10,
+        }
+    click.echo(json.dumps(summary | (rows if output == "json" else {})))
 
 
 if __name__ == "__main__":

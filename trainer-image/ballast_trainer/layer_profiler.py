@@ -15,6 +15,7 @@ from ballast_trainer.layers.optimize import optimizer_step, squared_gradient_nor
 from ballast_trainer.layers.precision import check_precision
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 
@@ -50,6 +51,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     costs, kept = training.profile.costs(), training.profile.activation_bytes()
     assert costs is not None and kept is not None
     pipeline = job.config.pipeline
+    repeated, gradients = _passing_bytes(training)
     rows = [
         {
             "name": f"layer {layer.index}",
@@ -59,6 +61,8 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
             "heldBytes": layer.byte_count(),
             "weightBytes": sum(parameter.nbytes for parameter in layer.module.parameters()),
             "activationBytes": kept[layer.index],
+            "repeatedBytes": repeated[layer.index] if job.config.training.recompute else 0,
+            "gradientBytes": gradients[layer.index],
             "outputBytes": training.meter.output_bytes[layer.index],
         }
         for layer in training.layers
@@ -96,6 +100,24 @@ def _whole_model(config: JobConfig, model: Model) -> TrainingState:
     )
     training.layers.hold(training.layers.make(index) for index in range(model.layer_count))
     return training
+
+
+def _passing_bytes(training: TrainingState) -> tuple[list[int], list[int]]:
+    """By layer, of one microbatch: all that its forward keeps, and gradients that flow into its weights."""
+    inputs, _ = training.batch()
+    value = inputs.chunk(training.microbatches)[0]
+    kept, waiting = [], []
+    for layer in training.layers:
+        if value.is_floating_point():
+            # No leaf, so that layers may change it in place.
+            value = value.detach().requires_grad_().clone()
+        counter = SavedTensors(value)
+        with counter.saving(layer.index):
+            output = layer.module(value)
+        kept.append(counter.count([layer.module]).get(layer.index, 0))
+        waiting.append(weight_gradient_bytes(output))
+        value = output
+    return kept, waiting
 
 
 def _step(training: TrainingState, step: int) -> None:

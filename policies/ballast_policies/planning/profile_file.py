@@ -19,6 +19,10 @@ class ProfiledLayer(Settings):
         held_bytes: parameters, gradients and optimizer state.
         weight_bytes: the parameters alone.
         activation_bytes: kept for the backward.
+        repeated_bytes: kept by the second forward while the layer's backward runs, where forwards are
+            repeated.
+        gradient_bytes: gradients from which those of the weights are computed; a split backward keeps them
+            from its inputs' half to its weights' half.
         output_bytes: sent to the next layer.
         overhead_seconds: what a microbatch costs whatever its size: a part of the forward and backward
             seconds that larger microbatches pay less often.
@@ -34,6 +38,8 @@ class ProfiledLayer(Settings):
     held_bytes: float = setting(0.0, ge=0)
     weight_bytes: float = setting(0.0, ge=0)
     activation_bytes: float = setting(0.0, ge=0)
+    repeated_bytes: float = setting(0.0, ge=0)
+    gradient_bytes: float = setting(0.0, ge=0)
     output_bytes: float = setting(0.0, ge=0)
     overhead_seconds: float = setting(0.0, ge=0)
     reduced_bytes: float | None = setting(None, ge=0)

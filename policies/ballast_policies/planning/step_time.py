@@ -69,12 +69,13 @@ def simulated_step_seconds(
     """
     stages = len(forward_loads)
     ranks = stages // stages_of(schedule, 1, chunks)
-    backward = tuple(load / microbatches + action_seconds for load in backward_loads)
+    backward = tuple(load / microbatches for load in backward_loads)
     costs = StageCosts(
-        forward=tuple(load / microbatches + action_seconds for load in forward_loads),
+        forward=tuple(load / microbatches for load in forward_loads),
         backward=backward,
         backward_input=(0.0, *(seconds / 2 for seconds in backward[1:])),
         transfer=tuple(boundary_seconds),
+        action_seconds=action_seconds,
     )
     built = build_schedule(schedule, ranks=ranks, microbatches=microbatches, chunks=chunks)
     return simulate(built, costs).makespan + fixed_seconds

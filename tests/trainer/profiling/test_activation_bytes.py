@@ -9,7 +9,7 @@ from ballast_policies.contract import Report
 from ballast_trainer.dynamics.pruning.sparse_linear import PrunableLinear
 from ballast_trainer.layer_profiler import layer_rows
 from ballast_trainer.models.protocol import Model
-from ballast_trainer.profiling.activations import SavedTensors
+from ballast_trainer.profiling.activations import SavedTensors, weight_gradient_bytes
 from ballast_trainer.profiling.meter import Meter
 from ballast_trainer.profiling.profile import Profile
 from torch import nn
@@ -34,6 +34,15 @@ def tanh_layers():
 def counted(channel):
     report = Report.from_json((channel / "report.json").read_text())
     return list(report.layer_activation_bytes)
+
+
+def test_gradients_into_weights_are_those_of_the_outputs_of_products():
+    """Of 4 x 8 samples: into a norm's weights, and into two matrices; none where no input learns."""
+    layers = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    value = torch.ones(4, 8, 16)
+    assert weight_gradient_bytes(layers(value.requires_grad_())) == 4 * 8 * 4 * (16 + 64 + 16)
+    assert weight_gradient_bytes(nn.Linear(16, 64)(torch.ones(3, 16))) == 0
+    assert weight_gradient_bytes(torch.ones(3)) == 0
 
 
 @pytest.mark.processes

@@ -1,5 +1,6 @@
 """Options of ``simulate`` and ``trace``, and the profile they start from."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,19 @@ from ballast_trainer.errors import ConfigurationError
 
 FILE = click.Path(path_type=Path)
 _USUAL_RANKS = 4
+
+
+def _speeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
+    """The numbers of ``--speeds``."""
+    if value is None:
+        return ()
+    try:
+        speeds = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        speeds = ()
+    if not speeds or not all(0 < speed < math.inf for speed in speeds):
+        raise click.BadParameter(f"{value} is not a list of numbers above 0. To fix: e.g. 1,1,0.5,0.5")
+    return speeds
 
 
 def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,6 +54,18 @@ def forecast_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--bandwidth",
                 type=click.FloatRange(0, min_open=True),
                 help="Bytes/s between two ranks; default: transfers are free.",
+            ),
+            click.option(
+                "--speeds",
+                callback=_speeds,
+                metavar="S,S,...",
+                help="Speed of each rank relative to the device that was profiled; default: all 1.",
+            ),
+            click.option(
+                "--action-seconds",
+                type=click.FloatRange(0),
+                default=0.0,
+                help="What each forward and each backward takes besides its layers.",
             ),
         ]
     ):

@@ -9,7 +9,7 @@ import click
 from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.forecasting import FILE, forecast_options, profiled_layers, ranks_of
-from ballast_trainer.forecast import Forecast, forecasts
+from ballast_trainer.forecast import Forecast, Machines, forecasts
 from ballast_trainer.process_exit import end, reason_of
 from ballast_trainer.replay import Replay, read_loads, replay
 
@@ -60,12 +60,15 @@ def simulate(
     ranks: int | None,
     at_step: int,
     bandwidth: float | None,
+    speeds: tuple[float, ...],
+    action_seconds: float,
     loads_path: Path | None,
     output: str,
 ) -> None:
     """Predict step time, bubble and memory of each rank; no ranks are started.
 
-    Each rank is taken to be alone on a device as fast as the one that was profiled.
+    Each rank is taken to be alone on its device, which is as fast as the one that was profiled unless
+    --speeds says how fast.
     """
     from ballast_trainer.config import read_job_config
 
@@ -85,7 +88,12 @@ def simulate(
             value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
         )
         count = ranks_of(config, ranks, len(rows))
-        found = forecasts(config, rows, ranks=count, bandwidth=bandwidth)
+        found = forecasts(
+            config,
+            rows,
+            ranks=count,
+            machines=Machines(speeds=speeds, bandwidth=bandwidth, action_seconds=action_seconds),
+        )
     except Exception as error:
         sys.exit(end(reason_of(error), describe(error)))
     if output == "json":

@@ -9,7 +9,7 @@ from ballast_trainer.causes import describe
 from ballast_trainer.cli.config_file import read_config
 from ballast_trainer.cli.forecasting import forecast_options, profiled_layers, ranks_of
 from ballast_trainer.errors import ConfigurationError
-from ballast_trainer.forecast import forecasts, schedule_for
+from ballast_trainer.forecast import Machines, forecasts, schedule_for
 from ballast_trainer.process_exit import end, reason_of
 
 FORMATS = (".json", ".svg", ".txt", ".csv")
@@ -34,6 +34,8 @@ def trace(
     ranks: int | None,
     at_step: int,
     bandwidth: float | None,
+    speeds: tuple[float, ...],
+    action_seconds: float,
     even: bool,
     out: Path | None,
 ) -> None:
@@ -67,7 +69,8 @@ def trace(
                 value, profile_path, at_step=at_step, microbatches=config.pipeline.microbatches
             )
             count = ranks_of(config, ranks, len(rows))
-            (found, *_) = forecasts(config, rows, ranks=count, bandwidth=bandwidth, steps=_FLOW_STEPS)
+            machines = Machines(speeds=speeds, bandwidth=bandwidth, action_seconds=action_seconds)
+            (found, *_) = forecasts(config, rows, ranks=count, machines=machines, steps=_FLOW_STEPS)
             played = found.trace
         text = {
             ".json": lambda: chrome_trace(played),

@@ -5,7 +5,9 @@ weights and buffers not at all, since they are held anyway.  A stage's input is 
 batch: only the part counts.
 """
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,6 +75,32 @@ class SavedTensors:
         self._counted[address] = tensor
         part = self._parts.get(address)
         return storage.nbytes() if part is None else part.nbytes
+
+
+def weight_gradient_bytes(output: torch.Tensor) -> int:
+    """Bytes of the gradients from which those of weights are computed, of one layer's graph.
+
+    They flow into the nodes on the way to the layer's input that have weights beside them.
+    """
+    leads_to_input: dict[Any, bool] = {None: False}
+    total, waiting = 0, [output.grad_fn]
+    while waiting:
+        node = waiting[-1]
+        following = [] if node is None else [child for child, _ in node.next_functions if child is not None]
+        unseen = [child for child in following if child not in leads_to_input]
+        if unseen:
+            waiting += unseen
+            continue
+        waiting.pop()
+        if node is None or node in leads_to_input:
+            continue
+        ways = [leads_to_input[child] for child in following]
+        leaf = getattr(node, "variable", None)
+        leads_to_input[node] = any(ways) or (leaf is not None and not isinstance(leaf, nn.Parameter))
+        if any(ways) and not all(ways):
+            sizes = getattr(node, "_input_metadata", ())
+            total += sum(math.prod(size.shape) * size.dtype.itemsize for size in sizes)
+    return total
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

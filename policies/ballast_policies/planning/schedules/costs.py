@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from ballast_policies.planning.partition import Partition
 from ballast_policies.planning.schedules.action import Kind, ScheduleError
 
+_ACTIONS = {
+    Kind.FORWARD: 1.0,
+    Kind.BACKWARD: 1.0,
+    Kind.BACKWARD_INPUT: 0.5,
+    Kind.BACKWARD_WEIGHT: 0.5,
+    Kind.UPDATE: 0.0,
+}
+"""What counts as how much of an action."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
@@ -19,6 +28,8 @@ class StageCosts:
         transfer: by boundary (between stage s and s + 1), seconds of one activation or gradient;
             nothing where both stages are on one rank.
         speeds: by rank, relative; default all 1.
+        action_seconds: what every rank needs for each forward and each backward besides, whatever its speed
+            (bookkeeping, waking up, the network's latency); half of it for each half of a split backward.
         serial_links: True: a pair of ranks carries one transfer at a time each way. False: transfers
             overlap, as AMP's cost model has it.
 
@@ -32,6 +43,7 @@ class StageCosts:
     update: tuple[float, ...] = ()
     transfer: tuple[float, ...] = ()
     speeds: tuple[float, ...] = ()
+    action_seconds: float = 0.0
     serial_links: bool = False
 
     def __post_init__(self) -> None:
@@ -45,7 +57,7 @@ class StageCosts:
             if getattr(self, name) and len(getattr(self, name)) != stages:
                 raise ScheduleError(f"{name} has {len(getattr(self, name))} values for {stages} stages")
         values = self.forward + self.backward + self.backward_input + self.update + self.transfer
-        if any(value < 0 for value in values) or any(speed <= 0 for speed in self.speeds):
+        if min(*values, self.action_seconds) < 0 or any(speed <= 0 for speed in self.speeds):
             raise ScheduleError("seconds must be at least 0 and speeds above 0")
         if any(i > b for i, b in zip(self.backward_input, self.backward, strict=False)):
             raise ScheduleError("backward_input is a part of backward and cannot take longer")
@@ -66,7 +78,9 @@ class StageCosts:
             Kind.BACKWARD_WEIGHT: whole - for_input,
             Kind.UPDATE: self.update[stage] if self.update else 0.0,
         }[kind]
-        return seconds / self.speeds[rank] if self.speeds else seconds
+        if self.speeds:
+            seconds /= self.speeds[rank]
+        return seconds + self.action_seconds * _ACTIONS[kind]
 
     def transfer_seconds(self, boundary: int) -> float:
         """One activation or gradient over the boundary between ``boundary`` and the next stage."""
@@ -93,6 +107,7 @@ def stage_costs(
     update_seconds: Sequence[float] | None = None,
     boundary_seconds: Sequence[float] = (),
     speeds: Sequence[float] = (),
+    action_seconds: float = 0.0,
     serial_links: bool = False,
 ) -> StageCosts:
     """Costs of a partition's stages from a profile of its layers.
@@ -105,6 +120,7 @@ def stage_costs(
         update_seconds: optimizer seconds of each layer, per step, shape (L,).
         boundary_seconds: transfer of one microbatch after each layer but the last, shape (L - 1,).
         speeds: by rank.
+        action_seconds: see :class:`StageCosts`.
         serial_links: see :class:`StageCosts`.
     """
     update = () if update_seconds is None else tuple(partition.loads(update_seconds).tolist())
@@ -115,5 +131,6 @@ def stage_costs(
         update=update,
         transfer=tuple(float(boundary_seconds[cut - 1]) for cut in cuts) if len(boundary_seconds) else (),
         speeds=tuple(speeds),
+        action_seconds=action_seconds,
         serial_links=serial_links,
     )

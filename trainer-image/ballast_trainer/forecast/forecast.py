@@ -1,12 +1,17 @@
 """Forecast of a configuration on a number of ranks: step time, bubble and memory.
 
 Predicted from a profile of the layers by simulating the schedule; no rank is started.  Each rank is taken
-to compute as fast as the device that was profiled, and to be alone on it.
+to be alone on its device.  A step with a flush ends when the gradients are summed over the replicas of each
+stage and the slowest rank's optimizer, which waits for the norm over all ranks, is done:
+
+    T = max over stages s of (max over its replicas r of end(s, r) + exchange_s) + max over ranks of update
+
+    exchange_s = 2 (n - 1) / n weights_s / bandwidth                 n ranks hold stage s
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ballast_policies.contract.job import JobConfig
@@ -23,15 +28,17 @@ from ballast_policies.planning.schedules import (
     BubbleSplit,
     Kind,
     Schedule,
+    Span,
     StageCosts,
     Trace,
     simulate,
     split_bubble,
     stage_costs,
-    validate,
 )
 
 from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.forecast.machines import ALIKE, Machines, positions_of, stage_speeds
+from ballast_trainer.forecast.memory import RankForecast, cuts_of, rank_forecasts
 from ballast_trainer.pipeline.layout import (
     ScheduleRequest,
     is_asynchronous,
@@ -40,33 +47,6 @@ from ballast_trainer.pipeline.layout import (
 
 FLOW_STEPS = 4
 """Simulated steps of a schedule without a flush; a step's time is the mean of as many further steps."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RankForecast:
-    """One rank.
-
-    Attributes:
-        layers: first and end layer of each of its stages.
-        busy_seconds: of a step.
-        in_flight: most microbatches whose activations it holds at once, over its stages.
-        weight_versions: most versions of a stage's weights it holds.
-        held_bytes: weights, gradients, optimizer state, further versions of the weights.
-        activation_bytes: at the fullest moment.
-    """
-
-    rank: int
-    layers: tuple[tuple[int, int], ...]
-    busy_seconds: float
-    in_flight: int
-    weight_versions: int
-    held_bytes: float
-    activation_bytes: float
-
-    @property
-    def bytes(self) -> float:
-        """Everything at the fullest moment."""
-        return self.held_bytes + self.activation_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,32 +95,12 @@ class Forecast:
         }
 
 
-def positions_of(config: JobConfig, ranks: int) -> int:
-    """How many of the ranks are in one pipeline.
-
-    Raises:
-        ConfigurationError: the layers are to be shared by several ranks, or the ranks do not divide.
-    """
-    parallelism = config.parallelism
-    if parallelism.tensor > 1:
-        raise ConfigurationError(
-            "parallelism.tensor",
-            f"{parallelism.tensor}: a profile has the seconds of whole layers. "
-            "To fix: --set parallelism.tensor=1",
-        )
-    if ranks % parallelism.data:
-        raise ConfigurationError(
-            "parallelism.data", f"{ranks} ranks are no multiple of {parallelism.data} replicas"
-        )
-    return ranks // parallelism.data
-
-
 def forecasts(
     config: JobConfig,
     rows: Sequence[ProfiledLayer],
     *,
     ranks: int,
-    bandwidth: float | None = None,
+    machines: Machines = ALIKE,
     steps: int = FLOW_STEPS,
 ) -> tuple[Forecast, ...]:
     """The partition that the job starts with, and the balanced one if that is another.
@@ -148,31 +108,30 @@ def forecasts(
     Args:
         config: the job.
         rows: its layers, seconds of one microbatch.
-        ranks: over all replicas of the pipeline, whose exchange of gradients is not counted.
-        bandwidth: bytes/s between two ranks; None: transfers are free.
+        ranks: over all replicas of the pipeline.
+        machines: the ranks and their links.
         steps: of a schedule without a flush, how many to simulate; twice as many for a step's time.
 
     Raises:
         ConfigurationError: the counts do not suit the schedule.
     """
+    machines.check(ranks)
     schedule = schedule_for(config, ranks, steps=steps)
     if schedule.stages > len(rows):
         reason = f"{schedule.stages} stages need as many layers; the profile has {len(rows)}. To fix: --ranks"
         raise ConfigurationError("pipeline.maxStages", reason)
     replicas = [float(len(holders)) for holders in schedule.stage_ranks]
-    uneven = max(replicas) > 1
     start = even_partition(len(rows), schedule.stages)
-    if uneven:
+    if max(replicas) > 1:
         start = exact_partition([1.0] * len(rows), schedule.stages, RankCapacity(speeds=replicas))
     microbatches = config.pipeline.microbatches // config.parallelism.data
+    speeds = stage_speeds(schedule, machines.pipelines(ranks, config.parallelism.data))
     balanced = exact_partition(
-        [row.step_seconds(microbatches) for row in rows],
-        schedule.stages,
-        RankCapacity(speeds=replicas if uneven else None),
+        [row.step_seconds(microbatches) for row in rows], schedule.stages, RankCapacity(speeds=speeds)
     )
     partitions = {"start": start} | ({"balanced": balanced} if balanced != start else {})
     return tuple(
-        _forecast(name, partition, schedule, config, rows, ranks, bandwidth, steps)
+        forecast(config, rows, partition, name=name, ranks=ranks, machines=machines, steps=steps)
         for name, partition in partitions.items()
     )
 
@@ -189,45 +148,108 @@ def schedule_for(config: JobConfig, ranks: int, *, steps: int) -> Schedule:
     return request.run_of(steps) if request.asynchronous else request.one_step()
 
 
-def _forecast(
-    name: str,
-    partition: Partition,
-    schedule: Schedule,
+def forecast(
     config: JobConfig,
     rows: Sequence[ProfiledLayer],
+    partition: Partition,
+    *,
     ranks: int,
-    bandwidth: float | None,
-    steps: int,
+    name: str = "given",
+    machines: Machines = ALIKE,
+    steps: int = FLOW_STEPS,
 ) -> Forecast:
-    costs = _costs(partition, rows, bandwidth)
-    trace = simulate(schedule, costs)
-    step_seconds, played = trace.makespan, 1
+    """One partition of the layers over the stages of the job's schedule; arguments as of :func:`forecasts`.
+
+    Raises:
+        ConfigurationError: the counts do not suit the schedule.
+        ScheduleError: the partition has another number of stages.
+    """
+    machines.check(ranks)
+    data = config.parallelism.data
+    schedule = schedule_for(config, ranks, steps=steps)
+    costs = [_costs(partition, rows, machines, speeds) for speeds in machines.pipelines(ranks, data)]
+    traces = [simulate(schedule, of) for of in costs]
+    slowest = max(range(len(traces)), key=lambda at: traces[at].makespan)
+    played = 1
     if is_asynchronous(config.pipeline.schedule) and schedule.ranks > 1:
-        longer = simulate(schedule_for(config, ranks, steps=2 * steps), costs)
-        step_seconds, played = (longer.makespan - trace.makespan) / steps, steps
+        longer = schedule_for(config, ranks, steps=2 * steps)
+        step_seconds = max(
+            (simulate(longer, of).makespan - trace.makespan) / steps
+            for of, trace in zip(costs, traces, strict=True)
+        )
+        played = steps
+    else:
+        step_seconds = _with_flush(partition, rows, schedule, traces, machines, data)
+    trace = traces[slowest]
     busy = [seconds / played for seconds in trace.busy]
     formula = None
     if SCHEDULES[config.pipeline.schedule].closed_form and not used_replicas(config.pipeline.replicas):
-        updates = [sum(rows[i].optimizer_seconds for i in range(*layers)) for layers in _cuts(partition)]
+        updates = _update_seconds(trace)
         formula = predict_step_seconds(
             [load - update for load, update in zip(busy, updates, strict=True)],
             schedule.microbatches,
-            boundary_seconds=costs.transfer,
+            boundary_seconds=costs[slowest].transfer,
             fixed_seconds=max(updates),
         )
     return Forecast(
         name=name,
         schedule=schedule.name,
-        ranks=_ranks(partition, schedule, rows, busy),
+        ranks=rank_forecasts(partition, schedule, rows, busy, buffered=_buffered(config, schedule)),
         step_seconds=step_seconds,
         formula_seconds=formula,
         imbalance=max(busy) / (math.fsum(busy) / len(busy)) - 1 if any(busy) else 0.0,
-        bubble=split_bubble(schedule, costs),
+        bubble=split_bubble(schedule, costs[slowest]),
         trace=trace,
     )
 
 
-def _costs(partition: Partition, rows: Sequence[ProfiledLayer], bandwidth: float | None) -> StageCosts:
+def _buffered(config: JobConfig, schedule: Schedule) -> bool:
+    """Whether torch's pipelining runs the schedule, not Ballast's executor."""
+    name, replicas = config.pipeline.schedule, used_replicas(config.pipeline.replicas, schedule.ranks)
+    return schedule.ranks > 1 and not replicas and not is_asynchronous(name)
+
+
+def _with_flush(
+    partition: Partition,
+    rows: Sequence[ProfiledLayer],
+    schedule: Schedule,
+    traces: Sequence[Trace],
+    machines: Machines,
+    data: int,
+) -> float:
+    """Seconds of a step of replicas of one pipeline."""
+    ends = [
+        max((span.end for trace in traces for span in trace.spans if _computes(span, rank)), default=0.0)
+        for rank in range(schedule.ranks)
+    ]
+    done = []
+    for holders, layers in zip(schedule.stage_ranks, cuts_of(partition), strict=True):
+        holding = len(holders) * data
+        exchange = 0.0
+        if machines.bandwidth is not None:
+            weights = sum(rows[layer].weight_bytes for layer in range(*layers))
+            exchange = 2 * (holding - 1) / holding * weights / machines.bandwidth
+        done.append(max(ends[rank] for rank in holders) + exchange)
+    return max(done) + max(max(_update_seconds(trace)) for trace in traces)
+
+
+def _computes(span: Span, rank: int) -> bool:
+    return span.rank == rank and span.action.kind is not Kind.UPDATE
+
+
+def _update_seconds(trace: Trace) -> list[float]:
+    """By rank, seconds of the optimizer in a trace with a flush."""
+    found = [0.0] * trace.schedule.ranks
+    for span in trace.spans:
+        if span.action.kind is Kind.UPDATE:
+            found[span.rank] += span.end - span.start
+    return found
+
+
+def _costs(
+    partition: Partition, rows: Sequence[ProfiledLayer], machines: Machines, speeds: Sequence[float]
+) -> StageCosts:
+    bandwidth = machines.bandwidth
     return stage_costs(
         partition,
         forward_seconds=[row.forward_seconds for row in rows],
@@ -235,50 +257,7 @@ def _costs(partition: Partition, rows: Sequence[ProfiledLayer], bandwidth: float
         microbatches=1,
         update_seconds=[row.optimizer_seconds for row in rows],
         boundary_seconds=() if bandwidth is None else [row.output_bytes / bandwidth for row in rows[:-1]],
+        speeds=speeds,
+        action_seconds=machines.action_seconds,
         serial_links=bandwidth is not None,
     )
-
-
-def _cuts(partition: Partition) -> list[tuple[int, int]]:
-    return [
-        (partition.bounds[stage], partition.bounds[stage + 1]) for stage in range(len(partition.bounds) - 1)
-    ]
-
-
-def _ranks(
-    partition: Partition, schedule: Schedule, rows: Sequence[ProfiledLayer], busy: Sequence[float]
-) -> tuple[RankForecast, ...]:
-    facts, cuts = validate(schedule), _cuts(partition)
-    found = []
-    for rank in range(schedule.ranks):
-        own = [stage for stage, holders in enumerate(schedule.stage_ranks) if rank in holders]
-        held = 0.0
-        for stage in own:
-            layers = [rows[i] for i in range(*cuts[stage])]
-            held += sum(row.held_bytes for row in layers)
-            held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
-        kept = {stage: sum(rows[i].activation_bytes for i in range(*cuts[stage])) for stage in own}
-        found.append(
-            RankForecast(
-                rank=rank,
-                layers=tuple(cuts[stage] for stage in own),
-                busy_seconds=busy[rank],
-                in_flight=facts.in_flight[rank],
-                weight_versions=max(facts.versions_held[stage] for stage in own),
-                held_bytes=held,
-                activation_bytes=_fullest(schedule, rank, kept),
-            )
-        )
-    return tuple(found)
-
-
-def _fullest(schedule: Schedule, rank: int, kept: Mapping[int, float]) -> float:
-    """Most activation bytes at once: from a forward to its backward, or to the weight half of it."""
-    now = most = 0.0
-    for action in schedule.actions[rank]:
-        if action.kind is Kind.FORWARD:
-            now += kept[action.stage]
-            most = max(most, now)
-        elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-            now -= kept[action.stage]
-    return most
