@@ -9,10 +9,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ballast-setup
 # Four workers also on two cores: many tests wait for processes. `make test WORKERS=0` runs one at a time.
 WORKERS ?= 4
-# Unit tests wait for nothing, and each worker imports everything: one a core.
+DIST := loadgroup
+# Unit tests wait for nothing, and each worker imports everything: one a core. They share no cluster that would
+# keep them together, and a file costs the scheduler less than its tests; `make test` draws more random examples.
 test-unit coverage-unit: WORKERS = logical --maxprocesses=8
-UNIT = -m "not api and not processes and not e2e and not slow"
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder $(if $(CI),--durations=25)
+test-unit coverage-unit: DIST := loadfile
+UNIT = -m "not api and not processes and not e2e and not slow" --hypothesis-profile=quick
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=$(DIST) --no-loadscope-reorder $(if $(CI),--durations=25)
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1

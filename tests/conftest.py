@@ -29,6 +29,8 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# Of the fast tests: what more of the same examples would find, `make test` finds.
+settings.register_profile("quick", settings.get_profile("ballast"), max_examples=20)
 settings.register_profile("new", settings.get_profile("ballast"), derandomize=False)
 settings.register_profile("thorough", settings.get_profile("new"), max_examples=2000)
 settings.load_profile("ballast")

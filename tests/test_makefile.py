@@ -1,7 +1,6 @@
 """The commands of the Makefile exist, and are told by `make help`."""
 
 import importlib
-import os
 import re
 from pathlib import Path
 
@@ -48,6 +47,9 @@ def test_benchmarks_are_judged_by_the_last_releases_costs():
 
 @pytest.mark.xdist_group("kept together")
 def test_tests_of_a_group_are_kept_in_one_worker(request):
-    """pytest-xdist sees the group in the test's id; else every worker would start every shared cluster."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    """pytest-xdist sees the group in the test's id; else every worker would start every shared cluster.
+
+    The fast tests, which share nothing, are distributed by file.
+    """
+    if request.config.getoption("loadgroup", False):
         assert request.node.nodeid.endswith("@kept together")

@@ -1,10 +1,11 @@
 """No parser raises anything but its documented error, whatever it is given (longer: ``scripts/fuzz``)."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.fuzz.parsers import PARSERS, attempt
+from tests.support.examples import examples
 
 
 @pytest.mark.slow
@@ -12,7 +13,7 @@ from tests.fuzz.parsers import PARSERS, attempt
 def test_hostile_input(parser):
     """What is valid but for a few changes that an enemy or a fault would make."""
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @examples(60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.integers(0, 2**16), max_size=30))
     def reads(choices):
         left = iter(choices)

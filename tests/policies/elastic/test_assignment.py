@@ -7,8 +7,10 @@ from ballast_policies.configuration import Configuration
 from ballast_policies.elastic import assignment
 from ballast_policies.elastic.assignment import Option, best_assignment, sizes_of
 from ballast_policies.elastic.job import ElasticCluster
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 CLUSTER = ElasticCluster(nodes={"v100": 2, "k80": 1}, gpus_per_node={"v100": 4, "k80": 4})
 
@@ -42,7 +44,7 @@ def by_enumeration(jobs, cluster):
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(st.lists(options, max_size=5))
 def test_the_choice_is_the_best_of_all(jobs):
     """Powers of two always find places side by side, so the GPUs alone limit the choice."""
@@ -51,7 +53,7 @@ def test_the_choice_is_the_best_of_all(jobs):
     assert CLUSTER.fits(sizes_of(chosen))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(st.lists(options, max_size=8))
 def test_one_by_one_never_gives_out_what_is_not_there(jobs):
     """On clusters too large for the exact choice."""

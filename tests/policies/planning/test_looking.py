@@ -6,8 +6,10 @@ from ballast_policies.planning import Partition, RankCapacity, exact_partition, 
 from ballast_policies.planning.balancers import StagedPipeline
 from ballast_policies.planning.looking import Waiting, lost_seconds, measured_worse
 from ballast_policies.planning.schedules import build_schedule
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 
 @given(
@@ -79,7 +81,7 @@ STAGED = st.sampled_from([("Interleaved1F1B", 2), ("LoopedBFS", 2), ("ZeroBubble
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(staged=STAGED, seed=st.integers(0, 1000), min_gain=st.sampled_from([0.0, 0.03]))
 def test_of_several_stages_a_rank_no_more_is_lost_than_the_balancer_wins(staged, seed, min_gain):
     """Both play the schedule: a look is never due where the balancer would find nothing."""

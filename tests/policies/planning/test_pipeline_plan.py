@@ -6,8 +6,10 @@ from ballast_policies.planning import PlanningError
 from ballast_policies.planning.pipeline_plan import plan_pipeline
 from ballast_policies.planning.profile import GpuKind, LayerProfile
 from ballast_policies.planning.schedules import SCHEDULES, ScheduleError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 
 def make_profile(seconds, *, held=1.0, activation=0.1, output=0.0, weight=0.5):
@@ -22,7 +24,7 @@ def make_profile(seconds, *, held=1.0, activation=0.1, output=0.0, weight=0.5):
     )
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     seconds=st.lists(st.floats(0.1, 5.0), min_size=8, max_size=14),
     schedule=st.sampled_from(sorted(SCHEDULES)),

@@ -12,8 +12,10 @@ from ballast_policies.planning import (
     simulated_step_seconds,
 )
 from ballast_policies.planning.balancers import deepspeed_partition
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 SECONDS = st.lists(st.floats(0.1, 1.0), min_size=6, max_size=14)
 
@@ -136,7 +138,7 @@ def test_noise_sends_no_layer_back_and_forth(seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@examples(30)
 @given(st.floats(0.0, 0.5), st.sampled_from(["1F1B", "GPipe"]), st.integers(4, 12))
 def test_what_an_action_costs_is_found_from_a_step(action, schedule, microbatches):
     """The simulator's step with an action's cost gives that cost back."""

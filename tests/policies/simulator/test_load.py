@@ -9,10 +9,11 @@ from ballast_policies.simulator.settings import RULES, SimulatedCluster, Simulat
 from ballast_policies.simulator.workloads.generate import continuous
 from ballast_policies.simulator.workloads.load import load_of
 from ballast_policies.throughput.table import ThroughputTable, built_in_table
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.simulator.test_engine import FAST, job, table
+from tests.support.examples import examples
 
 TWO_TYPES = table({("a", 1): {"fast": 4.0, "slow": 1.0}, ("b", 1): {"fast": 1.0, "slow": 1.0}})
 
@@ -39,7 +40,7 @@ def test_the_fast_type_is_wanted_by_all():
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(
     rates=st.lists(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=2), min_size=1, max_size=5),
     gpus=st.tuples(st.integers(1, 20), st.integers(1, 20)),

@@ -9,9 +9,11 @@ import pytest
 import torch
 from ballast_trainer.checkpoints.index import IndexReader
 from ballast_trainer.errors import CheckpointError
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.distributed import checkpoint
+
+from tests.support.examples import examples
 
 STATE = {
     "weight": torch.arange(6, dtype=torch.float32).reshape(3, 2),
@@ -68,7 +70,7 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(folder, name):
         IndexReader(str(folder)).read_metadata()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 2000), byte=st.integers(0, 255), length=st.integers(0, 3000))
 def test_damaged_bytes_are_refused_or_read_as_an_index(folder, at, byte, length):
     """No other error, whatever byte is wrong or missing."""

@@ -10,8 +10,10 @@ from ballast_policies.planning.schedules import SCHEDULES, trained_schedules
 from ballast_trainer.cli.main import main
 from ballast_trainer.forecast import forecasts
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 LAYER = {
     "forwardSeconds": 0.01,
@@ -133,7 +135,7 @@ def test_transfers_and_the_optimizer_take_their_time(call):
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@examples(30)
 @given(
     schedule=st.sampled_from(trained_schedules(asynchronous=False)),
     seconds=st.lists(st.floats(0.001, 1.0), min_size=8, max_size=16),

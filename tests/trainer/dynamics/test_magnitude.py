@@ -10,6 +10,8 @@ from ballast_trainer.dynamics.pruning.magnitude import largest_masks
 from ballast_trainer.dynamics.pruning.pruning import gradual_sparsity
 from hypothesis import strategies
 
+from tests.support.examples import examples
+
 
 class ThreadWorld:
     """Ranks as threads: sums tensors over them."""
@@ -74,7 +76,7 @@ def test_the_mask_equals_single_process_top_k(ranks, sparsity):
     assert torch.equal(mask, top_k_mask(weights, keep))
 
 
-@hypothesis.settings(max_examples=60)
+@examples(60)
 @hypothesis.given(
     strategies.lists(
         strategies.lists(

@@ -13,10 +13,11 @@ from ballast_policies.planning.schedules import (
 from ballast_trainer.pipeline.executor.boundaries import Boundary
 from ballast_trainer.pipeline.executor.groups import link_of, links_of
 from ballast_trainer.pipeline.executor.order import RankOrder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.examples import examples
 from tests.trainer.pipeline.executor_threads import RATE, half_square, run
 
 
@@ -100,7 +101,7 @@ def test_2bw_on_a_quadratic_is_w_minus_v_grad_f_at_t_minus_1(p, m):
     assert max(max(c.versions.values()) for c in peak_usage) == 2
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
     p=st.integers(1, 4),
@@ -116,7 +117,7 @@ def test_what_a_schedule_claims_is_what_is_counted(name, p, steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@examples(20)
 @given(
     name=st.sampled_from(["PipeDream", "PipeDreamVerticalSync", "PipeDream2BW"]),
     p=st.integers(1, 4),

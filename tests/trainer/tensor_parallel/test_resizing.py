@@ -5,10 +5,12 @@ import pytest
 import torch
 from ballast_trainer.tensor_parallel.gemm_timer import GemmTimer
 from ballast_trainer.tensor_parallel.product import IMPUTATIONS, ColumnSelection, product
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support.examples import examples
 
 COLUMNS, ROWS = 24, 10
 
@@ -50,7 +52,7 @@ def test_nothing_left_out_is_bit_identical(running):
 
 
 @given(st.sets(st.integers(0, COLUMNS - 1), min_size=1), st.integers(0, 99))
-@settings(max_examples=30)
+@examples(30)
 def test_a_resized_product_is_the_masked_dense_one(kept, seed):
     """Output and gradients equal the dense layer's under a mask; columns left out are exactly 0."""
     kept = sorted(kept)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import allocate
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -18,6 +18,7 @@ from tests.policies.allocation.textbook import (
     least_total_completion_time,
     team_weights,
 )
+from tests.support.examples import examples
 
 EXACT = {"rel": 1e-6, "abs": 1e-9}
 
@@ -36,7 +37,7 @@ def levels_of(answer, p):
     return np.array([answer.levels[job.name] * job.weight for job in p.jobs])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems(max_jobs=5))
 def test_section_5_4_3_water_filling_reaches_the_levels_of_the_staged_procedure(p):
     """Job by job, not only the least level."""
@@ -51,7 +52,7 @@ def test_section_5_4_3_water_filling_reaches_the_levels_of_the_staged_procedure(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(
     p=problems(max_jobs=6),
     teams=st.lists(st.sampled_from(["a", "b", None]), min_size=6, max_size=6),
@@ -74,7 +75,7 @@ def test_section_5_4_3_hierarchical_reaches_the_levels_of_the_staged_procedure(p
     assert levels_of(allocate("hierarchical", p), p) == pytest.approx(want, rel=5e-6, abs=1e-7)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=where_all_run(max_jobs=6))
 def test_section_5_4_2_makespan_is_one_over_the_largest_common_rate(p):
     """min max num_steps / throughput: with throughput >= t num_steps for all, 1 / t."""
@@ -84,7 +85,7 @@ def test_section_5_4_2_makespan_is_one_over_the_largest_common_rate(p):
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(p=where_all_run(max_jobs=6))
 def test_section_5_4_2_finish_time_fairness_is_the_least_rho_that_can_be_reached(p):
     """min max rho with the time that has passed on both sides: a little less cannot be reached."""
@@ -106,7 +107,7 @@ def test_section_5_4_2_finish_time_fairness_is_the_least_rho_that_can_be_reached
     assert not can_be_reached(found * (1 - 2e-6))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems())
 def test_the_linear_policies_reach_the_optimum_of_their_linear_programs(p):
     """Sections 5.3.1 (total throughput), 5.4.2 (FIFO) and 6.4.2 (throughput per dollar)."""
@@ -124,7 +125,7 @@ def test_the_linear_policies_reach_the_optimum_of_their_linear_programs(p):
         assert allocate(policy, p).objective == pytest.approx(book.best(value.ravel()), **EXACT)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems())
 def test_section_5_4_2_shortest_job_first_finishes_the_shortest_job_at_full_speed(p):
     """The least time to the first completion is that of one job alone on its fastest type."""
@@ -134,7 +135,7 @@ def test_section_5_4_2_shortest_job_first_finishes_the_shortest_job_at_full_spee
     assert allocate("shortest-job-first", p).objective == pytest.approx(want, rel=1e-6)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=where_all_run(max_jobs=5), slack=st.floats(1.0, 4.0))
 def test_section_6_4_3_min_cost_under_deadlines_is_the_linear_program(p, slack):
     """Deadlines that isolated shares keep; all are kept, at the least cost of any shares that keep them."""
@@ -157,7 +158,7 @@ def test_section_6_4_3_min_cost_under_deadlines_is_the_linear_program(p, slack):
         assert answer.throughput[job.name] * d >= job.steps_remaining * (1 - 1e-8)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems(max_jobs=5), seed=st.integers(0, 2**32 - 1))
 def test_section_6_4_2_no_shares_have_a_better_sum_of_throughput_per_cost_than_min_cost(p, seed):
     """Against random shares: each job's ratio is at most that of its cheapest type."""
@@ -171,7 +172,7 @@ def test_section_6_4_2_no_shares_have_a_better_sum_of_throughput_per_cost_than_m
             assert book.T[m] @ mine / spent >= (book.T[m] @ X[m] / other if other > 0 else 0.0) * (1 - 1e-8)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(p=where_all_run(max_jobs=4))
 def test_strategy_proof_shares_are_those_of_the_partial_allocation_mechanism(p):
     """Nash welfare by cvxpy with everybody and without each; each keeps what it leaves to the others."""
@@ -197,7 +198,7 @@ def test_strategy_proof_shares_are_those_of_the_partial_allocation_mechanism(p):
         assert have == pytest.approx(kept * best[m], rel=1e-5)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     steps=st.lists(st.floats(10, 1e4), min_size=1, max_size=6),
     rates=st.lists(st.floats(0.1, 20.0), min_size=12, max_size=12),
@@ -211,7 +212,7 @@ def test_allox_is_the_least_average_completion_time_of_all_assignments(steps, ra
     assert allocate("allox", p).objective == pytest.approx(want, rel=1e-9)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_space_sharing_reaches_the_linear_program_over_all_pairs(seed):
     """Max-min fairness with every pair as a column of its own, none left out."""
@@ -239,7 +240,7 @@ def test_space_sharing_reaches_the_linear_program_over_all_pairs(seed):
     assert answer.objective == pytest.approx(want, **EXACT)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems())
 def test_isolated_and_proportional_shares_are_their_closed_forms(p):
     """1/n of every type, or time divided as the cluster is made up."""

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import allocate
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.problems import pair, problem, problems, random_problem
 from tests.policies.allocation.textbook import Book
+from tests.support.examples import examples
 
 
 def speeds(answer, p):
@@ -17,7 +18,7 @@ def speeds(answer, p):
 
 
 @pytest.mark.parametrize("policy", ["water-filling", "hierarchical"])
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems(max_jobs=6))
 def test_pareto_efficiency_no_job_can_get_more_unless_another_gets_less(policy, p):
     """The most relative speed that any shares add, with no job slower, is nothing."""
@@ -28,7 +29,7 @@ def test_pareto_efficiency_no_job_can_get_more_unless_another_gets_less(policy, 
     assert most <= (have / np.where(book.full > 0, book.full, 1.0)).sum() + 1e-5
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(p=problems(max_jobs=6, all_run=True, single=True))
 def test_sharing_incentive_no_job_is_slower_than_on_its_isolated_share(p):
     """With equal weights, max-min fairness gives every job at least 1/n of every type's worth."""
@@ -37,7 +38,7 @@ def test_sharing_incentive_no_job_is_slower_than_on_its_isolated_share(p):
     assert (fair >= isolated * (1 - 1e-7)).all()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32 - 1), policy=st.sampled_from(["max-min-fairness", "makespan", "max-throughput"])
 )
@@ -58,7 +59,7 @@ def test_colocation_two_jobs_that_hardly_slow_each_other_down_share_one_gpu():
     assert answer.objective == pytest.approx(0.9)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     p=problems(max_jobs=4, all_run=True, single=True),
     liar=st.integers(0, 3),
@@ -89,7 +90,7 @@ def test_max_min_fairness_is_not_strategy_proof_and_does_not_claim_to_be():
     assert best > honest * 1.01
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(p=problems(max_jobs=6), factor=st.floats(1.5, 4.0))
 def test_more_weight_never_means_less_speed_under_water_filling(p, factor):
     """Raising one job's weight and nothing else."""

@@ -8,10 +8,11 @@ from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.problem import Job, Problem, ProblemError
 from ballast_policies.allocation.registry import POLICIES, allocate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.problems import STANDARD, problem, problems, random_problem
+from tests.support.examples import examples
 
 BOUNDED = [name for name, policy in POLICIES.builtin.items() if policy.proves_gap]
 
@@ -90,7 +91,7 @@ def test_sharing_is_nothing_where_no_jobs_may_share(policy):
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@examples(150)
 @given(p=problems(), policy=st.sampled_from([*POLICIES.builtin, "greedy"]), agnostic=st.booleans())
 def test_every_allocation_is_feasible(p, policy, agnostic):
     """On random problems with gangs, weights, unusable types and types without GPUs."""
@@ -99,7 +100,7 @@ def test_every_allocation_is_feasible(p, policy, agnostic):
     consistent(p, answer)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(p=problems(), policy=st.sampled_from(BOUNDED), agnostic=st.booleans())
 def test_the_gap_is_closed(p, policy, agnostic):
     """The bound comes from weak duality, so a wrong optimum could not hide behind it."""

@@ -6,9 +6,10 @@ import pytest
 from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.problem import Job, ProblemError
 from ballast_policies.allocation.registry import allocate
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.policies.allocation.problems import problem, problems
+from tests.support.examples import examples
 
 
 def test_equation_5_4_1_the_dissertations_example_gives_8_11():
@@ -48,14 +49,14 @@ def by_hand(p):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@examples(60)
 @given(p=problems())
 def test_the_objective_equals_an_independent_formulation(p):
     """To 1e-6 relative on random instances, with gangs, weights, and types a job cannot use."""
     assert allocate("max-min-fairness", p).objective == pytest.approx(by_hand(p), rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(p=problems())
 def test_the_certified_gap_is_closed_and_greedy_is_never_above_the_optimum(p):
     """The bound comes from weak duality, so a wrong optimum could not hide."""

@@ -9,10 +9,11 @@ from ballast_policies.allocation.fairness.water_levels import fill, fill_by_prog
 from ballast_policies.allocation.instance import from_arrays
 from ballast_policies.allocation.problem import Entity
 from ballast_policies.allocation.registry import solve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
+from tests.support.examples import examples
 
 ROOTS = {"water-filling": flat, "hierarchical": tree}
 
@@ -51,7 +52,7 @@ def drawn(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ROOTS)
-@settings(max_examples=30, deadline=None)
+@examples(30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_levels_are_those_of_one_program_for_each_level(policy, seed):
     """Every limit holds; programs answer where equal speeds leave a choice."""

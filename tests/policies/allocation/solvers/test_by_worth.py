@@ -8,10 +8,11 @@ from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import by_worth
 from ballast_policies.allocation.solvers.dense_program import dense_rows
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.policies.allocation.problems import problems, random_problem
 from tests.policies.allocation.textbook import Book
+from tests.support.examples import examples
 
 WORTH = ("max-throughput", "max-throughput-per-dollar", "fifo", "shortest-job-first")
 FAMILIES = {
@@ -41,7 +42,7 @@ def rows_of(book, value):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(p=problems())
 def test_small_programs_reach_the_optimum_of_scipy(p):
     """Also with types without GPUs and jobs that run nowhere, which large programs rarely have."""

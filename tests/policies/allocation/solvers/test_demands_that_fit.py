@@ -6,16 +6,17 @@ from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.solvers import demands_that_fit as module
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.demands_that_fit import demands_that_fit
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
 from tests.policies.allocation.problems import problems
 from tests.policies.allocation.textbook import Book
+from tests.support.examples import examples
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@examples(80)
 @given(p=problems(), parts=st.lists(st.sampled_from([0.1, 0.25, 0.5, 0.7, 1.0]), min_size=7, max_size=7))
 def test_small_lists_are_accepted_as_one_linear_program_after_another_accepts_them(p, parts):
     """Ties included: parts of full speed that fill GPUs exactly."""

@@ -5,10 +5,11 @@ import pytest
 from ballast_policies.allocation.registry import solve
 from ballast_policies.allocation.solvers import linear
 from ballast_policies.allocation.solvers.boxstep import box_search, boxstep, undecided
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.families import FAMILIES
+from tests.support.examples import examples
 
 JOBS = 300
 
@@ -65,7 +66,7 @@ def test_what_is_left_over_adds_as_much_as_by_the_simplex_method(name, small_sam
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(seed=3, name="heavy tails, demand 10", types=3, policy="makespan")
 @given(
     seed=st.integers(0, 2**32 - 1),

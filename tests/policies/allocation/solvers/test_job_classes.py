@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 from ballast_policies.allocation.registry import allocate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.allocation.problems import pair, problem
+from tests.support.examples import examples
 
 
 def alike(draw, kinds, copies, *, pairs):
@@ -39,7 +40,7 @@ def told_apart(p):
     return dataclasses.replace(p, jobs=jobs)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     copies=st.lists(st.integers(1, 5), min_size=1, max_size=3),

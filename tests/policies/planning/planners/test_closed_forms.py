@@ -24,8 +24,10 @@ from ballast_policies.planning.planners import (
     training_seconds,
 )
 from ballast_policies.planning.schedules import even_costs, one_forward_one_backward, simulate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 MODEL = BlockModel(
     blocks=24,
@@ -37,7 +39,7 @@ MODEL = BlockModel(
 SERVERS = GpuServers(gpus=16, gpus_per_server=8, memory_bytes=16e9, fast_bandwidth=1e11, slow_bandwidth=1e9)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     gpus=st.integers(1, 16),
     memory=st.floats(2e9, 4e10),

@@ -5,8 +5,10 @@ import itertools
 import pytest
 from ballast_policies.planning import PlanningError
 from ballast_policies.planning.planners import Level, plan_pipedream
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 
 def compositions(total, parts):
@@ -52,7 +54,7 @@ def test_pipedream_one_level_equals_brute_force(profile, m, bandwidth):
     assert [stage.first_layer for stage in plan.stages][1:] == [s.end_layer for s in plan.stages][:-1]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(profile=profile, m=st.tuples(st.integers(1, 3), st.integers(1, 2)), slow=st.floats(0.5, 10.0))
 def test_pipedream_two_levels_equal_brute_force(profile, m, slow):
     """Servers of GPUs: the inner level's best pipeline is the compute of the outer."""

@@ -14,8 +14,10 @@ from ballast_policies.simulator.settings import (
 )
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
 from ballast_policies.throughput.table import JobType, ThroughputTable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 TABLE = ThroughputTable(
     source="test",
@@ -95,7 +97,7 @@ def wait_of_a_large_gang(*, waiting, **options):
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@examples(15)
 @given(
     gangs=st.lists(
         st.tuples(st.sampled_from([1, 1, 2, 4]), st.floats(100, 5000), st.floats(0, 2000)),

@@ -17,8 +17,10 @@ from ballast_policies.simulator.settings import BALLAST_RULES, SimulatedCluster,
 from ballast_policies.simulator.solving import ShareSolver, name_of
 from ballast_policies.simulator.workloads.workload import TraceJob
 from ballast_policies.throughput.table import JobType, ThroughputTable
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+
+from tests.support.examples import examples
 
 TYPES = ("v100", "p100")
 
@@ -48,7 +50,7 @@ def world(sizes, on_v100, on_p100, gpus):
 
 
 @pytest.mark.parametrize("policy", ["max-min-fairness", "fifo"])
-@settings(max_examples=40)
+@examples(40)
 @given(world=worlds())
 @example(world=world([1, 4, 1, 1], [1.0] * 4, [1.0] * 4, (4, 4)))
 @example(world=world([1] * 5, [1.0] * 5, [0.0, 0.0, 1.0, 1.0, 2.0], (4, 2)))

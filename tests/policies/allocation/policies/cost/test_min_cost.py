@@ -8,9 +8,10 @@ from ballast_policies.allocation.instance import instance
 from ballast_policies.allocation.policies import water_filling
 from ballast_policies.allocation.policies.cost import min_cost
 from ballast_policies.allocation.registry import allocate, solve
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.policies.allocation.problems import problem, problems, random_problem
+from tests.support.examples import examples
 
 
 def on_cheapest_only(p):
@@ -30,7 +31,7 @@ def on_cheapest_only(p):
     return dataclasses.replace(p, jobs=jobs)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(p=problems(all_run=True, single=True))
 def test_the_closed_form_is_water_filling_on_the_cheapest_types(p):
     """Share by share the same as the staged linear programs give, levels measured on all types."""
