@@ -15,6 +15,7 @@ from ballast_policies.planning.stages import first_stages, usable_stages
 
 from ballast_trainer.channel.base import Channel
 from ballast_trainer.channel.channel_thread import ChannelThread
+from ballast_trainer.checkpoints.export import check_export
 from ballast_trainer.config import read_job_config
 from ballast_trainer.distributed.heartbeat import RankHeartbeat
 from ballast_trainer.distributed.joining import announce_ready, wait_until_called
@@ -72,13 +73,13 @@ class ValidatedJob:
         """
         config = read_job_config(value, unknown=unknown)
         if config.model is None:
-            reason = "missing. To fix: name the model to train, e.g. model: {name: gpt}"
-            raise ConfigurationError("model", reason)
+            raise ConfigurationError("model", "missing. To fix: name one, e.g. model: {name: gpt}")
         model = build_model(config.model, config.data, seed=config.training.seed)
         build_dynamics(config.dynamics, model.layer_count, model.family)
         check_changes(model, config.dynamics)
         check_cached_outputs(model, config.dynamics)
         check_tensor_parallel(model, config)
+        check_export(model, config.export)
         learning_rate(config.training, 0, config.total_steps)
         return cls(config=config, model=model, validation=validation_data(config, model))
 
@@ -90,10 +91,9 @@ class ValidatedJob:
         """
         stages = len(self.placement(ranks))
         if stages > self.model.layer_count:
-            count = self.model.layer_count
             reason = (
-                f"{stages} stages need as many layers; {self.config.model_name!r} has {count}. "
-                "To fix: fewer ranks, or model.layers"
+                f"{stages} stages need as many layers; {self.config.model_name!r} has "
+                f"{self.model.layer_count}. To fix: fewer ranks, or model.layers"
             )
             raise ConfigurationError("pipeline.maxStages", reason)
 

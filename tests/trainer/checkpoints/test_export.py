@@ -7,7 +7,7 @@ import torch
 from ballast_trainer.checkpoints.export import newest_sound
 from ballast_trainer.checkpoints.manifest import Patience
 from ballast_trainer.cli.main import main
-from ballast_trainer.errors import CheckpointError
+from ballast_trainer.errors import CheckpointError, ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.seeding import host_seeded
@@ -197,6 +197,19 @@ def test_what_cannot_be_exported_is_refused(job, tmp_path):
     assert not list(tmp_path.glob(".*.partial"))
 
 
+def test_what_cannot_be_exported_after_the_last_step_is_refused_before_the_first(job, tmp_path):
+    """The format when the configuration is read, the place when the job begins; nothing is left there."""
+    with pytest.raises(ConfigurationError, match=r"export.format: huggingFace is for .*To fix: safetensors"):
+        ValidatedJob.from_mapping(job(export={"path": str(tmp_path / "model"), "format": "huggingFace"}))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "model", tmp_path / "folder"):
+        with pytest.raises(CheckpointError, match=r"^export.path: .*To fix"):
+            train_here(job(export={"path": str(path)}))
+    assert not (tmp_path / "saved").exists() or not list((tmp_path / "saved").glob("step-*"))
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 def test_a_directory_of_damaged_checkpoints_names_the_damage(job, tmp_path):
     """Each with its reason."""
     train_here(job())
@@ -209,6 +222,7 @@ def test_a_model_that_cannot_be_written_ends_the_job_and_is_exported_by_the_next
     """The state is saved; the next launch trains no step."""
     blocked = tmp_path / "file"
     blocked.write_text("")
+    train_here(job() | {"totalSteps": 2})
     config = job(export={"path": str(blocked / "model")})
     with pytest.raises(CheckpointError, match=r"all steps are done and saved, but .*To fix"):
         train_here(config)

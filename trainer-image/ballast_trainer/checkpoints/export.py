@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from ballast_policies.contract.job import ExportFormat, JobConfig, TrainingConfig
+from ballast_policies.contract.job import ExportConfig, ExportFormat, JobConfig, TrainingConfig
 from torch import nn
 
 from ballast_trainer.checkpoints import tensors
@@ -66,6 +66,39 @@ def export_checkpoint(
         raise CheckpointError(f"{folder} cannot be read: {error}. To fix: the storage") from error
     write_model(found, output, kind, model)
     return manifest.step, len(found)
+
+
+def check_export(model: Model, wanted: ExportConfig | None) -> None:
+    """Refuse before the first step a format that the model does not have.
+
+    Raises:
+        ConfigurationError: with the formats that it has.
+    """
+    if wanted is not None and wanted.format is ExportFormat.HUGGING_FACE and model.save_whole is None:
+        raise ConfigurationError(
+            "export.format",
+            "huggingFace is for models of ballast_trainer.models.hugging_face. To fix: safetensors or torch",
+        )
+
+
+def check_place(wanted: ExportConfig) -> None:
+    """Refuse a place in which the export cannot be written; what is there stays as it is.
+
+    Raises:
+        CheckpointError: rank 0 cannot write there, or would replace what is no export.
+    """
+    path = Path(wanted.path)
+    if wanted.format is ExportFormat.HUGGING_FACE:
+        _refuse_others_files(path)
+    elif path.is_dir():
+        raise CheckpointError(f"{path} is a folder. To fix: in export.path, the name of a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _partial(path)
+        temporary.touch()
+        _remove(temporary)
+    except OSError as error:
+        raise _not_written(path, error) from error
 
 
 def newest_sound(folder: Path, patience: Patience) -> tuple[Path, Manifest]:
@@ -166,17 +199,13 @@ def write_model(found: Mapping[str, torch.Tensor], path: Path, kind: ExportForma
         ConfigurationError: the model cannot be written in this format.
         CheckpointError: storage refuses it.
     """
-    if kind is ExportFormat.HUGGING_FACE and model.save_whole is None:
-        raise ConfigurationError(
-            "export.format",
-            "huggingFace is for models of ballast_trainer.models.hugging_face. To fix: safetensors or torch",
-        )
+    check_export(model, ExportConfig(path=str(path), format=kind))
     if kind is ExportFormat.HUGGING_FACE:
         _refuse_others_files(path)
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(temporary)
@@ -198,14 +227,23 @@ def write_model(found: Mapping[str, torch.Tensor], path: Path, kind: ExportForma
     except (OSError, RuntimeError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             _remove(temporary)
-        raise CheckpointError(
-            f"the model cannot be written to {path}: {error}. "
-            "To fix: a place in a directory that rank 0 can write to, with room"
-        ) from error
+        raise _not_written(path, error) from error
     except BaseException:
         with contextlib.suppress(OSError):
             _remove(temporary)
         raise
+
+
+def _partial(path: Path) -> Path:
+    """What is written until it is complete."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def _not_written(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the model cannot be written to {path}: {error}. "
+        "To fix: a place in a directory that rank 0 can write to, with room"
+    )
 
 
 def _refuse_others_files(path: Path) -> None:

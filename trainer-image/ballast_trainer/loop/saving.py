@@ -12,7 +12,7 @@ from ballast_policies.prices.hazard import steps_between_checkpoints
 from ballast_trainer.causes import describe
 from ballast_trainer.channel.channel_thread import ChannelThread
 from ballast_trainer.checkpoints.checkpoints import Checkpoints
-from ballast_trainer.checkpoints.export import export_checkpoint
+from ballast_trainer.checkpoints.export import check_place, export_checkpoint
 from ballast_trainer.checkpoints.manifest import Manifest
 from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, Stopped
@@ -200,6 +200,26 @@ class Saver:
             waited += pause
             pause = min(2 * pause, 10.0)
             text = self.save()
+
+
+def check_export_place(training: TrainingState) -> None:
+    """Try the place of the job's ``export`` before the first step, by rank 0; collective.
+
+    Raises:
+        CheckpointError: on all ranks; the model could not be written there.
+    """
+    wanted = training.config.export
+    if wanted is None:
+        return
+    failure = None
+    if training.world.rank == 0:
+        try:
+            check_place(wanted)
+        except Exception as error:
+            failure = describe(error)
+    failure = training.world.from_rank_0(failure, patient=True)
+    if failure is not None:
+        raise CheckpointError(f"export.path: {failure}")
 
 
 def export_at_end(training: TrainingState, event: Callable[..., None]) -> None:

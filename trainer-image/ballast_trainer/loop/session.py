@@ -25,7 +25,7 @@ from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
 from ballast_trainer.loop.reshape import enter_grown
-from ballast_trainer.loop.saving import Saver, export_at_end
+from ballast_trainer.loop.saving import Saver, check_export_place, export_at_end
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.pipeline.executor.drains import REBALANCE_EVERY
 from ballast_trainer.pipeline.layout import is_asynchronous
@@ -110,6 +110,8 @@ class Session:
         # Storage may take long: hung ranks are noticed meanwhile.
         self._plan_follower.watch_peers()
         manifest = self._saver.resume()
+        if manifest is None:
+            check_export_place(training)
         training.layers.hold(training.layers.make(index) for index in training.held_layers())
         if manifest is not None:
             self._saver.load(manifest)
