@@ -1,4 +1,4 @@
-"""Conditions that the allocator sets on each job: inputs, deadline, budget."""
+"""Conditions that the allocator sets on each job: inputs, deadline, budget, placement."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from ballast_operator.allocator.costs.forecasts import limit_advice, refused_adv
 from ballast_operator.allocator.deadlines import deadline_advice
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.allocator.problem.speeds.consolidated import placement_advice
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.kube.kinds import Key
 from ballast_operator.views.assignment import Advice
@@ -24,6 +25,7 @@ def advice_by_job(
         key = snapshot.by_name[job.name].key
         advice = deadline_advice(policy, job, allocation)
         advice += limit_advice(policy, snapshot, snapshot.by_name[job.name], views[key], allocation)
+        advice += placement_advice(snapshot, snapshot.by_name[job.name])
         defaults = inputs.job_defaults.get(job.name, ())
         if defaults:
             message = f"{policy} needs {'; '.join(defaults)}. To fix: set the field"

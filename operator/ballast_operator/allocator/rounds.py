@@ -2,12 +2,20 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ballast_policies.allocation.price_classes import PriceClasses
 from ballast_policies.allocation.problem import Allocation
 from ballast_policies.allocation.registry import find_policy
-from ballast_policies.rounds import Round, RoundMemory, RoundSettings, RoundState, decide_within_limits
+from ballast_policies.rounds import (
+    Node,
+    Round,
+    RoundMemory,
+    RoundSettings,
+    RoundState,
+    decide_within_limits,
+)
+from ballast_policies.rounds.consolidate import consolidate
 from ballast_policies.rounds.mixed import Question, decide_mixed_round
 from ballast_policies.rounds.sizes import SizeSettings
 
@@ -93,9 +101,23 @@ class Rounds:
             columns=classes.of_pool,
             parts=parts,
         )
+
+        def decide(offered: Sequence[Node]) -> Round:
+            asked = dataclasses.replace(question, nodes=offered)
+            return consolidate(
+                decide_mixed_round(asked),
+                now=moment,
+                nodes=offered,
+                state=asked.state,
+                settings=asked.settings,
+                spread=snapshot.spread,
+                not_tolerated=snapshot.not_tolerated,
+                gpus_per_pod=snapshot.gpus_per_pod,
+            )
+
         decided = decide_within_limits(
             spot_limits(policy.spec, snapshot.capacity.kinds),
-            lambda offered: decide_mixed_round(dataclasses.replace(question, nodes=offered)),
+            decide,
             nodes=snapshot.capacity.nodes,
             jobs=snapshot.problem.jobs,
             running=effective.running,

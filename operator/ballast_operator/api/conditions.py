@@ -54,6 +54,8 @@ class JobCondition(enum.StrEnum):
     """The policy keeps ``spec.deadline``. Absent: there is none, or the policy does not read deadlines."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """``spec.deadline`` has passed, or is not met as things are; False: it can be. Absent: there is none."""
+    CONSOLIDATED = "Consolidated"
+    """False: the gang is on more nodes than would hold it. Absent: it is not, or holds no GPUs."""
     BUDGET_EXHAUSTED = "BudgetExhausted"
     """``spec.budget``, or the team's, is spent; False: it is not, and the message says whether it will be
     enough. Absent: there is none."""
@@ -222,6 +224,10 @@ class JobReason(enum.StrEnum):
     """Not admitted or failed: the deadline has passed, and ``onDeadlineMissed`` ends the job."""
     SPEED_UNKNOWN = "SpeedUnknown"
     """Deadline or budget: no speed of the job is stated or measured yet, so that nothing can be forecast."""
+
+    # Consolidated
+    ON_MORE_NODES = "OnMoreNodes"
+    """Not consolidated: the message has the nodes, and both speeds where they are known to differ."""
 
     # BudgetExhausted
     BUDGET_SPENT = "BudgetSpent"

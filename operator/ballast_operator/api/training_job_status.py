@@ -136,7 +136,7 @@ class TrainingJobStatus(StatusModel):
     """One word for people, derived from the conditions; programs read the conditions."""
     conditions: Conditions = ()
     """Admitted, Running, Rebalanced, Repacked, Grown, Preempted, InputsComplete, OnTime, DeadlineAtRisk,
-    BudgetExhausted, MessagesReadable, Reconciled; at the end Succeeded or Failed."""
+    BudgetExhausted, Consolidated, MessagesReadable, Reconciled; at the end Succeeded or Failed."""
     allocation: JobAllocation | None = None
     """GPUs held; absent: none."""
     progress: Progress | None = None

@@ -11,6 +11,7 @@ from ballast_operator.api.policy_conditions import NO_POLICY
 from ballast_operator.errors import NotFound
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import EVENT, JOB, POD, POLICY, Object
+from ballast_operator.report.held import with_nodes
 
 LAST_EVENTS = 10
 """Events shown."""
@@ -110,7 +111,8 @@ def _answer(status: Object, conditions: Sequence[Object]) -> tuple[str, str]:
     if running is not None and running["status"] == "False":
         return running["reason"], f"{admitted['message']}; not running yet: {running['message']}"
     decision = status.get("lastDecision") or {}
-    return admitted["reason"], decision.get("why") or admitted["message"]
+    why = decision.get("why") or admitted["message"]
+    return admitted["reason"], with_nodes(why, by_type.get("Consolidated"))
 
 
 def _pod(pod: Object) -> PodLine:

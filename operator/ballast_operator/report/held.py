@@ -6,6 +6,7 @@ from typing import Any
 from ballast_policies.rounds import PoolPart
 
 from ballast_operator.api.job_allocation import is_coming
+from ballast_operator.kube.kinds import Object
 
 
 def held_parts(allocation: Mapping[str, Any]) -> tuple[PoolPart, ...]:
@@ -37,3 +38,10 @@ def _parts(allocation: Mapping[str, Any], without: frozenset[str]) -> tuple[Pool
         return tuple(found)
     gpus = int(allocation.get("gpus", 0)) - len(without) * per_pod
     return (PoolPart(pool=allocation["pool"], gpu_type=allocation.get("gpuType", ""), gpus=gpus),)
+
+
+def with_nodes(why: str, consolidated: Object | None) -> str:
+    """Why a gang runs where it runs, with its condition ``Consolidated`` if it is spread."""
+    if consolidated is None or consolidated.get("status") != "False":
+        return why
+    return f"{why}; {consolidated['message']}"

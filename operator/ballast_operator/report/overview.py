@@ -7,7 +7,7 @@ from typing import Any
 
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, POLICY, Object
-from ballast_operator.report.held import held_parts
+from ballast_operator.report.held import held_parts, with_nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,8 @@ def _job(job: Object) -> JobLine:
     admitted = conditions.get("Admitted") or {}
     placed = admitted.get("status") == "True"
     why = (status.get("lastDecision") or {}).get("why", "") if placed else admitted.get("message", "")
+    if placed:
+        why = with_nodes(why, conditions.get("Consolidated"))
     return JobLine(
         namespace=job["metadata"].get("namespace", ""),
         job=job["metadata"]["name"],

@@ -62,6 +62,7 @@ ALLOCATOR_CONDITIONS = frozenset(
         JobCondition.ON_TIME,
         JobCondition.DEADLINE_AT_RISK,
         JobCondition.BUDGET_EXHAUSTED,
+        JobCondition.CONSOLIDATED,
     }
 )
 """Conditions of a job that the allocator sets, since it knows all GPUs, speeds and prices."""

@@ -26,6 +26,8 @@ from ballast_operator.allocator.problem.layer_profiles import LayerProfiles
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.mixed.gang import holds
 from ballast_operator.allocator.problem.mixed.room import MixedRoom, mixed_room, over_all_pools
+from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
+from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.tolerance import Signature, usable_by_pool, with_barred_nodes
 from ballast_operator.allocator.size_changes import may_change_size
 from ballast_operator.api.cluster_policy import ClusterPolicySpec
@@ -78,6 +80,11 @@ class Admitted:
     left_out: str = ""
     mixed: MixedRoom | None = None
     fits_one_pool: bool = True
+
+    def request(self, nodes: NodeSizes) -> GangRequest:
+        """Its least gang, whose speed is asked; ``nodes``: of the pools."""
+        barred = self.not_tolerated
+        return GangRequest(key=self.view.key, spec=self.spec, stages=self.gpus, nodes=nodes, barred=barred)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What the pools of a ClusterPolicy have to give: nodes, GPUs, prices."""
 
 import dataclasses
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from ballast_operator.allocator.costs.data_prices import pool_region, told_apart
 from ballast_operator.allocator.problem.capacity_types import PoolKind, pool_kind, told_apart
 from ballast_operator.allocator.problem.coming import nodes_to_come
 from ballast_operator.allocator.problem.memory import pool_memory, pools_apart
+from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.tolerance import Tolerance
 from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import NodePool
@@ -20,7 +22,7 @@ from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, foreign_use
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Capacity:
     """The pools at one moment.
 
@@ -36,6 +38,7 @@ class Capacity:
         memory: pool -> bytes of each of its GPUs, where that is known.
         regions: pool -> where its nodes are; empty: not known.
         data_prices: of data between regions.
+        in_use: node -> its GPUs that running gangs hold.
         overlaps: nodes that match two pools, as text; the policy cannot be used then.
         pools_without_gpus: pools that have nodes, none of which offers a GPU.
     """
@@ -51,8 +54,14 @@ class Capacity:
     memory: Mapping[str, float] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     data_prices: DataPrices = NO_DATA_PRICES
+    in_use: Mapping[str, int] = dataclasses.field(default_factory=dict)
     overlaps: tuple[str, ...] = ()
     pools_without_gpus: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def node_sizes(self) -> NodeSizes:
+        """How many nodes gangs need in each pool."""
+        return NodeSizes.of(self.nodes)
 
     @property
     def empty_pools(self) -> tuple[str, ...]:
@@ -139,6 +148,7 @@ def read_capacity(
         kinds=kinds,
         memory=memory,
         regions=regions,
+        in_use=sum(held.values(), Counter[str]()),
         overlaps=tuple(overlaps),
         pools_without_gpus=tuple(
             pool.name

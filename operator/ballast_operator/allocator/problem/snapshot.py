@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from ballast_policies.allocation.problem import Job, Problem
 from ballast_policies.planning.launch.memory import MeasuredLayers
 from ballast_policies.rounds import Placement
+from ballast_policies.rounds.consolidate import SpreadGang
 from ballast_policies.rounds.mixed import MixedGang
 from ballast_policies.rounds.sizes import ElasticGang
 from ballast_policies.throughput.track import Estimate
@@ -18,7 +19,7 @@ from ballast_operator.allocator.problem.admission import Admissions, Admitted, R
 from ballast_operator.allocator.problem.budgets import SpentBudget, without_suspended_teams
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
 from ballast_operator.allocator.problem.mixed.gang import mixed_gang
-from ballast_operator.allocator.problem.mixed.room import MixedRoom
+from ballast_operator.allocator.problem.speeds.held import from_where_it_is, spread_gang
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
 from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
 from ballast_operator.allocator.size_changes import change_pause, may_grow_from, may_move, restart_seconds
@@ -52,6 +53,7 @@ class SnapshotJob:
         usd_per_step: pool -> what reading ``spec.dataLocation`` costs there; empty: nothing.
         data_region: where that is.
         measured: whether its speed is stated or measured somewhere; otherwise every figure is a guess.
+        spread: of a running gang on more nodes than would hold it; None: it is not.
     """
 
     key: Key
@@ -71,6 +73,7 @@ class SnapshotJob:
     left_out: str = ""
     usd_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
     data_region: str = ""
+    spread: SpreadGang | None = None
 
     @property
     def name(self) -> str:
@@ -82,7 +85,9 @@ class SnapshotJob:
         gpus, elastic = len(placement.nodes), self.elastic
         if placement.parts:
             return self.mixed.speed_at(placement) if self.mixed is not None else 0.0
-        known = 0.0 if elastic is None else elastic.speed(placement.gpu_type, gpus)
+        known = 0.0 if self.spread is None else self.spread.speed_at(placement)
+        if elastic is not None and not known:
+            known = elastic.speed(placement.gpu_type, gpus)
         return known or self.job.throughput.get(placement.gpu_type, 0.0)
 
 
@@ -133,6 +138,11 @@ class Snapshot:
     def mixed(self) -> Mapping[str, MixedGang]:
         """Job name -> what is known of it as a gang in several pools, for jobs that may be one."""
         return {job.name: job.mixed for job in self.jobs if job.mixed is not None}
+
+    @functools.cached_property
+    def spread(self) -> Mapping[str, SpreadGang]:
+        """Job name -> its gang, for running gangs on more nodes than would hold them."""
+        return {job.name: job.spread for job in self.jobs if job.spread is not None}
 
     @functools.cached_property
     def running_since(self) -> Mapping[str, float]:
@@ -215,9 +225,12 @@ def take_snapshot(
         for one in admitted
         if one.view.key in tenants.gpus
     ]
-    requests = [GangRequest(key=one.view.key, spec=one.spec, stages=one.gpus) for one in admitted]
+    requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)
-    found = tuple(_snapshot_job(one, speeds[one.view.key], measurements, capacity, now) for one in admitted)
+    found = tuple(
+        _snapshot_job(one, request, speeds[request.key], measurements, capacity, now)
+        for one, request in zip(admitted, requests, strict=True)
+    )
     return Snapshot(
         capacity=within_limits(
             capacity,
@@ -234,6 +247,7 @@ def take_snapshot(
 
 def _snapshot_job(
     one: Admitted,
+    request: GangRequest,
     speeds: Mapping[str, Estimate],
     measurements: Measurements,
     capacity: Capacity,
@@ -242,15 +256,16 @@ def _snapshot_job(
     view, known = one.view, {gpu_type: speeds[gpu_type] for gpu_type in one.gpu_types}
     rates = {gpu_type: speed.steps_per_second for gpu_type, speed in known.items()}
     allocation = view.running_allocation
-    held = view.held_placement
+    held, packed = view.held_placement, rates
     per_pod = one.spec.gpus_per_pod if allocation is None else allocation.gpus_per_pod
     elastic, grows_from = None, may_grow_from(view)
     if len(one.sizes) > 1:
-        request = GangRequest(key=view.key, spec=one.spec, stages=one.gpus)
         by_size = sizes_that_fit(one, measurements.by_size(request, known, one.sizes), capacity)
         if by_size:
+            if held is not None:
+                packed = {t: sizes[held.gpus] for t, sizes in by_size.items() if held.gpus in sizes}
             elastic = ElasticGang(
-                speeds=by_size,
+                speeds=from_where_it_is(view, request, measurements, capacity, by_size),
                 together=one.spec.ranks_together(per_pod),
                 per_pod=per_pod,
                 may_shrink=one.shrinks,
@@ -276,25 +291,16 @@ def _snapshot_job(
         usd_per_step=usd_per_step(view, capacity.regions, capacity.data_prices),
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
-        mixed=None if one.mixed is None else _mixed_gang(one, one.mixed, speeds, measurements, capacity),
-    )
-
-
-def _mixed_gang(
-    one: Admitted,
-    room: MixedRoom,
-    speeds: Mapping[str, Estimate],
-    measurements: Measurements,
-    capacity: Capacity,
-) -> MixedGang:
-    reported = measurements.reported_by(one.view.key)
-    return mixed_gang(
-        one.view,
-        room,
-        capacity,
-        layers=measurements.profiles.layers(one.view.key, one.spec),
-        rates={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
-        base=one.gpus,
-        measured={t: e.steps_per_second for (t, _), e in reported.items() if t not in capacity.gpu_types},
-        fits_one_pool=one.fits_one_pool,
+        spread=spread_gang(view, request, measurements, capacity, packed),
+        mixed=None
+        if one.mixed is None
+        else mixed_gang(
+            view,
+            one.mixed,
+            capacity,
+            measurements,
+            rates={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in one.mixed.gpu_types},
+            base=one.gpus,
+            fits_one_pool=one.fits_one_pool,
+        ),
     )

@@ -4,20 +4,20 @@ The prior of a job's kind is what its spec states and, where it states nothing, 
 same kind (model and batches) have reported. A job's own reports take the prior's place, and scale it
 elsewhere: a model that got cheaper got cheaper everywhere. Where a kind was never seen on a GPU type,
 matrix completion over all kinds says how that type compares (dissertation section 5.3.3). Every
-estimate has a deviation, which falls as reports come.
+estimate has a deviation, which falls as reports come. Speeds are kept by the number of nodes that a gang was
+on: those that policies see are of gangs on as few nodes as the pools allow.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from ballast_policies.contract import Plan
 from ballast_policies.contract.limits import MOST_RATE
 from ballast_policies.rounds import mixed_name
 from ballast_policies.throughput.by_size import rounded
-from ballast_policies.throughput.estimator import PRIOR_DEVIATION, Estimator
+from ballast_policies.throughput.estimator import Estimator
+from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_speeds, placed_name, speed_on
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
@@ -30,6 +30,13 @@ from ballast_operator.allocator.problem.size_speeds import (
     resized,
     size_ratio,
     stated,
+)
+from ballast_operator.allocator.problem.speeds.kinds import kind_of, variant_of
+from ballast_operator.allocator.problem.speeds.requests import (
+    NO_NODES,
+    GangRequest,
+    as_prior,
+    reconcile_with_spec,
 )
 from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, job_id
@@ -52,15 +59,6 @@ class Measured:
     launch: int = 0
     step: int = -1
     speeds: dict[tuple[str, int], Estimate] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GangRequest:
-    """A job, and the gang for which its speed is asked."""
-
-    key: Key
-    spec: JobSpec
-    stages: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +116,11 @@ class Measurements:
         kind = kind_of(view.spec)
         # Kinds are in order of their newest report.
         profile = self._kinds[kind] = self._kinds.pop(kind, {})
-        where = measured_on(allocation), len(plan.ranks)
+        where = measured_on(allocation, plan), len(plan.ranks)
         prior = profile.get(where)
-        before = measured.speeds.get(where) or stated(view.spec, *where)
+        before = measured.speeds.get(where)
+        if before is None:  # what is stated is of a gang on as few nodes as possible
+            before = stated(view.spec, *where)
         if before is None:
             before = NOT_SEEN if prior is None else as_prior(prior)
         measured.speeds[where] = before.measured(rate)
@@ -150,9 +150,10 @@ class Measurements:
     ) -> dict[Key, dict[str, Estimate]]:
         """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run."""
         wanted = list(wanted)
+        nodes = wanted[0].nodes if wanted else NO_NODES
         rates: dict[str, dict[JobType, float]] = {gpu_type: {} for gpu_type in gpu_types}
         for kind, profile in self._kinds.items():
-            for (gpu_type, stages), estimate in profile.items():
+            for (gpu_type, stages), estimate in packed_speeds(profile, nodes.fewest).known.items():
                 if gpu_type in rates:
                     rates[gpu_type][JobType(name=kind, gpus=stages)] = estimate.steps_per_second
         types: dict[str, JobType] = {}
@@ -163,16 +164,16 @@ class Measurements:
             types[name] = job_type = JobType(name=known.variant, gpus=job.stages)
             if job_type not in profiled:
                 profiled.add(job_type)
-                profile = self._kinds.get(known.name, {})
+                profile = self._packed_kind(job)
                 for gpu_type in gpu_types:
                     prior = self._prior(job, profile, gpu_type)
                     if prior is not None:
                         rates[gpu_type][job_type] = prior.steps_per_second
             reports = self.reported_by(job.key)
             if reports:
-                layers = self._layers_of(job)
-                found = ((t, resized(reports, t, job.stages, job.spec, layers)) for t in gpu_types)
-                own[name] = reconcile_with_spec(job, {t: report for t, report in found if report is not None})
+                found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
+                measured = {t: report for t, report in found.items() if report is not None}
+                own[name] = reconcile_with_spec(job, measured)
         estimator = Estimator(
             profiles=ThroughputTable(source="the cluster's jobs", alone_rates=rates),
             gpu_types=gpu_types,
@@ -182,11 +183,55 @@ class Measurements:
         estimated = estimator.every_job_alone()
         return {job.key: estimated[job_id(job.key)] for job in wanted}
 
-    def _prior(self, job: GangRequest, profile: Speeds, gpu_type: str) -> Estimate | None:
+    def _prior(self, job: GangRequest, profile: PackedSpeeds, gpu_type: str) -> Estimate | None:
         """What the spec states or, where it states nothing, what others of the kind have reported."""
         layers = self._layers_of(job)
         said = stated(job.spec, gpu_type, job.stages, layers)
-        return said or resized(profile, gpu_type, job.stages, job.spec, layers)
+        known = said or self._at_size(job, profile.known, gpu_type)
+        return known or self._guess(job, profile, gpu_type, None)
+
+    def _own(self, job: GangRequest, reports: PackedSpeeds, gpu_type: str) -> Estimate | None:
+        """What its own reports say of it, on as few nodes as possible; None: nothing more than is known."""
+        known = self._at_size(job, reports.known, gpu_type)
+        if known is not None or not (reports.at_least or reports.at_most):
+            return known
+        return self._guess(job, reports, gpu_type, self._prior(job, self._packed_kind(job), gpu_type))
+
+    def _guess(
+        self, job: GangRequest, speeds: PackedSpeeds, gpu_type: str, prior: Estimate | None
+    ) -> Estimate | None:
+        """What reports from more or fewer nodes say, where ``prior`` is not within their bounds."""
+        at_least = self._at_size(job, speeds.at_least, gpu_type)
+        return bounded(prior, at_least, self._at_size(job, speeds.at_most, gpu_type))
+
+    def _at_size(self, job: GangRequest, speeds: Speeds, gpu_type: str) -> Estimate | None:
+        return resized(speeds, gpu_type, job.stages, job.spec, self._layers_of(job))
+
+    def _packed(self, job: GangRequest, speeds: Speeds) -> PackedSpeeds:
+        return packed_speeds(speeds, job.fewest_nodes, self._speeds_of_kind(job))
+
+    def _packed_kind(self, job: GangRequest) -> PackedSpeeds:
+        return self._packed(job, self._speeds_of_kind(job))
+
+    def _speeds_of_kind(self, job: GangRequest) -> Speeds:
+        return self._kinds.get(self._kind_of(job).name, {})
+
+    def speed_on(
+        self, job: GangRequest, gpu_type: str, gpus: int, nodes: int, packed: float, fewest: int | None = None
+    ) -> float:
+        """Steps/s of its gang of ``gpus`` on ``nodes`` nodes, where it does ``packed`` on the fewest.
+
+        ``fewest``: the nodes of ``packed``; None: as :meth:`GangRequest.fewest_nodes` says.
+        """
+        return speed_on(
+            nodes,
+            gpu_type,
+            gpus,
+            packed=packed,
+            fewest=fewest or job.fewest_nodes(gpu_type, gpus) or nodes,
+            own=self.reported_by(job.key),
+            like=self._speeds_of_kind(job),
+        )
 
     def _layers_of(self, job: GangRequest) -> tuple[float, ...]:
         """Each layer's part of the step, as jobs of the kind have measured it last; empty: none has."""
@@ -205,7 +250,7 @@ class Measurements:
             base: GPU type -> its estimate at that size.
             sizes: fewest first.
         """
-        own, kind = self.reported_by(job.key), self._kinds.get(self._kind_of(job).name, {})
+        own, kind = self._packed(job, self.reported_by(job.key)).known, self._packed_kind(job).known
         layers = self._layers_of(job)
         found: dict[str, dict[int, float]] = {}
         for gpu_type, known in base.items():
@@ -234,63 +279,12 @@ class Measurements:
         return known
 
 
-def measured_on(allocation: JobAllocation) -> str:
-    """Under which name the gang's speed is remembered: its GPU type, or those of its parts with the counts.
+def measured_on(allocation: JobAllocation, plan: Plan) -> str:
+    """Under which name the gang's speed is remembered: its GPU type with the number of its nodes.
 
-    So the speed of a gang in several pools counts for none of their types.
+    The speed of a gang in several pools counts for none of their types: it has those of its parts' counts.
     """
-    return mixed_name(allocation.by_pool) if allocation.parts else allocation.gpu_type
-
-
-def kind_of(spec: JobSpec) -> str:
-    """Equal for jobs that run alike: a model with its batches, or a command of an image."""
-    if spec.is_script:
-        return _digest(["script", *spec.own_command])
-    pipeline = spec.config_fields["pipeline"]
-    batches = {
-        key: pipeline.get(key) for key in ("globalBatchSize", "microbatches", "schedule", "stagesPerRank")
-    }
-    parts = [spec.config_fields["model"], batches, spec.config_fields.get("dynamics")]
-    return _digest(parts)
-
-
-def _digest(parts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def variant_of(spec: JobSpec) -> str:
-    """As :func:`kind_of`; jobs that state other speeds are told apart."""
-    if not spec.throughput:
-        return kind_of(spec)
-    stated_speeds = json.dumps(
-        [[t, sorted(by_stages.items())] for t, by_stages in sorted(spec.throughput.items())]
-    )
-    return f"{kind_of(spec)}-{hashlib.sha256(stated_speeds.encode()).hexdigest()[:8]}"
-
-
-def reconcile_with_spec(job: GangRequest, reports: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    """GPU type -> reports; where they bear out how the spec says that types compare, exactly so.
-
-    A window with a pause in it would otherwise change who gets which GPU. Beyond PRIOR_DEVIATION the
-    reports count as they are.
-    """
-    said = {gpu_type: stated(job.spec, gpu_type, job.stages) for gpu_type in reports}
-    expected = {t: s.steps_per_second for t, s in said.items() if s is not None and s.steps_per_second > 0}
-    ratios = {t: math.log(reports[t].steps_per_second / rate) for t, rate in expected.items()}
-    scale = sum(ratios.values()) / len(ratios) if ratios else 0.0
-    if any(abs(ratio - scale) > PRIOR_DEVIATION for ratio in ratios.values()):
-        return dict(reports)
-    borne_out = {
-        t: dataclasses.replace(reports[t], steps_per_second=rate * math.exp(scale))
-        for t, rate in expected.items()
-    }
-    return {**reports, **borne_out}
-
-
-def as_prior(estimate: Estimate) -> Estimate:
-    """What other jobs of the kind have reported, as a job takes it before it reports itself."""
-    return Estimate(
-        steps_per_second=estimate.steps_per_second,
-        deviation=math.hypot(estimate.deviation, PRIOR_DEVIATION),
-        source="prior",
-    )
+    if allocation.parts:
+        return mixed_name(allocation.by_pool)
+    node_of = allocation.node_of
+    return placed_name(allocation.gpu_type, len({node_of[pod] for pod in plan.pods if pod in node_of}))

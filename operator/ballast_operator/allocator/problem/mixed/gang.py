@@ -11,6 +11,7 @@ from ballast_policies.rounds.mixed import MixedGang, best_parts, mixtures
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.memory import GangMemory
 from ballast_operator.allocator.problem.mixed.room import MixedRoom
+from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.size_changes import may_move, restart_seconds
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -30,11 +31,10 @@ def mixed_gang(
     view: JobView,
     room: MixedRoom,
     capacity: Capacity,
+    measurements: Measurements,
     *,
-    layers: MeasuredLayers | None,
     rates: Mapping[str, float],
     base: int,
-    measured: Mapping[str, float],
     fits_one_pool: bool,
 ) -> MixedGang:
     """The gang as rounds see it.
@@ -43,21 +43,21 @@ def mixed_gang(
         view: a job with a spec.
         room: of the job.
         capacity: of the pools.
-        layers: as measured; None: nothing was.
+        measurements: what was reported.
         rates: GPU type -> steps/s of ``base`` GPUs.
         base: number of GPUs.
-        measured: name of a mixture (``rounds.mixed_name``) -> steps/s.
         fits_one_pool: whether some pool can hold its least size.
     """
     spec, allocation = view.spec, view.running_allocation
     assert spec is not None
+    reported = measurements.reported_by(view.key)
     gang = MixedGang(
-        pipeline=launched_pipeline(spec, layers),
+        pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
         sizes=room.sizes,
         speeds={gpu_type: rates.get(gpu_type, 0.0) for gpu_type in room.gpu_types},
         base=base,
         fits_one_pool=fits_one_pool,
-        measured=measured,
+        measured={t: e.steps_per_second for (t, _), e in reported.items() if t not in capacity.gpu_types},
         memory=within_limit(spec, capacity.memory),
         barred=room.barred,
         per_pod=spec.gpus_per_pod,

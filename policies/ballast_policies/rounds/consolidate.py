@@ -1,0 +1,147 @@
+"""Gangs on more nodes than would hold them are brought together, where that is worth a restart.
+
+A gang that starts gets as few nodes as are free (:mod:`.packing`); where no node had as much room, or it has
+grown onto others, it is spread, and maybe slower. It keeps its nodes while its lease is extended. At the end
+of a round it moves to fewer nodes of its pool that are free, if its speeds are known to differ by enough.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ballast_policies.rounds.hysteresis import moves_left
+from ballast_policies.rounds.packing import pack
+from ballast_policies.rounds.values import Node, Placement, Round, RoundSettings, RoundState
+
+LEAST_GAIN = 0.05
+"""A gang moves where it becomes faster by at least this fraction, its restart included."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadGang:
+    """A running gang on more nodes than its speed on each GPU type is meant for.
+
+    Attributes:
+        at: where it is.
+        fewest: nodes of its pool that would hold it.
+        speed: steps/s where it is.
+        packed_speed: steps/s on the fewest nodes of its pool.
+        restart_seconds: from its stop to its first step elsewhere.
+        may_move: it may be stopped and started elsewhere now.
+    """
+
+    at: Placement
+    fewest: int
+    speed: float
+    packed_speed: float
+    restart_seconds: float = 30.0
+    may_move: bool = True
+
+    def speed_at(self, placement: Placement) -> float:
+        """Steps/s where it is, or on the fewest nodes of its pool; 0: not known here."""
+        if placement == self.at:
+            return self.speed
+        alike = placement.pool == self.at.pool and len(placement.nodes) == len(self.at.nodes)
+        return self.packed_speed if alike and len(set(placement.nodes)) <= self.fewest else 0.0
+
+    def speed_after_restart(self, stay_seconds: float) -> float:
+        """Mean steps/s over its stay, where it restarts on the fewest nodes."""
+        return self.packed_speed * max(0.0, 1.0 - self.restart_seconds / max(stay_seconds, 1e-9))
+
+
+def consolidate(
+    decided: Round,
+    *,
+    now: float,
+    nodes: Sequence[Node],
+    state: RoundState,
+    settings: RoundSettings,
+    spread: Mapping[str, SpreadGang],
+    not_tolerated: Mapping[str, frozenset[str]] | None = None,
+    gpus_per_pod: Mapping[str, int] | None = None,
+) -> Round:
+    """The round, with spread gangs on the fewest nodes of their pools where these are free and it pays.
+
+    Each keeps its size and pool, and nothing that another gang has or leaves is taken. Within a round, and
+    before a gang has run ``min_run_seconds``, it stays; so it does once the hour's moves are used up. It is
+    expected to stay as long as it has been where it is, at least a round.
+
+    Args:
+        decided: the round.
+        now: seconds, on the clock of the state's times.
+        nodes: of the pools.
+        state: who runs where until this round.
+        settings: of the rounds.
+        spread: running gangs that are spread.
+        not_tolerated: job -> taints of nodes on which it must not be started.
+        gpus_per_pod: job -> GPUs of each of its pods, where it is not 1.
+    """
+    candidates = {
+        name: spread[name]
+        for name in decided.extended
+        if name in spread and spread[name].may_move and spread[name].at == decided.placements[name]
+    }
+    if settings.within_round or not candidates:
+        return decided
+    left = moves_left(now, state, settings)
+    room = len(candidates) if left is None else left - len(decided.moved) - len(decided.stopped)
+    free, pools = _free(nodes, decided.placements, state.running), _by_pool(nodes)
+    placements, reasons, moved = dict(decided.placements), dict(decided.reasons), list[str]()
+    for name in sorted(candidates, key=lambda name: (-_gain(candidates[name]), name)):
+        gang, at = candidates[name], placements[name]
+        ran = now - state.running_since.get(name, now)
+        won = gang.speed_after_restart(max(settings.round_seconds, ran))
+        if len(moved) >= room or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
+            continue
+        barred = (not_tolerated or {}).get(name, frozenset())
+        members = [n for n in pools[at.pool] if not (n.closed or n.coming or n.group in barred)]
+        offered = free + Counter(at.nodes)
+        chosen = pack(
+            len(at.nodes),
+            members,
+            {node.name: offered[node.name] for node in members},
+            (gpus_per_pod or {}).get(name, 1),
+        )
+        if chosen is None or not len(set(at.nodes)) > gang.fewest >= len(set(chosen)):
+            continue
+        # Its old GPUs are free only when it has stopped.
+        free = free - Counter(chosen)
+        placements[name] = dataclasses.replace(at, nodes=chosen)
+        reasons[name] = (
+            f"moves from {len(set(at.nodes))} nodes to {len(set(chosen))} of pool {at.pool}: "
+            f"{gang.packed_speed:.3g} steps/s in place of {gang.speed:.3g}, after a restart of "
+            f"{gang.restart_seconds:.0f} s"
+        )
+        moved.append(name)
+    return dataclasses.replace(
+        decided,
+        placements=placements,
+        extended=tuple(name for name in decided.extended if name not in moved),
+        moved=(*decided.moved, *moved),
+        reasons=reasons,
+    )
+
+
+def _gain(gang: SpreadGang) -> float:
+    return gang.packed_speed / max(gang.speed, 1e-12)
+
+
+def _free(
+    nodes: Sequence[Node], placements: Mapping[str, Placement], running: Mapping[str, Placement]
+) -> Counter[str]:
+    """Node -> GPUs that no gang has, neither before the round nor in it."""
+    used: Counter[str] = Counter()
+    for name in {**placements, **running}:
+        before, after = (
+            Counter(at.nodes) if (at := found.get(name)) is not None else Counter[str]()
+            for found in (running, placements)
+        )
+        used += before | after
+    return Counter({node.name: max(0, node.gpus - used[node.name]) for node in nodes})
+
+
+def _by_pool(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    pools: dict[str, list[Node]] = {}
+    for node in nodes:
+        pools.setdefault(node.pool, []).append(node)
+    return pools

@@ -1,0 +1,129 @@
+"""Spread gangs at the end of a round: together where that pays and nobody else is touched."""
+
+from collections import Counter
+
+from ballast_policies.allocation.problem import Job
+from ballast_policies.rounds import Node, Placement, RoundSettings, RoundState, decide_round
+from ballast_policies.rounds.consolidate import LEAST_GAIN, SpreadGang, consolidate
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def nodes_of(*gpus: int) -> list[Node]:
+    return [Node(name=f"n{i}", pool="p", gpu_type="v100", gpus=has) for i, has in enumerate(gpus)]
+
+
+def at(*nodes: int) -> Placement:
+    return Placement(gpu_type="v100", pool="p", nodes=tuple(f"n{i}" for i in nodes))
+
+
+def decide(nodes, running, spread, *, since=0.0, now=600.0, barred=None, moves=(), **settings):
+    """(round without, round with consolidation) of jobs that all run."""
+    jobs = [
+        Job(name=name, gpus=len(where.nodes), throughput={"v100": 1.0}) for name, where in running.items()
+    ]
+    state = RoundState(running=running, running_since=dict.fromkeys(running, since), moves=moves)
+    rounds = RoundSettings(round_seconds=60.0, **settings)
+    common = {"now": now, "nodes": nodes, "state": state, "settings": rounds}
+    shares = {job.name: {"v100": 1.0} for job in jobs}
+    before = decide_round(shares=shares, jobs=jobs, not_tolerated=barred, **common)
+    return before, consolidate(before, spread=spread, not_tolerated=barred, **common)
+
+
+def two_nodes(**changes) -> dict[str, SpreadGang]:
+    values = {"at": at(1, 2), "fewest": 1, "speed": 2.0, "packed_speed": 4.0, **changes}
+    return {"one": SpreadGang(**values)}
+
+
+CASE = nodes_of(2, 1, 1), {"one": at(1, 2)}
+
+
+def test_a_gang_moves_to_a_node_that_holds_it_with_both_speeds_in_the_reason():
+    """It counts as moved, so that moves of the hour hold."""
+    _, decided = decide(*CASE, two_nodes())
+    assert decided.placements == {"one": at(0, 0)}
+    assert (decided.moved, decided.extended) == (("one",), ())
+    assert decided.reasons["one"] == (
+        "moves from 2 nodes to 1 of pool p: 4 steps/s in place of 2, after a restart of 30 s"
+    )
+
+
+def test_a_gang_stays_where_it_must_or_where_it_would_win_too_little():
+    """Too young, within a round, no moves left, it cannot save, its restart is too dear, a node is barred."""
+    for changes, options in (
+        ({}, {"min_run_seconds": 900.0}),
+        ({}, {"within_round": True}),
+        ({}, {"max_moves_per_hour": 1, "moves": (500.0,)}),
+        ({}, {"since": 599.0, "now": 600.0, "barred": None, "min_run_seconds": 10.0}),
+        ({"may_move": False}, {}),
+        ({"restart_seconds": 590.0}, {}),
+        ({"packed_speed": 2.0 * (1 + LEAST_GAIN)}, {}),
+        ({"at": at(2, 1)}, {}),
+    ):
+        before, decided = decide(*CASE, two_nodes(**changes), **options)
+        assert decided == before
+    nodes = [Node(name="n0", pool="p", gpu_type="v100", gpus=2, taints="x"), *CASE[0][1:]]
+    before, decided = decide(nodes, CASE[1], two_nodes(), barred={"one": frozenset({"x"})})
+    assert decided == before
+
+
+def test_nothing_that_another_gang_leaves_or_has_is_taken():
+    """The whole node is of a gang that runs there."""
+    running = {"one": at(1, 2), "two": at(0)}
+    before, decided = decide(nodes_of(2, 1, 1), running, two_nodes())
+    assert decided == before
+
+
+def test_a_gang_may_gather_on_a_node_of_its_own():
+    """One rank is there already, and there is room for the other."""
+    _, decided = decide(nodes_of(2, 1), {"one": at(0, 1)}, two_nodes(at=at(0, 1)))
+    assert decided.placements == {"one": at(0, 0)}
+
+
+@st.composite
+def clusters(draw):
+    nodes = nodes_of(*draw(st.lists(st.integers(1, 8), min_size=2, max_size=6)))
+    left = {node.name: node.gpus for node in nodes}
+    running, spread = {}, {}
+    for name in ("a", "b", "c", "d"):
+        size = draw(st.integers(1, 4))
+        free = [node for node, count in left.items() for _ in range(count)]
+        if len(free) < size:
+            continue
+        chosen = tuple(draw(st.permutations(free))[:size])
+        for node in chosen:
+            left[node] -= 1
+        running[name] = Placement(gpu_type="v100", pool="p", nodes=chosen)
+        spread[name] = SpreadGang(
+            at=running[name],
+            fewest=draw(st.integers(1, 3)),
+            speed=draw(st.floats(0.5, 4.0)),
+            packed_speed=draw(st.floats(0.5, 4.0)),
+            may_move=draw(st.booleans()),
+        )
+    return nodes, running, spread
+
+
+@given(clusters(), st.sampled_from([None, 0, 1, 2]))
+def test_every_gang_keeps_its_size_and_none_moves_without_winning(case, moves):
+    """No node has more than it holds, while those that move have not left either; the hour's limit holds."""
+    nodes, running, spread = case
+    before, decided = decide(nodes, running, spread, max_moves_per_hour=moves)
+    assert decided.placements.keys() == before.placements.keys()
+    if moves is not None:
+        assert len(decided.moved) + len(decided.stopped) <= moves
+    has = {node.name: node.gpus for node in nodes}
+    used = Counter(name for place in decided.placements.values() for name in place.nodes)
+    assert all(used[name] <= has[name] for name in used)
+    others = {name: Counter(place.nodes) for name, place in running.items()}
+    for name, place in decided.placements.items():
+        assert len(place.nodes) == len(running[name].nodes)
+        if name not in decided.moved:
+            assert place == before.placements[name]
+            continue
+        assert len(set(place.nodes)) < len(set(running[name].nodes))
+        assert len(set(place.nodes)) <= spread[name].fewest
+        assert spread[name].may_move
+        assert spread[name].packed_speed > spread[name].speed * (1 + LEAST_GAIN)
+        rest = sum((use for other, use in others.items() if other != name), Counter())
+        assert all((rest + Counter(place.nodes))[node] <= has[node] for node in place.nodes)

@@ -1,0 +1,104 @@
+"""Speeds by number of nodes: a speed on many nodes is never taken for one on few, nor the reverse."""
+
+import math
+
+import pytest
+from ballast_policies.throughput.placed import (
+    bounded,
+    packed_speeds,
+    placed_name,
+    read_placed_name,
+    speed_on,
+)
+from ballast_policies.throughput.track import Estimate
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def measured(rate: float) -> Estimate:
+    return Estimate(steps_per_second=rate, deviation=0.05, source="measured", reports=1)
+
+
+def speeds(**by_nodes: float) -> dict:
+    """``n2=3.0``: four V100s on two nodes do three steps a second."""
+    return {(placed_name("v100", int(key[1:])), 4): measured(rate) for key, rate in by_nodes.items()}
+
+
+V100 = ("v100", 4)
+
+
+@given(st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,20}", fullmatch=True), st.integers(1, 1000))
+def test_a_name_is_read_back(gpu_type, nodes):
+    """One node has the type's own name."""
+    assert read_placed_name(placed_name(gpu_type, nodes)) == (gpu_type, nodes)
+    assert placed_name(gpu_type, 1) == gpu_type
+
+
+def test_the_name_of_a_mixture_is_a_type_of_its_own():
+    """As the operator keeps gangs in several pools."""
+    assert read_placed_name("2 x k80 + 2 x v100") == ("2 x k80 + 2 x v100", 1)
+
+
+def test_a_speed_on_the_fewest_nodes_stands_whatever_was_measured_on_others():
+    """Both are kept, neither changes the other."""
+    found = packed_speeds(speeds(n1=5.0, n3=2.0), lambda *_: 1)
+    assert found.known == {V100: measured(5.0)}
+    found = packed_speeds(speeds(n1=5.0, n3=2.0), lambda *_: 3)
+    assert found.known == {V100: measured(2.0)}
+
+
+def test_a_speed_on_more_nodes_is_a_lower_bound_and_one_on_fewer_an_upper_bound():
+    """Where two nodes are the fewest, neither one node nor three say how fast it is."""
+    found = packed_speeds(speeds(n1=5.0, n3=2.0), lambda *_: 2)
+    assert (found.known, found.at_least, found.at_most) == ({}, {V100: measured(2.0)}, {V100: measured(5.0)})
+    prior = measured(3.0)
+    assert bounded(prior, found.at_least[V100], found.at_most[V100]) is None
+    assert bounded(measured(1.0), found.at_least[V100], None).steps_per_second == 2.0
+    assert bounded(measured(9.0), None, found.at_most[V100]).steps_per_second == 5.0
+
+
+def test_what_jobs_of_the_kind_did_on_both_says_how_they_compare():
+    """Half as fast on three nodes: measured at two there, four on one. It is an estimate."""
+    found = packed_speeds(speeds(n3=2.0), lambda *_: 1, speeds(n1=10.0, n3=5.0)).known[V100]
+    assert found.steps_per_second == pytest.approx(4.0)
+    assert (found.source, found.reports) == ("prior", 0)
+    assert found.deviation > 0.05
+
+
+def test_without_any_knowledge_of_the_nodes_the_fewest_that_were_measured_count():
+    """As in a pool that has no nodes at the moment."""
+    assert packed_speeds(speeds(n2=3.0, n4=1.0), lambda *_: None).known == {V100: measured(3.0)}
+
+
+def test_the_speed_on_more_nodes_is_reported_or_follows_from_others_or_is_not_known_to_be_less():
+    """In this order."""
+    common = {"packed": 8.0, "fewest": 1}
+    likely = speeds(n1=10.0, n2=5.0)
+    assert speed_on(2, "v100", 4, **common, own=speeds(n2=3.0), like=likely) == 3.0
+    assert speed_on(2, "v100", 4, **common, own={}, like=likely) == pytest.approx(4.0)
+    assert speed_on(3, "v100", 4, **common, own=speeds(n2=3.0), like={}) == 3.0
+    assert speed_on(3, "v100", 4, **common, own={}, like=likely) == pytest.approx(4.0)
+    assert speed_on(3, "v100", 4, **common, own={}, like={}) == 8.0
+    assert speed_on(1, "v100", 4, **common, own=speeds(n2=3.0), like=likely) == 8.0
+
+
+@given(
+    st.dictionaries(st.integers(1, 8), st.floats(0.1, 10.0), min_size=1),
+    st.integers(1, 8),
+    st.floats(0.1, 10.0),
+)
+def test_only_a_measurement_on_the_fewest_nodes_is_one(rates, fewest, prior):
+    """What else is said keeps within the bounds, and is marked as an estimate."""
+    found = packed_speeds(
+        {(placed_name("v100", n), 4): measured(r) for n, r in rates.items()}, lambda *_: fewest
+    )
+    if fewest in rates:
+        assert found.known == {V100: measured(rates[fewest])}
+        return
+    assert not found.known
+    at_least, at_most = found.at_least.get(V100), found.at_most.get(V100)
+    more, fewer = [n for n in rates if n > fewest], [n for n in rates if n < fewest]
+    assert at_least == (measured(rates[min(more)]) if more else None)
+    assert at_most == (measured(rates[max(fewer)]) if fewer else None)
+    guess = bounded(measured(prior), at_least, at_most)
+    assert guess is None or (guess.source == "prior" and math.isfinite(guess.deviation))
