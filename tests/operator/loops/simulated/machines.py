@@ -122,6 +122,7 @@ class Trainer:
     handover_seconds: float = 15.0
     told_at: Time | None = None
     ranks: tuple[str, ...] = ()
+    nodes: int = 1
     epoch: int = 0
     launch: int = 0
     step: int = 0
@@ -156,8 +157,8 @@ class Trainer:
         self.ranks = plan.pods
         self.step = min(self.total, self.step + self.pace)
         self.saved = self.step - self.step % 20
-        nodes = {pod["spec"]["nodeName"] for pod in pods.values() if pod is not None}
-        self._write(world, now, report=self._report(plan, len(nodes)))
+        self.nodes = len({pod["spec"]["nodeName"] for pod in pods.values() if pod is not None})
+        self._write(world, now, report=self._report(plan))
         if self.step >= self.total:
             self._write(world, now, finished=str(self.step))
             for pod in plan.pods:
@@ -218,13 +219,13 @@ class Trainer:
         )
         self._write(world, now, proposal=proposal)
 
-    def _report(self, plan: Plan, nodes: int) -> Report:
+    def _report(self, plan: Plan) -> Report:
         speed = 2.5 * len(plan.ranks) ** 0.8 if self.scales else 5.0
         return Report(
             epoch=plan.epoch,
             step=self.step,
             loss=1.0 / (1 + self.step),
-            steps_per_second=speed * (self.spread if nodes > 1 else 1.0),
+            steps_per_second=speed * (self.spread if self.nodes > 1 else 1.0),
             checkpoint_step=self.saved,
         )
 
