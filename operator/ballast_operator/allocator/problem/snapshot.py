@@ -20,8 +20,9 @@ from ballast_operator.allocator.problem.budgets import SpentBudget, without_susp
 from ballast_operator.allocator.problem.capacity import Capacity, read_capacity
 from ballast_operator.allocator.problem.mixed.gang import mixed_gang
 from ballast_operator.allocator.problem.speeds.held import from_where_it_is, spread_gang
+from ballast_operator.allocator.problem.speeds.requests import GangRequest
 from ballast_operator.allocator.problem.tenants import TenantRooms, admit_tenants
-from ballast_operator.allocator.problem.throughput import GangRequest, Measurements
+from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.allocator.size_changes import change_pause, may_grow_from, may_move, restart_seconds
 from ballast_operator.allocator.wanting import as_job, wants_gpus
 from ballast_operator.api.cluster_policy import ClusterPolicySpec

@@ -164,9 +164,9 @@ class Measurements:
             types[name] = job_type = JobType(name=known.variant, gpus=job.stages)
             if job_type not in profiled:
                 profiled.add(job_type)
-                profile = self._packed_kind(job)
+                of_kind = self._packed_kind(job)
                 for gpu_type in gpu_types:
-                    prior = self._prior(job, profile, gpu_type)
+                    prior = self._prior(job, of_kind, gpu_type)
                     if prior is not None:
                         rates[gpu_type][job_type] = prior.steps_per_second
             reports = self.reported_by(job.key)

@@ -4,7 +4,9 @@ import dataclasses
 import math
 
 import pytest
-from ballast_operator.allocator.problem.throughput import GangRequest, Measurements, kind_of
+from ballast_operator.allocator.problem.speeds.kinds import kind_of
+from ballast_operator.allocator.problem.speeds.requests import GangRequest
+from ballast_operator.allocator.problem.throughput import Measurements
 from ballast_operator.views.lease import LeaseView
 from ballast_policies.contract import Ack, Report
 from ballast_policies.throughput.track import ALPHA
