@@ -293,15 +293,5 @@ def _snapshot_job(
         data_region=one.spec.data.region if one.spec.data is not None else "",
         measured=any(speed.source != "unknown" for speed in known.values()),
         spread=spread_gang(view, request, measurements, capacity, packed),
-        mixed=None
-        if one.mixed is None
-        else mixed_gang(
-            view,
-            one.mixed,
-            capacity,
-            measurements,
-            rates={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in one.mixed.gpu_types},
-            base=one.gpus,
-            fits_one_pool=one.fits_one_pool,
-        ),
+        mixed=mixed_gang(view, one.mixed, capacity, measurements, speeds, one.gpus, one.fits_one_pool),
     )

@@ -7,6 +7,7 @@ from ballast_policies.contract.job.reshaping import BalanceBy
 from ballast_policies.planning.launch.memory import MeasuredLayers
 from ballast_policies.planning.launch.unlike_ranks import LaunchedPipeline
 from ballast_policies.rounds.mixed import MixedGang, best_parts, mixtures
+from ballast_policies.throughput.track import Estimate
 
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.memory import GangMemory
@@ -29,32 +30,33 @@ def launched_pipeline(spec: JobSpec, layers: MeasuredLayers | None) -> LaunchedP
 
 def mixed_gang(
     view: JobView,
-    room: MixedRoom,
+    room: MixedRoom | None,
     capacity: Capacity,
     measurements: Measurements,
-    *,
-    rates: Mapping[str, float],
+    speeds: Mapping[str, Estimate],
     base: int,
     fits_one_pool: bool,
-) -> MixedGang:
-    """The gang as rounds see it.
+) -> MixedGang | None:
+    """The gang as rounds see it; None where it has no ``room``: it may be in one pool only.
 
     Args:
         view: a job with a spec.
         room: of the job.
         capacity: of the pools.
         measurements: what was reported.
-        rates: GPU type -> steps/s of ``base`` GPUs.
+        speeds: GPU type -> what is known of ``base`` GPUs.
         base: number of GPUs.
         fits_one_pool: whether some pool can hold its least size.
     """
+    if room is None:
+        return None
     spec, allocation = view.spec, view.running_allocation
     assert spec is not None
     reported = measurements.reported_by(view.key)
     gang = MixedGang(
         pipeline=launched_pipeline(spec, measurements.profiles.layers(view.key, spec)),
         sizes=room.sizes,
-        speeds={gpu_type: rates.get(gpu_type, 0.0) for gpu_type in room.gpu_types},
+        speeds={gpu_type: speeds[gpu_type].steps_per_second for gpu_type in room.gpu_types},
         base=base,
         fits_one_pool=fits_one_pool,
         measured={t: e.steps_per_second for (t, _), e in reported.items() if t not in capacity.gpu_types},
