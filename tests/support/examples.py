@@ -1,7 +1,9 @@
-"""How many random examples a test draws."""
+"""How many examples a test has: random ones, and those of a parametrised test."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 USUAL = 50
@@ -17,3 +19,13 @@ def examples(count: int, **more: Any) -> settings:
     """
     share = min(1.0, settings().max_examples / USUAL)
     return settings(max_examples=max(1, round(count * share)), **more)
+
+
+def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Values for ``parametrize``: ``make test-unit`` runs the first ``count``; the others are slow."""
+    values = list(values)
+    slow = [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for value in values[count:]
+    ]
+    return values[:count] + slow

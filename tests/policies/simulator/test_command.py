@@ -8,6 +8,8 @@ import pytest
 from ballast_operator.cli.simulate.command import simulate
 from click.testing import CliRunner
 
+from tests.support.examples import first_fast
+
 SMALL = ("--policy", "max-min-fairness", "--trace", "small_test", "--cluster", "v100=2,p100=2")
 
 
@@ -163,7 +165,7 @@ def test_the_job_table_of_the_published_curves_is_another_workload():
 OVERLOADED = ("--policy", "fifo", "--generate", "single", "--rate", "20", "--measure", "0:5")
 
 
-@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.parametrize("output", first_fast(["text", "json"]))
 def test_an_overloaded_cluster_is_said_before_the_run(output):
     """One line on stderr with demand, GPUs and the rate that would fit; stdout is the result's alone."""
     done = call(*OVERLOADED, "--cluster", "v100=36", "--rules", "whole-rounds", "--output", output)

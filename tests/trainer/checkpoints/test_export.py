@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.support.examples import first_fast
 from tests.support.one_process import train_here
 
 PRUNED = {"kind": "pruning", "startStep": 1, "endStep": 3, "everySteps": 1, "target": 0.95}
@@ -58,7 +59,9 @@ def plain(config):
 
 
 @pytest.mark.parametrize(
-    "changes", [[], [PRUNED], [SLIGHTLY], [FROZEN]], ids=["none", "sparse", "dense with zeros", "freezing"]
+    "changes",
+    first_fast([[], [PRUNED], [SLIGHTLY], [FROZEN]]),
+    ids=["none", "sparse", "dense with zeros", "freezing"],
 )
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
 def test_an_exported_model_has_the_loss_of_the_job(job, tmp_path, changes, kind):

@@ -12,6 +12,8 @@ from ballast_trainer.models.gpt import Block, Mlp
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.examples import first_fast
+
 DIM, LENGTH = 32, 64
 
 
@@ -125,6 +127,7 @@ def test_a_router_picks_its_best_positions():
     assert block.router.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_the_predictor_learns_what_the_router_picks():
     """From a position alone; then evaluation needs no later positions, and is causal."""
     block = RoutedBlock(Block(DIM, 2, 0.0), DepthsSettings(predictor_weight=1.0))
@@ -213,7 +216,7 @@ def test_uneven_routing_costs_compute_until_tokens_are_dropped():
     assert costs[1] > 1.3 * costs[0] > 0 and costs[2] < costs[1]
 
 
-@pytest.mark.parametrize("balance", ["loss", "bias", "none"])
+@pytest.mark.parametrize("balance", first_fast(["bias", "loss", "none"]))
 def test_balance_evens_out_what_the_routers_weights_prefer(balance):
     """The auxiliary loss trains the router, the bias follows the counts; without either it stays."""
     weight = 0.1 if balance == "loss" else 0.05

@@ -15,6 +15,7 @@ from ballast_operator.kube.kinds import (
 )
 
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
+from tests.support.examples import first_fast
 
 SECRETS = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]}]
 STRANGER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "w", "controller": True}
@@ -47,7 +48,7 @@ OWNERS = {
 }
 
 
-@pytest.mark.parametrize("owner", OWNERS.values(), ids=OWNERS.keys())
+@pytest.mark.parametrize("owner", first_fast(OWNERS.values()), ids=OWNERS.keys())
 @pytest.mark.parametrize(("kind", "name", "content"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
 async def test_an_object_of_somebody_else_is_left_alone_and_named(kind, name, content, owner):
     """The job gives its GPUs back and says what is in the way; once that is gone, it runs."""

@@ -18,6 +18,7 @@ from tests.operator.loops.spot.test_notices import (
     nodes_of,
     plan_of,
 )
+from tests.support.examples import first_fast
 
 USUAL_GRACE = 30
 
@@ -112,7 +113,7 @@ async def training():
 MIDDLES = (launching, launching_elastic, shrinking, growing, saving, training)
 
 
-@pytest.mark.parametrize("seconds", [120, 30, 5])
+@pytest.mark.parametrize("seconds", first_fast([30, 120, 5]))
 @pytest.mark.parametrize("middle", MIDDLES, ids=[middle.__name__ for middle in MIDDLES])
 async def test_a_trainer_that_answers_nothing_is_off_the_node_before_it_goes(middle, seconds):
     """No time-out of a launch, a shrink, a growth or a save is waited for past the notice."""

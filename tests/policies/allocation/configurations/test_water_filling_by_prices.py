@@ -10,6 +10,7 @@ from ballast_policies.allocation.registry import solve
 
 from tests.policies.allocation.configurations.families import FAMILIES as LARGE
 from tests.policies.allocation.configurations.instances import FAMILIES, problem_of
+from tests.support.examples import first_fast
 
 ROOTS = {"water-filling": flat, "hierarchical": tree}
 
@@ -33,7 +34,9 @@ def test_levels_are_those_of_one_program_for_each_level(policy, family, monkeypa
             assert found.levels == pytest.approx(expected.levels, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("name", ["demand 5", "demand 0.25", "noisy", "beside gangs", "two types"])
+@pytest.mark.parametrize(
+    "name", first_fast(["demand 5", "demand 0.25", "noisy", "beside gangs", "two types"], 2)
+)
 def test_hundreds_of_elastic_jobs_are_certified_without_a_program_of_all(name, monkeypatch):
     """Also where GPUs idle, which took one linear program a level."""
 

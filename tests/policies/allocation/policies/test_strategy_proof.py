@@ -36,6 +36,7 @@ def test_no_job_keeps_more_than_with_every_program_solved(monkeypatch, contentio
     assert ratio.min() >= np.exp(-1) and np.median(ratio) >= 0.8
 
 
+@pytest.mark.slow
 def test_thousands_of_jobs_are_answered_with_a_stated_gap():
     """Within the limits, and never less than 1/e of the fair share."""
     p = instance(random_problem(1, 2600, 5))
@@ -45,6 +46,7 @@ def test_thousands_of_jobs_are_answered_with_a_stated_gap():
     assert 0 < answer.gap <= 1 - np.exp(-1)
 
 
+@pytest.mark.slow
 def test_like_jobs_keep_what_the_programs_without_one_of_them_leave(monkeypatch):
     """A program for each kind of job, however many there are of it, is the same as one for each job."""
     like = FAMILIES["like jobs"].instance(60, types=3)

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from tests.support.distributions import install
 from tests.support.elastic_workloads import file
+from tests.support.examples import first_fast
 
 
 @pytest.mark.parametrize("policy", ELASTIC_POLICIES)
-@pytest.mark.parametrize("sizes", ["stated", "all", "requested"])
+@pytest.mark.parametrize("sizes", first_fast(["stated", "all", "requested"]))
 def test_every_job_ends_and_none_is_faster_than_alone(policy, sizes):
     """Also GPUs never over capacity, which the engine checks at each decision."""
     workload = read_workload(file(40, seed=1), sizes=sizes)
