@@ -52,7 +52,7 @@ def train_here(config: Mapping[str, Any], *, stop_after: int | None = None) -> T
     told, plan = Told(at_step), local_plan(["job-1-0"])
     with host_seeded():
         outcome = train(
-            ValidatedJob.from_mapping(config),
+            ValidatedJob.from_mapping(config).with_ties(),
             RankLaunch(plan=plan, process=plan.ranks[0].process),
             channel=StandaloneChannel(plan),
             reporter=told,

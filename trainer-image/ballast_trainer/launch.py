@@ -35,7 +35,6 @@ from ballast_trainer.loop.session import Session
 from ballast_trainer.loop.state import TrainingState
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import build_model
-from ballast_trainer.models.tied import refuse_tied_layers
 from ballast_trainer.pipeline.layout import ScheduleRequest
 from ballast_trainer.pipeline.torch_pipeline import preload
 from ballast_trainer.profiling.meter import Meter
@@ -46,6 +45,7 @@ from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
+from ballast_trainer.tied_weights import shared_ties, tied_model
 
 PEER_TIMEOUT_SECONDS = 120.0
 """How long a collective waits for another rank; the heartbeat notices a hung rank long before."""
@@ -97,13 +97,13 @@ class ValidatedJob:
             )
             raise ConfigurationError("pipeline.maxStages", reason)
 
-    def check_layers(self) -> None:
-        """Refuse a model with tied weights; builds all layers one after the other, so one rank does it.
+    def with_ties(self) -> "ValidatedJob":
+        """The job with the model's tied weights; builds all layers one after the other, so one rank does it.
 
         Raises:
-            ConfigurationError: two layers share a parameter.
+            ConfigurationError: something in the job cannot be right with them.
         """
-        refuse_tied_layers(self.model, seed=self.config.training.seed)
+        return dataclasses.replace(self, model=tied_model(self.model, self.config))
 
     def placement(self, ranks: int) -> tuple[int, ...]:
         """The pipeline position of each stage.
@@ -259,7 +259,7 @@ def _training_state(
     stop: StopSignal,
 ) -> TrainingState:
     """Join the process group, and the state from which a session starts; collective over the plan's ranks."""
-    config, model, plan = job.config, job.model, launch.plan
+    config, plan, model = job.config, launch.plan, shared_ties(job.model, launch, job.config.training.seed)
     if len(plan.ranks) > 1:
         preload()
     if launch.joining:

@@ -35,7 +35,7 @@ def layer_rows(config: dict[str, Any], *, steps: int, at_step: int) -> dict[str,
     Raises:
         ConfigurationError: a field cannot work.
     """
-    job = ValidatedJob.from_mapping(config)
+    job = ValidatedJob.from_mapping(config).with_ties()
     torch.set_num_threads(1)
     training = _whole_model(job.config, job.model)
     for step in range(at_step + 1):
@@ -125,6 +125,7 @@ def _step(training: TrainingState, step: int) -> None:
     meter.start_step(step)
     assert training.pipeline is not None
     training.pipeline.run(training.batch())
+    training.gather_tied_gradients()
     for dynamic in training.dynamics:
         dynamic.after_backward(training.layers)
     optimizer_step(
@@ -136,5 +137,6 @@ def _step(training: TrainingState, step: int) -> None:
         squared_norm=squared_gradient_norm(training.layers),
         loss_scale=training.loss_scale.value,
     )
+    training.send_tied_weights()
     for dynamic in training.dynamics:
         dynamic.after_optimizer(training.layers)

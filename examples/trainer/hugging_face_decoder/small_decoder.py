@@ -131,6 +131,7 @@ class SmallForCausalLM(nn.Module):
         intermediate_size: int = 176,
         num_hidden_layers: int = 6,
         num_attention_heads: int = 4,
+        tie_word_embeddings: bool = False,
     ) -> None:
         super().__init__()
         self.model = Decoder(
@@ -141,6 +142,10 @@ class SmallForCausalLM(nn.Module):
             heads=num_attention_heads,
         )
         self.lm_head = nn.Linear(hidden_size, vocab_size, bias=False)
+        if tie_word_embeddings:
+            # The first stage and the last then train one parameter together.
+            nn.init.normal_(self.model.embed_tokens.weight, std=hidden_size**-0.5)
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [B, S] -> logits [B, S, V], as one module: what the pipeline must equal."""

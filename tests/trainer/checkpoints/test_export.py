@@ -116,29 +116,40 @@ def test_names_are_those_of_the_user_s_module(job, tmp_path, with_whole):
         assert set(load_file(path)) == {"0.weight", "0.bias", "1.1.weight", "1.1.bias"}
 
 
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+
+
 @pytest.mark.slow
-def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path):
-    """A folder that transformers loads by itself, with the job's loss."""
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [(LLAMA, True), (LLAMA | {"tie_word_embeddings": True}, False), (GPT2, False)],
+    ids=["llama", "tied llama", "gpt2"],
+)
+def test_a_hugging_face_model_is_saved_for_from_pretrained(job, tmp_path, arguments, changes):
+    """A folder that transformers loads by itself, with the job's loss; tied weights stay tied."""
     transformers = pytest.importorskip("transformers")
-    arguments = {
-        "model_type": "llama",
-        "vocab_size": 256,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
     folder = tmp_path / "llama"
     config = job(
         model={"name": "ballast_trainer.models.hugging_face:from_config", "args": arguments},
         data={"name": "tests.support.held_data:text", "args": {"context": 8}},
-        dynamics=[SLIGHTLY],
+        dynamics=[SLIGHTLY] if changes else [],
         export={"path": str(folder), "format": "huggingFace"},
     )
     config["evaluation"]["data"] = config["data"]
     told = train_here(config)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+    tied = loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
+    assert tied == (not changes)
 
     class Logits(nn.Module):
         def __init__(self):

@@ -1,14 +1,11 @@
 """However the layers move, the loss curve is that of the uninterrupted single process."""
 
 import dataclasses
-import functools
-import itertools
 import json
-import random
 from types import SimpleNamespace
 
 import pytest
-from ballast_policies.contract import RENDEZVOUS_PORT, Ack, Directive, Proposal, Stage
+from ballast_policies.contract import RENDEZVOUS_PORT, Ack, Directive, Proposal
 from ballast_policies.planning.schedules import trained_schedules
 from ballast_trainer.channel.directory import DirectoryChannel
 from ballast_trainer.distributed.joining import new_ranks_ready
@@ -18,6 +15,7 @@ from ballast_trainer.pipeline.layout import ScheduleRequest
 from tests.support.changes import SHORT, change
 from tests.support.held_data import Gates
 from tests.support.plans import local_plan
+from tests.support.replans import replan_at_random, stages_at
 from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.processes
@@ -39,9 +37,13 @@ def assert_same_curve(losses, reference, total):
 @pytest.mark.parametrize("schedule", trained_schedules(asynchronous=False))
 @pytest.mark.parametrize("model", ["gpt", "recurrent"])
 def test_a_pipeline_learns_as_one_process_does(gang, small_config, single_process_losses, schedule, model):
-    """Every schedule and model family gives the losses of the unpartitioned model, dropout on."""
+    """Every schedule and model family gives the losses of the unpartitioned model, dropout on.
+
+    The head's weight is the embedding's.
+    """
     config = small_config(totalSteps=6)
     config["pipeline"]["schedule"] = schedule
+    config["model"]["args"]["tied"] = True
     if model == "recurrent":
         config["model"] = {"name": "recurrent", "layers": 6, "args": {"dim": 24, "context": 8}}
     running = gang(config, ranks=2)
@@ -151,18 +153,6 @@ def proposed(folder):
     return proposal if proposal is not None and proposal.epoch == 2 else None
 
 
-def stages_at(bounds, placement):
-    return tuple(
-        Stage(rank=rank, first_layer=first, end_layer=end)
-        for rank, (first, end) in zip(placement, itertools.pairwise(bounds), strict=True)
-    )
-
-
-def random_stages(generator, layers, placement):
-    cuts = sorted(generator.sample(range(1, layers), len(placement) - 1))
-    return stages_at((0, *cuts, layers), placement)
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_process_losses, seed, tmp_path):
     """Random partitions, as often as the ranks can follow, while weights are pruned and layers freeze."""
@@ -242,31 +232,6 @@ def test_every_schedule_keeps_the_curve_with_all_dynamic_cases_and_random_replan
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(config), 16)
-
-
-def replan_at_random(running, channel, folder, *, seed, epochs, gates, placement=(0, 1, 2)):
-    """Publish partitions one after the other, each when the last is in force; open a gate for each."""
-    generator = random.Random(seed)
-    eventually((folder / "channel/ack.json").exists, "the ranks train", running.errors)
-    plan = channel.read_plan()
-    for epoch in range(2, 2 + epochs):
-        plan = dataclasses.replace(
-            plan, epoch=epoch, directive=Directive.RUN, stages=random_stages(generator, 8, placement)
-        )
-        channel.publish(plan)
-        until(running, functools.partial(running.has_read, epoch))
-        gates.open()
-        until(running, functools.partial(has_acked, folder, epoch))
-
-
-def until(running, look):
-    """Wait for a condition, or for the end of the job."""
-    first = running.processes["rank-0"]
-    eventually(lambda: look() or first.exitcode is not None, "the ranks follow", running.errors)
-
-
-def has_acked(folder, epoch):
-    return Ack.from_json((folder / "channel/ack.json").read_text()).epoch >= epoch
 
 
 def test_ranks_that_join_keep_the_curve(pods, small_config, single_process_losses, tmp_path):

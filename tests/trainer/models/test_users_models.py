@@ -256,9 +256,9 @@ def test_the_hugging_face_example_taken_apart_is_the_model_itself(monkeypatch):
     for index in range(model.layer_count):
         value = model.build_layer(index)(value)
     torch.testing.assert_close(value, whole(tokens))
-    whole.lm_head.weight = whole.model.embed_tokens.weight
-    with pytest.raises(ValueError, match="tie_word_embeddings=False"):
-        decoder(whole)
+    assert model.tied == ()
+    tied = decoder(SmallForCausalLM(num_hidden_layers=3, tie_word_embeddings=True))
+    assert tied.tied == (((0, "weight"), (4, "1.weight")),)
 
 
 def test_two_functions_make_a_model(users_module):

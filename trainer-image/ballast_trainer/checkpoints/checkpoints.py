@@ -38,6 +38,7 @@ class Checkpoints:
         layer_count: int,
         seed: int,
         optimizer: str | None = None,
+        tied: tuple[str, ...] = (),
         start_over: bool = False,
         retry_seconds: float = 0.0,
         check: Callable[[], None] = lambda: None,
@@ -51,6 +52,7 @@ class Checkpoints:
             layer_count: layers of the model.
             seed: of the job.
             optimizer: its name in the configuration; None: any.
+            tied: parameters that layers share, as text.
             start_over: whether to start from step 0 where there are checkpoints and none can be used.
             retry_seconds: how long to retry a failed read.
             check: called while waiting; may raise to end it.
@@ -59,7 +61,7 @@ class Checkpoints:
         self._path = Path(path)
         self._layer_count = layer_count
         self._seed = seed
-        self._optimizer = optimizer
+        self._optimizer, self._tied = optimizer, tied
         self._start_over = start_over
         self._retry_seconds = retry_seconds
         self._check, self._sleep = check, sleep
@@ -138,6 +140,7 @@ class Checkpoints:
                 files={},
                 loss_scale=loss_scale,
                 optimizer=self._optimizer,
+                tied=self._tied,
             )
             failure = self._complete(world, temporary, final, manifest)
         if failure is not None:
@@ -216,6 +219,7 @@ class Checkpoints:
                     layer_count=self._layer_count,
                     seed=self._seed,
                     optimizer=self._optimizer,
+                    tied=self._tied,
                 )
                 return checked
             problems.append(f"{name}: {checked.reason}")

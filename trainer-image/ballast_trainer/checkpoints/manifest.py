@@ -34,6 +34,7 @@ class Manifest:
         files: CRC-32 of each file.
         loss_scale: the factor on the loss, and steps since it changed; matters to fp16.
         optimizer: its name in the configuration; None: not noted.
+        tied: the parameters that layers share, as text.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Manifest:
     files: Mapping[str, int]
     loss_scale: tuple[float, int] = (1.0, 0)
     optimizer: str | None = None
+    tied: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As text."""
@@ -56,7 +58,15 @@ class Manifest:
         """
         return decode(cls, parse_json(text), unknown="ignore", spelling=str)
 
-    def refuse_unless(self, *, folder: Path, layer_count: int, seed: int, optimizer: str | None) -> None:
+    def refuse_unless(
+        self,
+        *,
+        folder: Path,
+        layer_count: int,
+        seed: int,
+        optimizer: str | None,
+        tied: tuple[str, ...] = (),
+    ) -> None:
         """Refuse the checkpoint of another job.
 
         Raises:
@@ -72,11 +82,20 @@ class Manifest:
             raise CheckpointError(
                 f"{folder} has a checkpoint of seed {self.seed}, the job has {seed}. To fix: {own}"
             )
+        if self.tied != tied:
+            raise CheckpointError(
+                f"{folder} has a checkpoint of a model with {_tied(self.tied)}, this one has {_tied(tied)}. "
+                f"To fix: tie or untie the model's weights (Hugging Face: tie_word_embeddings), or {own}"
+            )
         if None not in (optimizer, self.optimizer) and self.optimizer != optimizer:
             raise CheckpointError(
                 f"{folder} has a checkpoint of the optimizer {self.optimizer}, training.optimizer is "
                 f"{optimizer}, which cannot continue from its state. To fix: {self.optimizer}, or {own}"
             )
+
+
+def _tied(ties: tuple[str, ...]) -> str:
+    return f"tied weights ({'; '.join(ties)})" if ties else "no tied weights"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,7 @@ def _train(job_name: str, pod: str, local_rank: int, stop: StopSignal, log: Path
     host = plan.ranks[0].address
     job.check_ranks(len(plan.ranks))
     if rank == 0:
-        job.check_layers()
+        job = job.with_ties()
         store = serve_store(host, RENDEZVOUS_PORT, STORE_WAIT_SECONDS)
     else:
         # Rank 0 tells the others of later plans.

@@ -105,7 +105,7 @@ def _run(
         torch.set_num_threads(1)
     job.check_ranks(ranks)
     if rank == 0:
-        job.check_layers()
+        job = job.with_ties()
     plan = _local_plan(ranks, job.config.parallelism.ranks_per_pod)
     channel: Channel = StandaloneChannel(plan)
     if channel_folder is not None:

@@ -5,7 +5,7 @@ that can be moved, saved and loaded without looking at other layers.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from ballast_policies.contract.job import TrainingConfig
@@ -58,12 +58,27 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> t
 
 
 class Layer:
-    """One layer with its optimizer; None for a layer without parameters."""
+    """One layer with its optimizer; None for a layer without parameters of its own.
 
-    def __init__(self, index: int, module: nn.Module, config: TrainingConfig) -> None:
+    Attributes:
+        tied: names of its parameters that other layers have too, by the number of the tie in the model.
+        copies: those of them that another layer owns: its optimizer updates them, this one's does not.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        config: TrainingConfig,
+        *,
+        tied: Mapping[int, str] | None = None,
+        copies: Collection[str] = (),
+    ) -> None:
         self.index = index
         self.module = module
         self.config = config
+        self.tied = dict(tied or {})
+        self.copies = frozenset(copies)
         self.stateful: tuple[nn.Module, ...] = ()
         """Modules in it whose buffers its forward changes, as the last trial of a plan has seen."""
         self._arrival: Callable[[], Mapping[str, torch.Tensor]] | None = None
@@ -86,7 +101,7 @@ class Layer:
         self._arrival, self._optimizer = None, optimizer
 
     def _new_optimizer(self) -> torch.optim.Optimizer | None:
-        parameters = list(self.module.parameters())
+        parameters = [p for name, p in self.module.named_parameters() if name not in self.copies]
         if not parameters:
             return None
         optimizer = _make_optimizer(parameters, self.config)
@@ -201,8 +216,19 @@ class LayerSet:
         """Build layer ``index`` with its initial weights, without holding it."""
         with host_seeded():
             seed_build(seed=self.seed, layer=index)
-            module = self._prepare(index, self._model.build_layer(index)).to(self.device)
-        return Layer(index, module, self._config)
+            module = self._model.build_layer(index)
+            tied = {
+                number: module.get_parameter(name)
+                for number, tie in enumerate(self._model.tied)
+                for layer, name in tie
+                if layer == index
+            }
+            module = self._prepare(index, module).to(self.device)
+        # A change of the model may have wrapped what has them.
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        now = {number: names[id(parameter)] for number, parameter in tied.items()}
+        copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
+        return Layer(index, module, self._config, tied=now, copies=copies)
 
     def hold(self, layers: Iterable[Layer]) -> None:
         """Hold these layers too."""

@@ -18,6 +18,7 @@ from ballast_trainer.distributed.stopping import StopSignal
 from ballast_trainer.errors import CheckpointError, CheckpointNotWritten, Stopped
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.state import Stopwatch, TrainingState
+from ballast_trainer.models.ties import as_text
 from ballast_trainer.pipeline.layout import is_asynchronous
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Saver:
                 layer_count=training.model.layer_count,
                 seed=config.training.seed,
                 optimizer=config.training.optimizer,
+                tied=tuple(map(as_text, training.model.tied)),
                 start_over=config.checkpoint.start_over,
                 retry_seconds=config.checkpoint.retry_seconds,
                 check=check,

@@ -102,6 +102,7 @@ class Session:
             outcome = outcome or self._loop()
             if self._heartbeat is not None:
                 self._heartbeat.close()
+            self._training.layers.settle()
             self._training.world.leave()
             return outcome
 
@@ -115,6 +116,7 @@ class Session:
         training.layers.hold(training.layers.make(index) for index in training.held_layers())
         if manifest is not None:
             self._saver.load(manifest)
+        training.send_tied_weights()
         training.conform()
         for dynamic in training.dynamics:
             dynamic.resumed(training.step, training.layers, training.world)
@@ -196,6 +198,7 @@ class Session:
             training.meter.busy_seconds(), microbatches=training.microbatches
         )
         average_over_replicas(training.world, training.layers)
+        training.gather_tied_gradients()
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)
@@ -213,6 +216,7 @@ class Session:
                 squared_norm=agreed.squared_norm,
                 loss_scale=loss_scale,
             )
+            training.send_tied_weights()
         else:
             drop_gradients(training.layers)
         for dynamic in training.dynamics:

@@ -18,6 +18,7 @@ from ballast_trainer.layers.frozen_outputs import FrozenOutputs
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
+from ballast_trainer.layers.tied_weights import gather_gradients, send_weights
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.known_cuts import KnownCuts
@@ -216,6 +217,19 @@ class TrainingState:
         for old in sorted(self._targets)[:-_KEPT_TARGETS]:
             del self._targets[old]
         return inputs[mine].to(self.device), there
+
+    def gather_tied_gradients(self) -> None:
+        """Sum the gradients of tied weights on the ranks that own them; every rank calls it."""
+        gather_gradients(self.model.tied, self.world, self.layers, self._layer_holders)
+
+    def send_tied_weights(self) -> None:
+        """Give tied weights from their owners to their copies; every rank calls it."""
+        send_weights(self.model.tied, self.world, self.layers, self._layer_holders)
+
+    @property
+    def _layer_holders(self) -> list[tuple[int, ...]]:
+        pairs = zip(self.stages, self.holders, strict=True)
+        return [of for stage, of in pairs for _ in range(stage.first_layer, stage.end_layer)]
 
     def targets_of(self, step: int) -> tuple[torch.Tensor, ...]:
         """Targets of this replica's microbatches of ``step``; those of the newest few steps are kept."""

@@ -5,6 +5,7 @@ recomputed activations and layers that a change skips count as in the model that
 appendix B: model FLOPs utilization).
 """
 
+import copy
 import logging
 
 import torch
@@ -42,6 +43,9 @@ def step_flops(model: Model, inputs: torch.Tensor) -> float | None:
             for index in range(model.layer_count):
                 with torch.device("meta"):
                     layer = model.build_layer(index)
+                if not all(parameter.is_meta for parameter in layer.parameters()):
+                    # It may be the model's own, that trains.
+                    layer = copy.deepcopy(layer)
                 activations = layer.to("meta")(activations)
     except Exception as error:  # a user's layer may do anything with its input
         logger.info("operations are not counted: a layer needs data to run: %s", error)

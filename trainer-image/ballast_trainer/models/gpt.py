@@ -123,8 +123,11 @@ def build_gpt(
     heads: int = 4,
     context: int = 32,
     dropout: float = 0.1,
+    tied: bool = False,
 ) -> Model:
     """A byte-level GPT of ``layers`` layers, two of which are the embedding and the head.
+
+    With ``tied`` the head's weight is that of the embedding of tokens.
 
     Raises:
         ValueError: fewer than 3 layers, or ``dim`` is no multiple of ``heads``.
@@ -144,6 +147,7 @@ def build_gpt(
         independent_layers=True,
         layer_count=layers,
         build_layer=build_layer,
+        tied=[((0, "token.weight"), (layers - 1, "out.weight"))] if tied else (),
         loss=cross_entropy,
         batch=lambda seed, step, size: text_batch(seed, step, size, context),
     )

@@ -90,9 +90,8 @@ def decoder(causal_model: Any, *, tried: bool = True) -> Model:
         tried: whether a few tokens are run through both, once.
 
     Raises:
-        ValueError: it has other attributes, attends through a mask of its own, ties its weights, or its
-        layers
-            compute something else than itself.
+        ValueError: it has other attributes, attends through a mask of its own, or its layers compute
+            something else than itself.
     """
     name = type(causal_model).__name__
     _refuse_masks(causal_model, name)
@@ -130,12 +129,11 @@ def from_config(*, model_type: str, **config: Any) -> Model:
 
     Args:
         model_type: ``llama``, ``qwen3``, ``gpt2`` and so on, as transformers names it.
-        config: fields of the family's configuration; weights are untied unless they say otherwise.
+        config: fields of the family's configuration; its own defaults count, e.g. tied weights in GPT-2.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = {"tie_word_embeddings": False, **config}
-    made = AutoConfig.for_model(model_type, **fields)
+    made = AutoConfig.for_model(model_type, **config)
     build: Any = AutoModelForCausalLM
     return decoder(build.from_config(made, attn_implementation="sdpa"))
 

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from ballast_trainer.data.batch import Batch, BatchFunction
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.ties import Tie, merged, ties_among
 
 
 def no_batch(seed: int, step: int, size: int) -> Batch:
@@ -49,6 +51,10 @@ class Model:
             has it.
         save_whole: writes all parameters and buffers, by their names in the whole model, as a folder for
             ``from_pretrained``; None: the model is none of Hugging Face's.
+        tied: parameters that layers share, each as (layer, name) in every layer that has it.  Ties of
+            parameters that are the same object are found; those of layers that are built apart are stated.
+            The first layer's initial weights count.
+        kept_layer: the module that ``build_layer`` copies; None where layer ``index`` is made by a function.
     """
 
     layer_count: int
@@ -59,6 +65,8 @@ class Model:
     independent_layers: bool = False
     parameter_name: Callable[[int, str], str] | None = None
     save_whole: Callable[[Mapping[str, torch.Tensor], Path], None] | None = None
+    tied: Sequence[Tie] = ()
+    kept_layer: Callable[[int], nn.Module | None] | None = None
 
     def name_of(self, index: int, name: str) -> str:
         """Name in the whole model of what layer ``index`` calls ``name``."""
@@ -74,6 +82,7 @@ class Model:
         family: str = "custom",
         independent_layers: bool = False,
         whole: nn.Module | None = None,
+        tied: Sequence[Tie] = (),
     ) -> "Model":
         """A model from a list of modules, or of functions that each make one.
 
@@ -88,16 +97,18 @@ class Model:
             family: kind of model.
             independent_layers: a promise, see :class:`Model`.
             whole: the module that the layers are parts of, whose names an export uses.
+            tied: see :class:`Model`; for functions that make their own weights.
 
         Raises:
-            ValueError: two of the modules share a parameter, which could not stay one on two ranks.
+            ValueError: two of the modules share what cannot be tied, e.g. running statistics.
         """
-        _refuse_shared_parameters([layer for layer in layers if isinstance(layer, nn.Module)])
+        modules = {index: layer for index, layer in enumerate(layers) if isinstance(layer, nn.Module)}
+        found = ties_among(modules)
 
         def build_layer(index: int) -> nn.Module:
             layer = layers[index]
             # The original stays as it was: the layer may be built again, on this rank too.
-            return copy.deepcopy(layer) if isinstance(layer, nn.Module) else layer()
+            return _copied(index, modules) if index in modules else layer()
 
         return cls(
             layer_count=len(layers),
@@ -106,30 +117,45 @@ class Model:
             batch=batch,
             family=family,
             independent_layers=independent_layers,
-            parameter_name=None if whole is None else _names_in(whole, layers),
+            parameter_name=None if whole is None else _names_in(whole, modules),
+            tied=merged([*tied, *found]),
+            kept_layer=modules.get,
         )
 
 
-def _names_in(whole: nn.Module, layers: Sequence[Any]) -> Callable[[int, str], str]:
-    """The names that the layers' parameters and buffers have in ``whole``."""
-    of_whole = {id(value): name for name, value in whole.state_dict(keep_vars=True).items()}
-    names = {
-        (index, name): of_whole[id(value)]
-        for index, layer in enumerate(layers)
-        if isinstance(layer, nn.Module)
-        for name, value in layer.state_dict(keep_vars=True).items()
-        if id(value) in of_whole
-    }
+def _names_in(whole: nn.Module, modules: Mapping[int, nn.Module]) -> Callable[[int, str], str]:
+    """The names that the layers' parameters and buffers have in ``whole``.
+
+    A tensor that has several names there (tied weights) gives each layer one of them.
+    """
+    of_whole: dict[int, list[str]] = {}
+    for name, value in whole.state_dict(keep_vars=True).items():
+        of_whole.setdefault(id(value), []).append(name)
+    names = {}
+    for index, layer in modules.items():
+        for name, value in layer.state_dict(keep_vars=True).items():
+            known = of_whole.get(id(value))
+            if known is not None:
+                names[index, name] = known.pop(0) if len(known) > 1 else known[0]
     return lambda index, name: names.get((index, name), f"{index}.{name}")
 
 
-def _refuse_shared_parameters(modules: Sequence[nn.Module]) -> None:
-    owners: dict[int, tuple[int, str]] = {}
-    for index, module in enumerate(modules):
+def _copied(index: int, modules: Mapping[int, nn.Module]) -> nn.Module:
+    """A copy of a layer with all that it refers to.
+
+    Raises:
+        ConfigurationError: it refers to another layer's parameter in a way that PyTorch does not see.
+    """
+    copies: dict[int, Any] = {}
+    layer = copy.deepcopy(modules[index], copies)
+    own = {id(parameter) for parameter in modules[index].parameters()}
+    for other, module in modules.items():
         for name, parameter in module.named_parameters():
-            owner, other = owners.setdefault(id(parameter), (index, name))
-            if owner != index:
-                raise ValueError(
-                    f"layers {owner} and {index} share a parameter ({other!r}, {name!r}), and may be on two "
-                    "ranks. To fix: untie them (Hugging Face: tie_word_embeddings=False)"
+            if id(parameter) in copies and id(parameter) not in own:
+                raise ConfigurationError(
+                    "model.name",
+                    f"layer {index} refers to {name!r} of layer {other} without having it among its "
+                    "parameters, so it would learn apart. "
+                    "To fix: assign the parameter to an attribute of the layer's module",
                 )
+    return layer

@@ -1,0 +1,253 @@
+"""A parameter that several stages share learns as the one parameter that it is, wherever layers move."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from ballast_policies.contract import RENDEZVOUS_PORT, Directive, ExitCode
+from ballast_trainer.channel.directory import DirectoryChannel
+from ballast_trainer.distributed.joining import new_ranks_ready
+from ballast_trainer.distributed.process_group import reach_store
+from ballast_trainer.models.registry import load_callable
+from ballast_trainer.seeding import host_seeded, seed_build
+from safetensors.torch import load_file
+from torch.distributed import checkpoint
+
+from tests.support.held_data import Gates
+from tests.support.one_process import train_here
+from tests.support.plans import local_plan
+from tests.support.replans import replan_at_random
+from tests.support.waiting import WAIT_SECONDS, eventually
+from tests.trainer.models import tied_models
+
+MODULE = "tests.trainer.models.tied_models"
+TRAINING = {"learningRate": 0.02, "weightDecay": 0.1, "clipNorm": 0.5}
+
+
+def assert_same_curve(losses, reference):
+    assert sorted(losses) == sorted(reference)
+    assert max(abs(losses[step] - reference[step]) for step in reference) < 1e-5
+
+
+def job(name, steps=8, **fields):
+    """A model of this folder, its norms clipped."""
+    return {
+        "totalSteps": steps,
+        "model": {"name": f"{MODULE}:{name}"},
+        "pipeline": {"microbatches": 4, "globalBatchSize": 8},
+        "rebalance": {"enabled": False},
+        "training": TRAINING,
+        **fields,
+    }
+
+
+def losses_without_ballast(name, steps=8):
+    """The same model as plain modules, one optimizer over all of them, on whole batches."""
+    with host_seeded(0):
+        model = load_callable("model.name", f"{MODULE}:{name}")()
+        layers = []
+        for index in range(model.layer_count):
+            kept = model.kept_layer(index)
+            seed_build(seed=0, layer=index)
+            layers.append(model.build_layer(index) if kept is None else kept)
+    if name == "stated":
+        layers[5].weight = layers[0].weight
+    whole = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.02, weight_decay=0.1)
+    losses = {}
+    for step in range(steps):
+        words, targets = tied_models.batch(0, step, 8)
+        loss = tied_models.loss(whole(words), targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[step + 1] = float(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("build", tied_models.BUILDERS, ids=lambda build: build.__name__)
+def test_one_process_learns_as_plain_modules_do(build):
+    """However the parameter comes to be shared: copies on one rank are one parameter, norms count once."""
+    assert_same_curve(train_here(job(build.__name__)).losses, losses_without_ballast(build.__name__))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["of_modules", "by_cache", "one_block"])
+def test_three_ranks_learn_as_plain_modules_do(gang, name):
+    """The head's rank knows of the tie though it builds no embedding; a block may be on all ranks."""
+    running = gang(job(name), ranks=3)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same_curve(running.losses(), losses_without_ballast(name))
+
+
+def tied_gpt(small_config, **fields):
+    config = small_config(**fields)
+    config["model"]["args"]["tied"] = True
+    return config
+
+
+def assert_copies_are_equal(folder, config):
+    """In every checkpoint of a gpt both layers have the same bits; returns how many there are."""
+    keys = ("layers.0.module.token.weight", f"layers.{config['model']['layers'] - 1}.module.out.weight")
+    checkpoints = sorted(Path(folder).glob("step-*"))
+    for path in checkpoints:
+        found = {key: torch.empty(256, config["model"]["args"]["dim"]) for key in keys}
+        checkpoint.load(found, checkpoint_id=path, no_dist=True)
+        assert torch.equal(*found.values()), path
+    return len(checkpoints)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", ["1F1B", "ZeroBubbleV"])
+def test_copies_stay_equal_wherever_the_layers_move(
+    gang, small_config, single_process_losses, schedule, tmp_path
+):
+    """Both ends on one rank or on two: the curve of one process, and the same bits after every step."""
+    saved = tmp_path / "saved"
+    config = tied_gpt(
+        small_config,
+        totalSteps=12,
+        training={"clipNorm": 0.5, "recompute": True, "weightDecay": 0.1},
+        checkpoint={"path": str(saved), "everySteps": 1, "keep": 20},
+        evaluation={"everySteps": 3, "batches": 1},
+    )
+    config["pipeline"]["schedule"] = schedule
+    ranks, placement = (3, (0, 1, 2)) if schedule == "1F1B" else (2, (0, 1, 1, 0))
+    channel = DirectoryChannel(tmp_path / "channel")
+    gates = Gates(tmp_path / "gates", 3, 8)
+    held = gates.hold(config)
+    held["evaluation"] |= {"data": {"name": "tests.support.held_data:text", "args": {"context": 16}}}
+    running = gang(held, ranks=ranks, options=["--channel", str(tmp_path / "channel")])
+    replan_at_random(running, channel, tmp_path, gates=gates, seed=7, epochs=4, placement=placement)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert running.events("migrate")
+    assert_same_curve(running.losses(), single_process_losses(without_evaluation(config)))
+    assert assert_copies_are_equal(saved, config) == 12
+
+
+def without_evaluation(config):
+    return {key: value for key, value in config.items() if key != "evaluation"}
+
+
+@pytest.mark.processes
+def test_other_ranks_continue_from_a_checkpoint(gang, small_config, single_process_losses, tmp_path):
+    """Three ranks, then two; then exported: both names, equal. A model that is not tied is refused."""
+    saved, exported = tmp_path / "saved", tmp_path / "model.safetensors"
+    config = tied_gpt(small_config, totalSteps=4, checkpoint={"path": str(saved), "everySteps": 4})
+    first = gang(config, ranks=3)
+    assert set(first.exit_codes().values()) == {0}, first.errors()
+    longer = {**config, "totalSteps": 8}
+    second = gang({**longer, "export": {"path": str(exported)}}, ranks=2)
+    assert set(second.exit_codes().values()) == {0}, second.errors()
+    reference = single_process_losses(longer)
+    assert_same_curve({**first.losses(), **second.losses()}, reference)
+    assert assert_copies_are_equal(saved, config) >= 1
+    found = load_file(exported)
+    assert torch.equal(found["0.token.weight"], found["7.out.weight"])
+    longer["model"]["args"].pop("tied")
+    refused = gang(longer, ranks=1)
+    assert refused.exit_codes() == {"rank-0": ExitCode.ERROR}
+    assert "'token.weight' of layer 0 and 'out.weight' of layer 7" in refused.errors()
+    assert "this one has no tied weights. To fix" in refused.errors()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ranks", "fields"),
+    [
+        (4, {"parallelism": {"data": 2}}),
+        (4, {"parallelism": {"tensor": 2}}),
+        (4, {"pipeline": {"replicas": [2, 1, 1]}}),
+        (3, {"pipeline": {"replicas": [1, 2]}}),
+    ],
+    ids=["data", "tensor", "replicas of the owner", "replicas of the copy"],
+)
+def test_replicas_and_parts_of_a_stage_keep_the_tie(gang, small_config, single_process_losses, ranks, fields):
+    """Every rank of a column and every replica has the same sum."""
+    config = tied_gpt(small_config, totalSteps=5, training={"clipNorm": 0.5})
+    config["pipeline"] |= fields.get("pipeline", {})
+    plain = {**config, "pipeline": {k: v for k, v in config["pipeline"].items() if k != "replicas"}}
+    config |= {key: value for key, value in fields.items() if key != "pipeline"}
+    running = gang(config, ranks=ranks)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    assert_same_curve(running.losses(), single_process_losses(plain))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("model", ["gpt", "functions"])
+def test_a_job_that_grows_and_shrinks_keeps_the_tie(
+    pods, small_config, single_process_losses, model, tmp_path
+):
+    """A pod joins and takes the head, which it has been told is tied; then the first two remain."""
+    config = tied_gpt(small_config, totalSteps=14)
+    if model == "functions":
+        config["model"] = {"name": f"{MODULE}:by_cache"}
+        config["data"] = {"name": f"{MODULE}:batches", "args": {}}
+    gates = Gates(tmp_path / "gates", 4, 8)
+    folder = tmp_path / "channel"
+    folder.mkdir()
+    channel = DirectoryChannel(folder)
+    held = gates.hold(config) if model == "gpt" else gates.hold_own(config)
+    (folder / "config.json").write_text(json.dumps(held))
+    names = ["job-1-0", "job-1-1", "job-1-2"]
+    first = local_plan(names[:2], network=61)
+    channel.publish(first)
+    for pod in names[:2]:
+        pods.start_pod(pod, folder)
+    pods.wait_for_step(3, names[0])
+    grown = dataclasses.replace(local_plan(names, network=61), epoch=2, directive=Directive.GROW)
+    channel.publish(grown)
+    pods.start_pod(names[2], folder)
+    store = reach_store(first.ranks[0].address, RENDEZVOUS_PORT, WAIT_SECONDS)
+    running = SimpleNamespace(processes=first.pods, store=store)
+    eventually(lambda: new_ranks_ready(running, grown), "the new rank is there", pods.errors)
+    pods.wait_for_plan(2, names[0])
+    gates.open()
+    pods.wait_for_step(7, names[0])
+    channel.publish(channel.read_plan().keep(tuple(names[:2]), "another job waits"))
+    pods.wait_for_plan(3, names[0])
+    gates.open()
+    assert set(pods.exit_codes().values()) == {0}, pods.errors()
+    sizes = [
+        (e["ranks_before"], e["ranks_after"]) for k in ("grow", "repack") for e in pods.events(k, names[0])
+    ]
+    assert sizes == [(2, 3), (3, 2)]
+    assert_same_curve(pods.losses(names[0]), single_process_losses(config))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_hugging_face_models_learn_as_their_own_class_does(gang, family):
+    """GPT-2 and a Llama with tied weights: the losses of the whole class in a plain loop."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    sizes |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    if family == "llama":
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    fields = {"model_type": family, "vocab_size": tied_models.WORDS, **sizes}
+    config = job("of_modules")
+    config["model"] = {"name": "ballast_trainer.models.hugging_face:from_config", "args": fields}
+    config["data"] = {"name": f"{MODULE}:batches"}
+    running = gang(config, ranks=3)
+    assert set(running.exit_codes().values()) == {0}, running.errors()
+    with host_seeded(0):
+        made = transformers.AutoConfig.for_model(**fields)
+        whole = transformers.AutoModelForCausalLM.from_config(made)
+    assert whole.get_input_embeddings().weight is whole.get_output_embeddings().weight
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=0.02, weight_decay=0.1)
+    reference = {}
+    for step in range(8):
+        words, targets = tied_models.batch(0, step, 8)
+        loss = tied_models.loss(whole(words).logits, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        reference[step + 1] = float(loss.detach())
+    assert_same_curve(running.losses(), reference)

@@ -1,0 +1,129 @@
+"""Tied weights: one parameter that several layers of a model share, e.g. embedding and output head.
+
+A tie is the parameter's place in each of these layers, as (layer, name), the first layer first.  That
+layer owns the parameter: its optimizer updates it, and the other layers have copies.
+"""
+
+import logging
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+logger = logging.getLogger(__name__)
+
+Member = tuple[int, str]
+"""A layer, and the name that the parameter has in it."""
+
+Tie = tuple[Member, ...]
+
+_SEPARATE = "To fix: give each layer its own"
+
+
+class TieSearch:
+    """Finds parameters that layers share, one layer after the other.
+
+    Layers may be built for the search and released again: what they share outlives them, since a closure, a
+    cache or another layer refers to it.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], list[Member]]] = {}
+        self._memory: dict[int, tuple[weakref.ref[torch.Tensor], Member]] = {}
+        self._statistics: dict[int, tuple[weakref.ref[torch.Tensor], Member]] = {}
+        self._found: tuple[list[_Seen], list[_Seen]] = ([], [])
+
+    def look_at(self, module: nn.Module) -> None:
+        """Note what a layer has; the caller then releases it, unless it is kept anyway."""
+        self._found = (
+            [_Seen(name, parameter) for name, parameter in module.named_parameters()],
+            [
+                _Seen(name, part.running_mean)
+                for name, part in module.named_modules()
+                if isinstance(part, _NormBase) and part.running_mean is not None
+            ],
+        )
+
+    def add(self, index: int) -> None:
+        """Count what :meth:`look_at` has noted, and still exists, as layer ``index``'s.
+
+        Raises:
+            ValueError: it shares with another layer what cannot be tied.
+        """
+        parameters, statistics = self._found
+        for seen in statistics:
+            if seen.reference() is None:
+                continue
+            known = self._statistics.get(seen.identity)
+            if known is not None and known[0]() is not None and known[1][0] != index:
+                raise ValueError(
+                    f"layers {known[1][0]} and {index} share {seen.name or 'a module'!r}, whose running "
+                    f"statistics each of them changes. {_SEPARATE}"
+                )
+            self._statistics[seen.identity] = (seen.reference, (index, seen.name))
+        for seen in parameters:
+            if seen.reference() is None:
+                continue
+            self._refuse_shared_memory(index, seen)
+            parameter = self._parameters.get(seen.identity)
+            if parameter is None or parameter[0]() is None:
+                parameter = self._parameters[seen.identity] = (seen.reference, [])
+            parameter[1].append((index, seen.name))
+
+    def _refuse_shared_memory(self, index: int, seen: "_Seen") -> None:
+        if not seen.address:
+            return
+        known = self._memory.get(seen.address)
+        other = known[0]() if known is not None else None
+        if known is not None and other is not None and id(other) != seen.identity and known[1][0] != index:
+            raise ValueError(
+                f"{as_text([known[1], (index, seen.name)])} are two parameters in the same memory. "
+                "To fix: one parameter for both (head.weight = embedding.weight)"
+            )
+        self._memory[seen.address] = (seen.reference, (index, seen.name))
+
+    def ties(self) -> tuple[Tie, ...]:
+        """Of the layers so far."""
+        return tuple(tuple(members) for _, members in self._parameters.values() if len(members) > 1)
+
+
+class _Seen:
+    """A tensor that a layer has, without keeping it."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name, self.identity = name, id(tensor)
+        self.reference = weakref.ref(tensor)
+        plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+        self.address = tensor.data_ptr() if plain else 0
+
+
+def ties_among(modules: Mapping[int, nn.Module]) -> tuple[Tie, ...]:
+    """The ties of layers that are at hand, by index.
+
+    Raises:
+        ValueError: two layers share what cannot be tied.
+    """
+    search = TieSearch()
+    for index, module in modules.items():
+        search.look_at(module)
+        search.add(index)
+    return search.ties()
+
+
+def merged(ties: Iterable[Sequence[Member]]) -> tuple[Tie, ...]:
+    """Ties with a common member as one; members by layer, ties by their first."""
+    groups: list[set[Member]] = []
+    for tie in ties:
+        group = {(int(layer), str(name)) for layer, name in tie}
+        for other in [known for known in groups if known & group]:
+            groups.remove(other)
+            group |= other
+        groups.append(group)
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def as_text(tie: Sequence[Member]) -> str:
+    """For messages: ``'weight' of layer 0 and '1.weight' of layer 5``."""
+    return " and ".join(f"{name!r} of layer {layer}" for layer, name in tie)

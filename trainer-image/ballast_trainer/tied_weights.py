@@ -1,0 +1,166 @@
+"""Tied weights of a job: found before the first step, refused where they cannot be right."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from ballast_policies.contract import Plan
+from ballast_policies.contract.job import JobConfig
+from torch import nn
+
+from ballast_trainer.distributed.axis import Axis
+from ballast_trainer.distributed.process_group import peer_failures
+from ballast_trainer.dynamics.freezing import Freezing, most_frozen
+from ballast_trainer.dynamics.protocol import Dynamic, is_built_in
+from ballast_trainer.dynamics.pruning.pruning import GradualPruning
+from ballast_trainer.dynamics.registry import build_dynamic
+from ballast_trainer.errors import ConfigurationError
+from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.tied_search import find_ties, with_ties
+from ballast_trainer.models.ties import Tie, as_text
+from ballast_trainer.pipeline.layout import is_asynchronous
+from ballast_trainer.seeding import host_seeded
+from ballast_trainer.tensor_parallel.layers import split_layer
+
+_UNTIE = "untie them (Hugging Face: tie_word_embeddings: false)"
+
+
+def tied_model(model: Model, config: JobConfig) -> Model:
+    """The model with all its ties; builds layers one after the other to find them, so one rank does it.
+
+    Raises:
+        ConfigurationError: a tie, or what the job does besides, cannot be right.
+    """
+    found = with_ties(model, find_ties(model, seed=config.training.seed), seed=config.training.seed)
+    check_ties(found, config)
+    return found
+
+
+class Launched(Protocol):
+    """This process among the ranks of a plan, see ``launch.RankLaunch``."""
+
+    plan: Plan
+    store: Any
+    joining: bool
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+
+
+def shared_ties(model: Model, launched: Launched, seed: int) -> Model:
+    """The model with the ties that rank 0 has found as the job was launched; rank 0 has them already.
+
+    Raises:
+        PeerLost: that rank is gone.
+    """
+    if launched.store is None:
+        return model
+    key = f"tied/launch-{launched.plan.launch}"
+    with peer_failures():
+        if launched.rank == 0 and not launched.joining:
+            launched.store.set(key, json.dumps(model.tied))
+            return model
+        return with_ties(model, json.loads(launched.store.get(key)), seed=seed)
+
+
+def check_ties(model: Model, config: JobConfig) -> None:
+    """Refuse ties that are none, and jobs that would not keep a parameter the same in all its layers.
+
+    Raises:
+        ConfigurationError: names the layers, the parameter, the reason and what to change.
+    """
+    if not model.tied:
+        return
+    if is_asynchronous(config.pipeline.schedule):
+        raise ConfigurationError(
+            "pipeline.schedule",
+            f"{config.pipeline.schedule} updates each stage at a time of its own, and "
+            f"{as_text(model.tied[0])} are one parameter. "
+            f"To fix: a schedule with a flush, e.g. 1F1B, or {_UNTIE}",
+        )
+    _check_members(model)
+    changes = [build_dynamic(change, model.layer_count) for change in config.dynamics]
+    frozen = max([0, *(most_frozen(c, model.layer_count) for c in config.dynamics if c.kind == "freezing")])
+    for index in sorted({layer for tie in model.tied for layer, _ in tie}):
+        ties = [tie for tie in model.tied if index in dict(tie)]
+        if index < frozen:
+            raise ConfigurationError(
+                "dynamics",
+                f"freezing may stop layer {index} from learning, and {as_text(ties[0])} are one parameter. "
+                f"To fix: leave freezing out, or {_UNTIE}",
+            )
+        _check_changes(model, index, ties, changes)
+        _check_split(model, index, ties, config)
+
+
+def _check_members(model: Model) -> None:
+    for tie in model.tied:
+        shapes = set()
+        if len({layer for layer, _ in tie}) < len(tie):
+            raise ConfigurationError(
+                "model.name", f"{as_text(tie)}: a tie has one parameter of a layer. To fix: Model.tied"
+            )
+        for index, name in tie:
+            parameter = None
+            if 0 <= index < model.layer_count:
+                parameter = dict(_built(model, index).named_parameters()).get(name)
+            if parameter is None:
+                raise ConfigurationError(
+                    "model.name",
+                    f"the model ties {as_text(tie)}, and its layers 0 to {model.layer_count - 1} have no "
+                    f"parameter {name!r} of layer {index}. To fix: Model.tied",
+                )
+            shapes.add((tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad))
+        if len(shapes) > 1:
+            raise ConfigurationError(
+                "model.name",
+                f"the model ties {as_text(tie)}, which differ in shape, type or whether they learn: "
+                f"{sorted(shapes)}. To fix: Model.tied",
+            )
+
+
+def _check_changes(model: Model, index: int, ties: Sequence[Tie], changes: Sequence[Dynamic]) -> None:
+    for change in changes:
+        module = _built(model, index)
+        if isinstance(change, Freezing) or change.lacks(index, module):
+            continue
+        tied = {id(module.get_parameter(dict(tie)[index])): tie for tie in ties}
+        kept = {id(parameter) for parameter in change.prepare(index, module).parameters()}
+        lost = [tie for identity, tie in tied.items() if identity not in kept]
+        if isinstance(change, GradualPruning) or not is_built_in(change):
+            # It may change values or shape of any parameter of the layer.
+            lost = list(ties)
+        if lost:
+            name = type(change).__name__
+            raise ConfigurationError(
+                "dynamics",
+                f"{name} changes the parameters of layer {index}, and {as_text(lost[0])} are one parameter. "
+                f"To fix: leave that change out (pruning: structure neurons or heads), or {_UNTIE}",
+            )
+
+
+def _check_split(model: Model, index: int, ties: Sequence[Tie], config: JobConfig) -> None:
+    if config.parallelism.tensor == 1:
+        return
+    module = _built(model, index)
+    tied = {id(module.get_parameter(dict(tie)[index])): tie for tie in ties}
+    split = split_layer(module, Axis(ranks=tuple(range(config.parallelism.tensor))))
+    kept = {id(parameter) for parameter in split.parameters()}
+    for identity, tie in tied.items():
+        if identity not in kept:
+            raise ConfigurationError(
+                "parallelism.tensor",
+                f"layer {index} is split over the ranks, and {as_text(tie)} are one parameter. "
+                f"To fix: set it to 1, or {_UNTIE}",
+            )
+
+
+def _built(model: Model, index: int) -> nn.Module:
+    with host_seeded():
+        try:
+            with torch.device("meta"):
+                return model.build_layer(index)
+        except Exception:  # a user's layer that computes with its weights as it is built
+            return model.build_layer(index)
