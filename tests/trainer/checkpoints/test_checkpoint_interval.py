@@ -34,7 +34,7 @@ def saver(tmp_path, *, step_seconds=(), failures=None, schedule="1F1B", rank=0, 
     plan = types.SimpleNamespace(failures_per_hour=failures, launch=1)
     training = types.SimpleNamespace(
         config=config,
-        model=types.SimpleNamespace(layer_count=4),
+        model=types.SimpleNamespace(layer_count=4, tied=()),
         world=types.SimpleNamespace(rank=rank),
         plan=plan,
         step=0,
