@@ -40,9 +40,17 @@ def tied_model(model: Model, config: JobConfig) -> Model:
 class Launched(Protocol):
     """This process among the ranks of a plan, see ``launch.RankLaunch``."""
 
-    plan: Plan
-    store: Any
-    joining: bool
+    @property
+    def plan(self) -> Plan:
+        """The ranks."""
+
+    @property
+    def store(self) -> Any:
+        """Where ranks meet; None for one rank that never grows."""
+
+    @property
+    def joining(self) -> bool:
+        """Whether this process is new in a job that runs."""
 
     @property
     def rank(self) -> int:
