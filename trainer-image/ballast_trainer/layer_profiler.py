@@ -125,7 +125,7 @@ def _step(training: TrainingState, step: int) -> None:
     meter.start_step(step)
     assert training.pipeline is not None
     training.pipeline.run(training.batch())
-    training.gather_tied_gradients()
+    training.complete_gradients()
     for dynamic in training.dynamics:
         dynamic.after_backward(training.layers)
     optimizer_step(

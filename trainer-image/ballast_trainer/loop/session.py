@@ -20,7 +20,7 @@ from ballast_trainer.evaluation.evaluator import Evaluator
 from ballast_trainer.layers.optimize import drop_gradients, optimizer_step
 from ballast_trainer.loop.agreement import Agreed, agreed_values, figures
 from ballast_trainer.loop.asynchronous_step import AsynchronousRuns, StepDone
-from ballast_trainer.loop.gradients import average_over_replicas, buffers_at_start
+from ballast_trainer.loop.gradients import buffers_at_start
 from ballast_trainer.loop.plan_following import PlanFollower
 from ballast_trainer.loop.progress import ProgressTracker
 from ballast_trainer.loop.rank_zero import RankZeroReporter, SessionOutcome
@@ -197,8 +197,7 @@ class Session:
         training.straggler_mitigation.finish_step(
             training.meter.busy_seconds(), microbatches=training.microbatches
         )
-        average_over_replicas(training.world, training.layers)
-        training.gather_tied_gradients()
+        training.complete_gradients()
         for dynamic in training.dynamics:
             dynamic.after_backward(training.layers)
         agreed = self._agree(loss)

@@ -19,6 +19,7 @@ from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import LossScale
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.tied_weights import gather_gradients, send_weights
+from ballast_trainer.loop.gradients import average_over_replicas
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.pipeline.executor.drains import steps_between_drains
 from ballast_trainer.pipeline.known_cuts import KnownCuts
@@ -218,12 +219,13 @@ class TrainingState:
             del self._targets[old]
         return inputs[mine].to(self.device), there
 
-    def gather_tied_gradients(self) -> None:
-        """Sum the gradients of tied weights on the ranks that own them; every rank calls it."""
+    def complete_gradients(self) -> None:
+        """Average over the replicas, and sum those of tied weights on the ranks that own them; collective."""
+        average_over_replicas(self.world, self.layers)
         gather_gradients(self.model.tied, self.world, self.layers, self._layer_holders)
 
     def send_tied_weights(self) -> None:
-        """Give tied weights from their owners to their copies; every rank calls it."""
+        """Give tied weights from their owners to their copies; collective."""
         send_weights(self.model.tied, self.world, self.layers, self._layer_holders)
 
     @property
