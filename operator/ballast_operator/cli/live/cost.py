@@ -13,8 +13,6 @@ import click
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ballast_operator.report.costs import Costs
 
 
@@ -99,73 +97,12 @@ def _rows(found: "Costs", by: str) -> tuple[Any, ...]:
     return {"job": found.jobs, "team": found.teams, "pool": found.pools}[by]
 
 
-def _amount(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
-
-
-def _saved(cost: float, other: float | None) -> str:
-    return "-" if other is None else f"{other - cost:,.2f}"
-
-
 def _print(found: "Costs", by: str | None) -> None:
     from rich.console import Console
 
+    from ballast_operator.cli.live.cost_tables import CostTables
+
     console = Console()
-    for name, make in (("job", _job_table), ("team", _team_table), ("pool", _pool_table)):
-        if by in (None, name) and _rows(found, name):
-            console.print(make(found))
+    console.print(CostTables(found, by))
     if by is None and not found.jobs and not found.pools:
         console.print("there are no jobs, and no ClusterPolicy with a bill yet")
-
-
-def _table(title: str, first: str, *headings: str) -> "Table":
-    from rich.table import Table
-
-    made = Table(title=title, title_justify="left")
-    made.add_column(first, no_wrap=True)
-    for heading in headings:
-        made.add_column(heading, justify="right")
-    return made
-
-
-def _job_table(found: "Costs") -> "Table":
-    headings = ("state", "GPU h", "cost", "at the end", "start-up", "lost steps", "data")
-    saved = ("saved to on-demand", "to any type")
-    table = _table(f"jobs, up to {found.at}", "job", *headings, *saved)
-    for job in found.jobs:
-        table.add_row(
-            f"{job.namespace}/{job.job}",
-            job.state,
-            f"{job.gpu_hours:,.2f}",
-            _amount(job.cost),
-            _amount(job.projected),
-            _amount(job.startup_cost),
-            _amount(job.lost_cost),
-            _amount(job.data_cost),
-            _saved(job.cost - job.data_cost, job.on_demand_cost),
-            _saved(job.cost - job.data_cost, job.type_blind_cost),
-        )
-    return table
-
-
-def _team_table(found: "Costs") -> "Table":
-    table = _table("teams", "team", "jobs", "cost", "at the end", "with deleted jobs", "budget")
-    for team in found.teams:
-        table.add_row(
-            team.team or "(none)",
-            f"{team.jobs}",
-            _amount(team.cost),
-            _amount(team.projected),
-            _amount(team.spent),
-            _amount(team.budget),
-        )
-    return table
-
-
-def _pool_table(found: "Costs") -> "Table":
-    headings = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data")
-    table = _table("pools: bill = jobs + deleted jobs + idle; data is a part of jobs", "pool", *headings)
-    for pool in found.pools:
-        amounts = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle, pool.data)
-        table.add_row(f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(_amount, amounts))
-    return table

@@ -1,0 +1,96 @@
+"""The tables of ``ballast cost``, which fit the terminal, without truncation at 80 columns."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from ballast_operator.cli.live.overview_tables import WIDE_COLUMNS
+from ballast_operator.cli.terminal import printable
+from ballast_operator.report.costs import Costs, JobCost, PoolCostLine, TeamCost
+
+STACKED = 3
+"""Figures in a cell, one below the other, below :data:`WIDE_COLUMNS`."""
+
+_JOB = (
+    "state",
+    "GPU h",
+    "cost",
+    "at the end",
+    "start-up",
+    "lost steps",
+    "data",
+    "saved: on-demand",
+    "any type",
+)
+_TEAM = ("jobs", "cost", "at the end", "with deleted", "budget")
+_POOL = ("GPUs", "price", "bill", "jobs", "deleted jobs", "idle", "data")
+
+
+class CostTables:
+    """Costs that are laid out for the width at which they are printed.
+
+    Args:
+        found: the costs.
+        by: ``job``, ``team`` or ``pool``: only this table; None: all that have rows.
+    """
+
+    def __init__(self, found: Costs, by: str | None) -> None:
+        self._found, self._by = found, by
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Jobs, teams, pools."""
+        found, stacked = self._found, 1 if options.max_width >= WIDE_COLUMNS else STACKED
+        pools = "Pools: bill = jobs + deleted jobs + idle; data is a part of jobs"
+        for kind, title, headings, rows in (
+            ("job", f"Jobs, up to {found.at}", _JOB, [_of_job(job) for job in found.jobs]),
+            ("team", "Teams", _TEAM, [_of_team(team) for team in found.teams]),
+            ("pool", pools, _POOL, [_of_pool(pool) for pool in found.pools]),
+        ):
+            if self._by in (None, kind) and rows:
+                yield _table(title, kind, headings, rows, stacked)
+
+
+def _table(
+    title: str, first: str, headings: Sequence[str], rows: Iterable[Sequence[str]], stacked: int
+) -> Table:
+    """``rows``: a name, then a figure for each heading."""
+    table = Table(title=title, title_justify="left", show_lines=stacked > 1)
+    table.add_column(first, overflow="fold")
+    for heading in _groups(headings, stacked):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, *figures in rows:
+        table.add_row(*(Text(printable(cell)) for cell in (name, *_groups(figures, stacked))))
+    return table
+
+
+def _groups(texts: Sequence[str], size: int) -> list[str]:
+    return ["\n".join(texts[first : first + size]) for first in range(0, len(texts), size)]
+
+
+def amount(value: float | None) -> str:
+    """Two digits behind the point, never "-0.00"; "-" for what is not known."""
+    if value is None:
+        return "-"
+    text = f"{value:,.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def _of_job(job: JobCost) -> tuple[str, ...]:
+    of_gpus = job.cost - job.data_cost
+    figures = (job.gpu_hours, job.cost, job.projected, job.startup_cost, job.lost_cost, job.data_cost)
+    saved = (
+        None if other is None else other - of_gpus for other in (job.on_demand_cost, job.type_blind_cost)
+    )
+    return (f"{job.namespace}/{job.job}", job.state, *map(amount, figures), *map(amount, saved))
+
+
+def _of_team(team: TeamCost) -> tuple[str, ...]:
+    figures = (team.cost, team.projected, team.spent, team.budget)
+    return (team.team or "(none)", f"{team.jobs}", *map(amount, figures))
+
+
+def _of_pool(pool: PoolCostLine) -> tuple[str, ...]:
+    figures = (pool.price, pool.bill, pool.jobs, pool.deleted_jobs, pool.idle, pool.data)
+    return (f"{pool.pool} ({pool.gpu_type})", f"{pool.gpus}", *map(amount, figures))
