@@ -126,6 +126,10 @@ class JobAllocation(StatusModel):
     """Nodes that are about to go; absent: none is."""
     ending: Ending | None = None
     """Set once the launch has to end; never unset."""
+    ended: Annotated[
+        tuple[_Name, ...], Field(max_length=1024, json_schema_extra=schema(list_type="atomic"))
+    ] = ()
+    """Of a launch that ends, pods that have ended: their GPUs are paid no more, and others may take them."""
 
     @property
     def placement(self) -> Placement:
@@ -148,10 +152,12 @@ class JobAllocation(StatusModel):
 
     @property
     def on_nodes_by_pool(self) -> tuple[PoolPart, ...]:
-        """As :attr:`by_pool`, without the GPUs of nodes that do not exist yet: what is used and paid."""
-        if not self.parts:
-            return (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=self.gpus_on_nodes),)
-        there = {pod: node for pod, node in self.node_of.items() if not is_coming(node)}
+        """As :attr:`by_pool`, without nodes that do not exist yet and pods that have ended: what is paid."""
+        ended = set(self.ended)
+        there = {pod: node for pod, node in self.node_of.items() if not is_coming(node) and pod not in ended}
+        if not self.parts or not there:
+            gpus = len(there) * self.gpus_per_pod
+            return (PoolPart(pool=self.pool, gpu_type=self.gpu_type, gpus=gpus),)
         return self.by_pool if len(there) == len(self.pods) else self.with_pods(there).by_pool
 
     def part_of(self, pod: str) -> AllocationPart:

@@ -208,8 +208,9 @@ def _job(job: Object, prices: Prices, now: datetime.datetime) -> JobCost:
     held = paid_parts(allocation)
     rates = {part.pool: cost(float(part.gpus), prices.price.get(part.pool, 0.0)) for part in held}
     rate = sum(rates.values())  # per second
-    counted = max(filter(None, (status.get("costAt"), allocation.get("since"))), default=None)
-    seconds = _seconds_since(counted, now)
+    # As times, not as texts: one of them may have a fraction of a second.
+    began = [time for time in (status.get("costAt"), allocation.get("since")) if time]
+    seconds = min((_seconds_since(time, now) for time in began), default=0.0)
     by_pool = {
         entry["pool"]: entry.get("cost", 0.0) + entry.get("dataCost", 0.0)
         for entry in status.get("poolCosts") or []

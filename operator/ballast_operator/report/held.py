@@ -15,11 +15,11 @@ def held_parts(allocation: Mapping[str, Any]) -> tuple[PoolPart, ...]:
 
 
 def paid_parts(allocation: Mapping[str, Any]) -> tuple[PoolPart, ...]:
-    """As :func:`held_parts`, without GPUs on nodes that do not exist yet."""
+    """As :func:`held_parts`, without GPUs on nodes that do not exist yet, and of pods that have ended."""
     pods, nodes = allocation.get("pods") or (), allocation.get("nodes") or ()
-    return _parts(
-        allocation, frozenset(pod for pod, node in zip(pods, nodes, strict=False) if is_coming(node))
-    )
+    ended = frozenset(allocation.get("ended") or ()) & frozenset(pods)
+    coming = (pod for pod, node in zip(pods, nodes, strict=False) if is_coming(node))
+    return _parts(allocation, ended.union(coming))
 
 
 def _parts(allocation: Mapping[str, Any], without: frozenset[str]) -> tuple[PoolPart, ...]:

@@ -14,7 +14,7 @@ from ballast_operator.steps.context import (
     apply_allocator_conditions,
     with_status,
 )
-from ballast_operator.steps.costs.accounting import account_suspension
+from ballast_operator.steps.costs.accounting import account_suspension, with_ended_pods
 from ballast_operator.steps.costs.limits import limits_reached, seconds_to_next_limit, with_cost_for_budget
 from ballast_operator.steps.growing import give_up_growth
 from ballast_operator.steps.messages import with_refused_messages
@@ -78,6 +78,7 @@ def decide(
         status = apply_allocator_conditions(context, limits_reached(context))
         status = account_suspension(context, status)
         status = with_leaving_nodes(context, with_refused_messages(context, status))
+        status = with_ended_pods(context, status)
         context = with_status(context, status)
     result = take_step(context)
     again, limit = result.requeue_after_seconds, seconds_to_next_limit(context)

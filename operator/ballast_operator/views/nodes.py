@@ -148,14 +148,12 @@ def own_use(
     """Node -> GPUs that pods of jobs hold, or that written launches other than ``but``'s count on."""
     used: Counter[str] = Counter()
     alive: defaultdict[Key, set[str]] = defaultdict(set)
-    ended: defaultdict[Key, set[str]] = defaultdict(set)
     for pod in pods:
         if not is_ours(pod):
             continue
         job = (pod["metadata"].get("namespace", ""), pod["metadata"]["labels"][JOB_LABEL])
         name = pod["metadata"]["name"]
         if not _lives(pod):
-            ended[job].add(name)
             continue
         alive[job].add(name)
         node = pinned_node(pod)
@@ -164,8 +162,9 @@ def own_use(
     for key, gang in allocations.items():
         if key == but:
             continue
+        # A pod's end counts once it is written: until then its job pays.
         ends = gang.ending is not None
-        held = held_pods(gang.pods, ending=ends, alive=alive[key], ended=ended[key])
+        held = held_pods(gang.pods, ending=ends, alive=alive[key], ended=gang.ended)
         for name in held - alive[key]:
             used[gang.node_of[name]] += gang.gpus_per_pod
     return used

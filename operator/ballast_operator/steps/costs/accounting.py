@@ -46,6 +46,21 @@ def accrue_cost(
     return found.replace(pool_costs=found.pool_costs[-MOST_POOLS:])
 
 
+def with_ended_pods(context: ReconcileContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status of a launch that ends with the pods that have ended; their GPUs are paid up to here.
+
+    Others take these GPUs only once it is written, so that no GPU second is paid twice.
+    """
+    allocation = status.allocation
+    if allocation is None or allocation.ending is None:
+        return status
+    over = {pod.name for pod in context.view.gang if not pod.alive}
+    ended = tuple(name for name in allocation.pods if name in over or name in allocation.ended)
+    if len(ended) == len(allocation.ended):
+        return status
+    return accrue_cost(context, status).replace(allocation=allocation.replace(ended=ended))
+
+
 def accrue_lost_steps(status: TrainingJobStatus, report: Report) -> TrainingJobStatus:
     """The status with the steps that a launch has to do again: it reports fewer than were done before.
 
