@@ -29,8 +29,9 @@ class NodePool(ApiModel):
         Refused(
             "sharing",
             "string",
-            "pods of two jobs never share a GPU here: one pod asks Kubernetes for one whole GPU. "
-            "To fix: leave it out; `ballast simulate --space-sharing` shows what sharing would bring",
+            "two jobs never share a GPU here: which of a node's GPUs a shared pod gets is chosen by the "
+            "device plugin, and not by what has weighed the pair. To fix: leave it out, and offer whole GPUs; "
+            "`ballast simulate --space-sharing` shows what sharing would bring",
         ),
         Refused(
             "minNodes",

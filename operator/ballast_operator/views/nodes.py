@@ -20,6 +20,7 @@ from ballast_operator.kube.kinds import JOB, Key, Object
 from ballast_operator.kube.pinning import pinned_node
 from ballast_operator.views.clock import Time, parse
 from ballast_operator.views.notices import Leaving, read_leaving
+from ballast_operator.views.shared_gpus import shared_gpus
 from ballast_operator.views.taints import GONE_KEYS, Taint, blocking, read_taints
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ def read_node(item: Object) -> NodeView:
         closed = f"gone, by taint {gone[0]}"
     elif content.get("unschedulable", False):
         closed = "cordoned"
+    else:
+        closed = shared_gpus(labels)
     return NodeView(
         name=item["metadata"]["name"],
         labels=labels,
@@ -191,7 +194,7 @@ def shortage(
             continue  # its pods wait for it
         node = nodes.get(name)
         if node is None or node.closed:
-            return f"node {name} takes no pods: it is {node.closed if node is not None else 'gone'}"
+            return f"node {name} takes no pods: {node.closed if node is not None else 'gone'}"
         barring = blocking(node.taints, tolerations, resource)
         if barring:
             return f"node {name} has taint {barring[0]}, which the template does not tolerate"

@@ -72,6 +72,34 @@ async def test_a_job_waits_for_the_nodes_that_it_may_use_although_others_are_fre
     await simulation.until(lambda: simulation.state("two") == "Succeeded", ticks=400)
 
 
+async def test_nodes_with_shared_gpus_take_no_gang_and_the_job_says_why():
+    """Four replicas of one GPU are no four GPUs; a gang that runs there stays when the labels come."""
+    simulation = Simulation(nodes={"whole": ("fast", 2), "sliced": ("fast", 4)}, roundSeconds=30)
+    simulation.add_job("one", trainer={"total": 100_000}, totalSteps=100_000)
+    await simulation.until(lambda: simulation.state("one") == "Running")
+    assert nodes_of(simulation, "one") == {"whole"}
+    sliced = node("sliced", "fast", 4)
+    shared = {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+    sliced["metadata"]["labels"] |= shared
+    simulation.world.put(NODE, sliced)
+    simulation.add_job("two", trainer={"total": 20}, totalSteps=20)
+    await simulation.until(lambda: simulation.status("two").condition("Admitted") is not None)
+    simulation.add_job("four", stages=(4, 4), trainer={"total": 20}, totalSteps=20)
+    await simulation.until(lambda: simulation.status("four").condition("Admitted") is not None)
+    assert (simulation.status("two").launches, simulation.status("four").launches) == (0, 0)
+    admitted = simulation.status("four").condition("Admitted")
+    assert admitted.reason == "ExceedsCapacity"
+    why = "its GPUs are shared by time-slicing, 4 replicas of each, and ranks need whole GPUs"
+    assert f"1 node of pool fast: {why}" in admitted.message
+    whole = node("whole", "fast", 2)
+    whole["metadata"]["labels"] |= shared
+    simulation.world.put(NODE, whole)
+    for _ in range(70):
+        await simulation.tick()
+    status = simulation.status("one")
+    assert (simulation.state("one"), status.launches) == ("Running", 1)
+
+
 class BrokenNode:
     """Pods on the node never run."""
 
