@@ -30,8 +30,8 @@ class NodePool(ApiModel):
             "sharing",
             "string",
             "two jobs never share a GPU here: which of a node's GPUs a shared pod gets is chosen by the "
-            "device plugin, and not by what has weighed the pair. To fix: leave it out, and offer whole GPUs; "
-            "`ballast simulate --space-sharing` shows what sharing would bring",
+            "device plugin, and not by what has weighed the pair. To fix: leave it out, and offer whole "
+            "GPUs; `ballast simulate --space-sharing` shows what sharing would bring",
         ),
         Refused(
             "minNodes",
