@@ -170,10 +170,10 @@ def test_any_replan_at_any_time_keeps_the_curve(gang, small_config, single_proce
 def test_each_kind_of_change_keeps_the_curve_under_random_replans(
     gang, small_config, single_process_losses, kind, tmp_path
 ):
-    """All six dynamic cases: layers move at random during the change."""
+    """All six dynamic cases: layers move at random during the change; weights are tied where that may be."""
     steps = {"startStep": 3, "endStep": 15, "everySteps": 3}
     config = small_config(totalSteps=24, dynamics=[change(kind, **steps)])
-    config["model"]["args"]["context"] = 32
+    config["model"]["args"] |= {"context": 32, "tied": kind not in {"freezing", "pruning"}}
     channel = DirectoryChannel(tmp_path / "channel")
     gates = Gates(tmp_path / "gates", 3, 9)
     running = gang(gates.hold(config), ranks=3, options=["--channel", str(tmp_path / "channel")])

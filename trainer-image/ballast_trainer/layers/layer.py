@@ -223,9 +223,10 @@ class LayerSet:
                 for layer, name in tie
                 if layer == index
             }
-            module = self._prepare(index, module).to(self.device)
+            module = self._prepare(index, module)
         # A change of the model may have wrapped what has them.
         names = {id(parameter): name for name, parameter in module.named_parameters()}
+        module = module.to(self.device)
         now = {number: names[id(parameter)] for number, parameter in tied.items()}
         copies = [name for number, name in now.items() if self._model.tied[number][0][0] != index]
         return Layer(index, module, self._config, tied=now, copies=copies)
