@@ -116,6 +116,41 @@ def test_names_are_those_of_the_user_s_module(job, tmp_path, with_whole):
         assert set(load_file(path)) == {"0.weight", "0.bias", "1.1.weight", "1.1.bias"}
 
 
+class OneBlock(nn.Module):
+    """Input, a block that comes twice, and an output tied to the input, which has two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.front, self.block = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.back = nn.Linear(4, 4, bias=False)
+        self.back.weight = self.front.weight
+
+    def forward(self, value):
+        return self.back(self.block(self.block(self.front(value))))
+
+
+def one_block():
+    module = OneBlock()
+    return Model.from_layers(
+        [module.front, module.block, module.block, module.back],
+        loss=nn.functional.mse_loss,
+        batch=lambda seed, step, size: (torch.ones(size, 4), torch.ones(size, 4)),
+        whole=module,
+    )
+
+
+def test_tied_weights_have_all_the_names_of_the_user_s_module(job, tmp_path):
+    """Two names of one weight, and one name of a block that is two layers."""
+    path = tmp_path / "model"
+    told = train_here(job(model={"name": f"{__name__}:one_block"}, export={"path": str(path)}))
+    found = load_file(path)
+    module = OneBlock()
+    module.load_state_dict(found, strict=True)
+    assert torch.equal(found["front.weight"], found["back.weight"])
+    loss = nn.functional.mse_loss(module(torch.ones(1, 4)), torch.ones(1, 4))
+    assert float(loss.detach()) == pytest.approx(told.evaluations()[4], abs=1e-6)
+
+
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 256,

@@ -11,6 +11,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.launch import ValidatedJob
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.models.gpt import build_gpt
+from ballast_trainer.models.hugging_face import from_config
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.tied_search import find_ties, with_ties
 from ballast_trainer.models.ties import merged
@@ -47,6 +48,28 @@ def test_each_parameter_of_a_block_that_comes_several_times_is_a_tie():
     names = ("inner.bias", "inner.weight", "over_words.bias", "over_words.weight")
     blocks = [tuple((layer, name) for layer in (1, 2, 3, 4)) for name in names]
     assert tied_models.one_block().tied == (ENDS, *blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "fields", "tied"),
+    [
+        ("gemma", {}, True),
+        ("qwen3", {"tie_word_embeddings": True}, True),
+        ("gpt2", {"n_embd": 16, "n_layer": 2, "n_head": 2}, True),
+        ("gpt2", {"n_embd": 16, "n_layer": 2, "n_head": 2, "tie_word_embeddings": False}, False),
+        ("llama", {}, False),
+    ],
+)
+def test_hugging_face_models_are_tied_as_their_configuration_says(family, fields, tied):
+    """By the family's own default where nothing is said."""
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    fields = {**({} if family == "gpt2" else sizes), **fields}
+    name = "wte.weight" if family == "gpt2" else "weight"
+    expected = (((0, name), (3, "1.weight")),) if tied else ()
+    assert from_config(model_type=family, vocab_size=64, **fields).tied == expected
 
 
 def test_layers_that_outlive_their_use_without_being_shared_are_not_tied():
