@@ -13,6 +13,7 @@ from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, NODE, POD, Key, 
 from ballast_operator.kube.ownership import controlled_by
 from ballast_operator.observation.decoded import DecodedJobs
 from ballast_operator.observation.holders import Holders
+from ballast_operator.observation.rights import Rights
 from ballast_operator.views.clock import parse
 from ballast_operator.views.job import PLAN_WRITTEN_ANNOTATION, Blocked, JobView
 from ballast_operator.views.known_plan import KnownPlan
@@ -64,6 +65,7 @@ class Observer:
         self._renewals: dict[Key, tuple[str, float]] = {}
         self._avoided: dict[Key, dict[str, float]] = {}
         self._blocked: dict[Key, tuple[str, int, Blocked]] = {}
+        self._rights = Rights()
         self.holders = Holders(self.status)
         caches.store_listeners.append(self._stored)
         for kind, store in caches.stores.items():
@@ -133,6 +135,7 @@ class Observer:
         self._plans.pop(key, None)
         self._told.pop(key, None)
         self._blocked.pop(key, None)
+        self._rights.forget(key)
         self._avoided.pop(key, None)
 
     def _stored(self, kind: Kind, old: Object | None, new: Object | None) -> None:
@@ -159,7 +162,7 @@ class Observer:
         after = read_node(new) if new is not None else None
         if after is not None:
             self._nodes[name] = after
-        if before is None or after is None or _told(before) != _told(after):
+        if before is None or after is None or (before.ready, before.leaving) != (after.ready, after.leaving):
             for pod in self.caches[POD].on_node(name):
                 metadata = pod["metadata"]
                 job = (metadata.get("labels") or {}).get(JOB_LABEL)
@@ -185,7 +188,7 @@ class Observer:
             return None
         metadata = item["metadata"]
         spec, problem = self._decoded.spec(key, item)
-        known = self._plan(key, metadata["uid"])
+        known, status = self._plan(key, metadata["uid"]), self._decoded.status(key, item)
         pods = [self._pod(pod) for pod in self.caches[POD].of_job(key) if controlled_by(pod, metadata["uid"])]
         view = self._views[key] = JobView(
             key=key,
@@ -194,7 +197,7 @@ class Observer:
             spec=spec,
             spec_problem=problem,
             deleting=bool(metadata.get("deletionTimestamp")),
-            status=self._decoded.status(key, item),
+            status=status,
             pods=tuple(sorted(pods, key=lambda pod: (pod.launch, pod.rank))),
             lease=self._lease(key, metadata["uid"]),
             plan=known.plan if known is not None else None,
@@ -204,6 +207,7 @@ class Observer:
             avoided=self._avoided_by(key),
             blocked=self._blocked_by(key, metadata["uid"], metadata.get("generation", 0)),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
+            lacks_rights=self._rights.lack(key, metadata["uid"], status),
         )
         return view
 
@@ -234,6 +238,11 @@ class Observer:
         if why != view.blocked:
             self._views.pop(view.key, None)
         return why != view.blocked
+
+    def rights_granted(self, view: JobView) -> None:
+        """What the pods of the job's launch need in order to report has been made."""
+        if self._rights.made(view):
+            self._views.pop(view.key, None)
 
     def _blocked_by(self, key: Key, uid: str, generation: int) -> Blocked | None:
         known = self._blocked.get(key)
@@ -287,8 +296,3 @@ class Observer:
         if self._told.get(key) != str(error):
             self._told[key] = str(error)
             logger.error("job=%s/%s cannot be read: %s", *key, error)
-
-
-def _told(node: NodeView) -> tuple[object, ...]:
-    """What the views of the pods on a node say of it."""
-    return node.ready, node.leaving

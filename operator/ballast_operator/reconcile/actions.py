@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 
 from ballast_policies.contract import Plan, plan_config_map_name
 
@@ -45,16 +45,26 @@ def batches(actions: Sequence[Action]) -> Iterator[Sequence[Action]]:
 async def carry_out_all(
     cluster: Cluster, caches: Caches, view: JobView, actions: Sequence[Action], now: Time
 ) -> None:
-    """The actions in their order; the answers of a batch are awaited together.
+    """The actions in their order, beside them those that nothing waits for; all have ended on return.
 
     Raises:
         OperatorError: as :func:`carry_out`; what comes after is not carried out.
     """
-    for batch in batches(actions):
-        works = [carry_out(cluster, caches, view, action, now=now) for action in batch]
-        for result in await asyncio.gather(*works, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+    beside = [action for action in actions if isinstance(action, Apply) and action.beside]
+    rest = [action for action in actions if not (isinstance(action, Apply) and action.beside)]
+
+    async def in_order(groups: Iterable[Sequence[Action]]) -> None:
+        for batch in groups:
+            await _together(carry_out(cluster, caches, view, action, now=now) for action in batch)
+
+    await _together([in_order(batches(rest)), in_order([action] for action in beside)])
+
+
+async def _together(works: Iterable[Awaitable[None]]) -> None:
+    """All at the same time; the error of the first that failed is raised once all have ended."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Action, *, now: Time) -> None:

@@ -107,6 +107,8 @@ class Reconciler:
             # 3. Apply.
             try:
                 await carry_out_all(self._cluster, self._observer.caches, view, result.actions, self._clock())
+                if result.grants_rights:
+                    self._observer.rights_granted(view)
             except Forbidden as error:
                 result = lacks_right(view, str(error), now=self._clock())
             except (Rejected, NameTaken) as error:

@@ -20,10 +20,15 @@ from ballast_operator.views.spec import JobSpec
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply an object of the job that does not hold GPUs."""
+    """Server-side apply an object of the job that does not hold GPUs.
+
+    Attributes:
+        beside: the actions that follow do not wait for it; among themselves such actions keep their order.
+    """
 
     kind: Kind
     body: Object
+    beside: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class StepResult:
         requeue_after_seconds: look again after this long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
         needs_fresh_view: carry it out only if a fresh look at the job's pods and lease shows the same.
+        grants_rights: the actions make sure that the launch's pods may report.
         metric_increments: (metric, label, amount) to add once the status is written.
     """
 
@@ -90,6 +96,7 @@ class StepResult:
     allocate: bool = False
     write_later: bool = False
     needs_fresh_view: bool = False
+    grants_rights: bool = False
     metric_increments: tuple[tuple[str, str, int], ...] = ()
 
 

@@ -41,13 +41,21 @@ def await_pods(context: ReconcileContext, missing: tuple[str, ...]) -> StepResul
     )
     left = seconds_left(context, Deadline.BIND)
     told, status = tell_address(context, status)
-    creations = _creations(context, missing)
-    return StepResult(status=status, actions=(*told, *creations), requeue_after_seconds=left)
+    return StepResult(
+        status=status,
+        actions=(*told, *_rights(context), *_creations(context, missing)),
+        requeue_after_seconds=left,
+        grants_rights=True,
+    )
 
 
 def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
-    """All pods have an address: the plan names them."""
+    """All pods have an address: the plan names them, once they have the right to read it."""
     view, allocation = context.view, context.allocation
+    if rights := _rights(context):
+        return StepResult(
+            status=view.status, actions=rights, requeue_after_seconds=0.0, grants_rights=True
+        )
     gang = {pod.name: pod for pod in view.gang}
     known = accrue_cost(context, view.status)
     known = known.replace(allocation=allocation.settled({pod.name: pod.node for pod in view.gang}))
@@ -107,31 +115,40 @@ def ranks_of(
     )
 
 
-def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[Apply | CreatePod, ...]:
-    view, allocation = context.view, context.allocation
-    if not missing:
+def _rights(context: ReconcileContext) -> tuple[Apply, ...]:
+    """What the launch's pods need in order to report; nothing where that is known to be there.
+
+    No pod can be made without its service account. The rest is made beside the pods: before the API server
+    takes a role or a binding it reads all bindings of the namespace, which takes seconds while it is busy.
+    A binding comes after its role, which has to be there and the job's own.
+    """
+    view = context.view
+    if not view.lacks_rights:
         return ()
-    objects = [*access_objects(view), (LEASE, lease_object(view, context.settings.heartbeat_seconds))]
-    return (
-        *(Apply(kind, body) for kind, body in objects),
-        *(
-            CreatePod(
-                pod_object(
-                    view,
-                    context.spec,
-                    allocation,
-                    number=number,
-                    pod=pod,
-                    gpu_resource=context.gpu_resource_of(pod),
-                    renew_seconds=context.settings.renew_seconds,
-                    save_seconds=context.settings.stop_seconds,
-                    new_node=context.new_node,
-                    more_environment=_environment(context, number),
-                )
+    account, *access = access_objects(view)
+    lease = LEASE, lease_object(view, context.settings.heartbeat_seconds)
+    return (Apply(*account), *(Apply(kind, body, beside=True) for kind, body in (lease, *access)))
+
+
+def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[CreatePod, ...]:
+    view, allocation = context.view, context.allocation
+    return tuple(
+        CreatePod(
+            pod_object(
+                view,
+                context.spec,
+                allocation,
+                number=number,
+                pod=pod,
+                gpu_resource=context.gpu_resource_of(pod),
+                renew_seconds=context.settings.renew_seconds,
+                save_seconds=context.settings.stop_seconds,
+                new_node=context.new_node,
+                more_environment=_environment(context, number),
             )
-            for number, pod in enumerate(allocation.pods)
-            if pod in missing
-        ),
+        )
+        for number, pod in enumerate(allocation.pods)
+        if pod in missing
     )
 
 

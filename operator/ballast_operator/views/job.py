@@ -55,6 +55,7 @@ class JobView:
         created: when the job was made.
         avoided: nodes on which its pods did not run in time lately.
         blocked: why it is not launched, whatever GPUs are free; None: it may be.
+        lacks_rights: its launch's pods may lack what they need in order to report: this process has not made it.
     """
 
     key: Key
@@ -73,6 +74,7 @@ class JobView:
     created: Time | None = None
     avoided: frozenset[str] = frozenset()
     blocked: Blocked | None = None
+    lacks_rights: bool = False
 
     def hold(self, now: Time) -> Hold | None:
         """Why the job must hold no GPUs; None: it may."""

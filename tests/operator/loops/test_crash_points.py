@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from ballast_operator.api.cause import Cause
 from ballast_operator.errors import Conflict, Unavailable
+from ballast_operator.kube.kinds import CONFIG_MAP, LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 
-from tests.operator.loops.simulated.simulation import Simulation
+from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation
 from tests.operator.loops.simulated.world import Crash
 
 
@@ -138,3 +139,33 @@ async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
             resumed = simulation.trainers[name].resumed_from
             assert resumed == sorted(resumed), simulation.died_at
             assert set(simulation.status(name).restarts) <= {Cause.PREEMPTED}, simulation.died_at
+
+
+RIGHTS = ((SERVICE_ACCOUNT, "one-trainer"), (LEASE, "one"), (ROLE, "one-trainer"), (ROLE_BINDING, "one-trainer"))
+"""What a trainer needs in order to read its plan and to report."""
+
+
+@pytest.mark.parametrize("error", [Crash, Unavailable, Conflict])
+async def test_a_plan_is_written_once_its_pods_may_read_it(error):
+    """A role is made beside the pods: whatever write of the launch fails or is the last, it is made good."""
+
+    def launched(number: int | None = None) -> Simulation:
+        simulation = Simulation(nodes={"a": ("fast", 2)})
+        simulation.add_job("one", stages=(2, 2), totalSteps=20, trainer={"total": 20})
+
+        def look(write: int) -> None:
+            if simulation.world.get(CONFIG_MAP, NAMESPACE, "one-plan") is not None:
+                lacking = [kind for kind, name in RIGHTS if simulation.world.get(kind, NAMESPACE, name) is None]
+                assert not lacking, f"write {number}"
+            if write == number:
+                raise error(f"write {number}")
+
+        simulation.world.after_write = look
+        return simulation
+
+    reference = launched()
+    await reference.until(lambda: reference.state("one") == "Running")
+    for number in range(reference.world.writes):
+        simulation = launched(number)
+        await simulation.until(lambda simulation=simulation: simulation.state("one") == "Succeeded")
+        assert (simulation.status("one").launches, simulation.status("one").restarts) == (1, {}), f"write {number}"

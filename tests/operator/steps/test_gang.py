@@ -1,5 +1,7 @@
 """A launch: all pods of the gang, then its plan."""
 
+import dataclasses
+
 from ballast_operator.api.cause import Cause
 from ballast_operator.steps.context import Apply, CreatePod, WritePlan
 from ballast_operator.steps.take_step import take_step
@@ -13,14 +15,26 @@ def launched(*, plan=None):
     return a_view(pods=PODS, plan=plan, spec=a_spec())
 
 
+def lacking_rights(view):
+    return dataclasses.replace(view, lacks_rights=True)
+
+
 def test_a_launch_creates_what_pods_need_and_every_pod():
-    """Service account, role, binding and lease before the four pods."""
-    result = take_step(a_context(without_pods(launched())))
-    kinds = [action.kind.kind for action in result.actions if isinstance(action, Apply)]
-    assert kinds == ["ServiceAccount", "Role", "RoleBinding", "Lease"]
+    """The service account before the four pods; lease, role and binding beside them."""
+    result = take_step(a_context(lacking_rights(without_pods(launched()))))
+    needed = [(action.kind.kind, action.beside) for action in result.actions if isinstance(action, Apply)]
+    assert needed == [("ServiceAccount", False), ("Lease", True), ("Role", True), ("RoleBinding", True)]
+    assert result.grants_rights
     pods = [action.body["metadata"]["name"] for action in result.actions if isinstance(action, CreatePod)]
     assert pods == list(PODS)
     assert conditions(result)["Running"] == (False, "PodsStarting")
+
+
+def test_a_complete_gang_that_may_lack_rights_is_given_them_before_its_plan():
+    """The operator died before it made its role, or its successor does not know."""
+    result = take_step(a_context(lacking_rights(launched(plan=a_plan(PODS, launch=7, epoch=4)))))
+    assert [action.kind.kind for action in result.actions] == ["ServiceAccount", "Lease", "Role", "RoleBinding"]
+    assert (result.grants_rights, result.requeue_after_seconds) == (True, 0.0)
 
 
 def test_a_pod_that_waits_is_named_with_its_reason():

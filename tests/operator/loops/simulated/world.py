@@ -158,6 +158,7 @@ class FakeCluster:
         self.fence: Callable[[], None] = lambda: None
         self.on_write: Callable[[str, Kind], None] = lambda verb, kind: None
         self._sent: dict[tuple[Kind, Key], tuple[str, dict[str, Any]]] = {}
+        self._dead = False
 
     async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
         has_right("get", kind)
@@ -258,11 +259,17 @@ class FakeCluster:
         return None
 
     def _begin(self, what: str) -> None:
+        if self._dead:
+            raise Crash
         self.fence()
         self.world.write(what)
 
     def _end(self, kind: Kind, verb: str, result: dict[str, Any]) -> dict[str, Any]:
-        self.world.wrote()
+        try:
+            self.world.wrote()
+        except Crash:
+            self._dead = True  # whatever else the process was about to write at the same time
+            raise
         self.on_write(verb, kind)
         return as_sent(result)
 
