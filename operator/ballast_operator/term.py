@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from ballast_operator.allocator.allocator import Allocator
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds
+from ballast_operator.allocator.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import StateStore
 from ballast_operator.allocator.solving.solver import Solver
 from ballast_operator.errors import OperatorError
@@ -29,6 +30,7 @@ from ballast_operator.reconcile.worker import ReconcileWorker
 from ballast_operator.settings import Settings
 from ballast_operator.tasks import keep_running
 from ballast_operator.views.assignment import AssignmentBoard
+from ballast_operator.views.clock import now
 from ballast_operator.waits import Waits
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Term:
         board = AssignmentBoard()
         self._events = Recorder(cluster, in_background=True)
         self._changes = Changes(self._observer, board, self._queue, settings=settings.job)
+        self._reporter = PolicyReporter(cluster, self._caches, self._events, clock=now, in_background=True)
         self._feeds = PriceFeeds(cluster, lease_namespace)
         self._allocator = Allocator(
             cluster,
@@ -84,7 +87,7 @@ class Term:
             waits=waits,
             store=StateStore(cluster, lease_namespace),
             feeds=self._feeds,
-            recorder=self._events,
+            reporter=self._reporter,
         )
         self._feeds.clouds.changed = self._allocator.trigger
         self._changes.allocate = self._allocator.trigger
@@ -115,6 +118,7 @@ class Term:
             ("gauges", self._gauges),
             ("prices", self._feeds.clouds.run),
             ("events", self._events.run),
+            ("reports", self._reporter.run),
             *[("worker", lambda: self._queue.work(self._worker))] * self._settings.workers,
             *[("launcher", lambda: self._queue.work(self._worker, Lane.URGENT))] * self._settings.launchers,
         ]

@@ -12,7 +12,8 @@ from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
-from ballast_operator.allocator.policy_status import PolicyReport, policy_status
+from ballast_operator.allocator.policy_status import PolicyReport
+from ballast_operator.allocator.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy
@@ -65,10 +66,9 @@ class Allocator:
         waits: Waits | None = None,
         store: StateStore | None = None,
         feeds: PriceFeeds,
-        recorder: Recorder | None = None,
+        reporter: PolicyReporter | None = None,
         clock: Callable[[], Time] = now,
     ) -> None:
-        self._cluster = cluster
         self._observer = observer
         self._board = board
         self._solver = solver
@@ -78,7 +78,7 @@ class Allocator:
         self._waits = waits if waits is not None else Waits()
         self._clock = clock
         self._triggered = asyncio.Event()
-        self._recorder = recorder if recorder is not None else Recorder(cluster)
+        self._reporter = reporter or PolicyReporter(cluster, observer.caches, Recorder(cluster), clock=clock)
         self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
         self._took_seconds = 0.0
         self.decider = Decider(metrics)
@@ -150,10 +150,10 @@ class Allocator:
                 policy = read_cluster_policy({**item, "status": {}})
             except InvalidObject as error:
                 problem = f"ClusterPolicy {item['metadata']['name']} cannot be used: {error}"
-                await self._report(item, PolicyReport(misconfigured=str(error)))
+                await self._reporter.report(item, PolicyReport(misconfigured=str(error)))
                 continue
             if in_force is not None:
-                await self._report(item, PolicyReport(policy_in_force=in_force["metadata"]["name"]))
+                await self._reporter.report(item, PolicyReport(policy_in_force=in_force["metadata"]["name"]))
                 continue
             problem = await self._decide_for(item, policy, jobs)
             in_force = item
@@ -227,7 +227,7 @@ class Allocator:
         assert question.snapshot is not None
         self._board.pools = with_regions(self._board.pools, question.snapshot.capacity)
         if isinstance(question, PolicyReport):
-            await self._report(item, dataclasses.replace(question, prices=prices))
+            await self._reporter.report(item, dataclasses.replace(question, prices=prices))
             overlaps = "; ".join(question.snapshot.capacity.overlaps)
             return f"ClusterPolicy {policy.metadata.name} cannot be used: {overlaps}"
         solve = await self._solve(policy, question, started.timestamp())
@@ -245,7 +245,7 @@ class Allocator:
         if self.decider.growth_at is not None:
             rest = max(LONGEST_REST_SECONDS, self._took_seconds)
             self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
-        await self._report(item, dataclasses.replace(decision.report, prices=prices))
+        await self._reporter.report(item, dataclasses.replace(decision.report, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))
         set_cost_gauges(self._metrics, policy, written, jobs, started)
         if self.decider.rounds.next_at != self._saved_until:  # once a round
@@ -288,12 +288,3 @@ class Allocator:
             )
             if waits or not alike(assignment, old.get(view.key)):
                 self._enqueue(view.key)
-
-    async def _report(self, item: Object, report: PolicyReport) -> None:
-        body, notices = policy_status(item, report, now=self._clock())
-        if body is None:
-            return
-        written = await self._cluster.apply(POLICY, body, subresource="status")
-        self._observer.caches.wrote(POLICY, written)
-        metadata = item["metadata"]
-        await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)

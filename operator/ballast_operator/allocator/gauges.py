@@ -1,5 +1,6 @@
 """The allocator's figures for Prometheus."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ballast_policies.rounds import Round
@@ -16,18 +17,15 @@ def set_gauges(
     metrics.jobs_kept_off_spot.set(len(round_.kept_off_spot) if round_ is not None else 0)
     metrics.gpus_capacity.clear()
     metrics.gpus_allocated.clear()
-    types = {node.pool: node.gpu_type for node in snapshot.capacity.nodes}
-    for pool, gpu_type in types.items():
-        total = sum(node.gpus for node in snapshot.capacity.nodes if node.pool == pool)
+    capacity, taken = Counter[tuple[str, str]](), Counter[str]()
+    for node in snapshot.capacity.nodes:
+        capacity[node.pool, node.gpu_type] += node.gpus
+    for view in jobs:
+        for part in view.status.allocation.by_pool if view.status.allocation is not None else ():
+            taken[part.pool] += part.gpus
+    for (pool, gpu_type), total in capacity.items():
         metrics.gpus_capacity.labels(pool, gpu_type).set(total)
-        taken = sum(
-            part.gpus
-            for view in jobs
-            if view.status.allocation is not None
-            for part in view.status.allocation.by_pool
-            if part.pool == pool
-        )
-        metrics.gpus_allocated.labels(pool, gpu_type).set(taken)
+        metrics.gpus_allocated.labels(pool, gpu_type).set(taken[pool])
     effective = 0.0
     for job in snapshot.problem.jobs:
         placement, fastest = snapshot.running.get(job.name), max(job.throughput.values(), default=0.0)

@@ -1,4 +1,4 @@
-"""Watches, by kopf: every event goes into the caches, and nothing else happens in a handler.
+"""Watches, by kopf: every event goes into the caches as it is read (:mod:`.feeding`); nothing else happens.
 
 kopf's other services are switched off: no finalizers, no annotations, no posted events, no peering.
 """
@@ -14,18 +14,18 @@ import kopf
 from ballast_operator.errors import NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import SELECTORS, WATCHED, Caches
 from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.feeding import feeding
 from ballast_operator.kube.kinds import CONFIG_MAP, JOB, LEASE, POD, Kind, key_of
 from ballast_operator.kube.namespaces import is_missing
-from ballast_operator.kube.nesting import ShallowResponse
 from ballast_operator.waits import WaitReason, Waits
 
 
 def watch_registry(caches: Caches, cluster: Cluster) -> kopf.OperatorRegistry:
-    """Handlers that feed ``caches``."""
+    """What kopf watches, over connections that feed ``caches``."""
     registry = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection(cluster)
+        return await connection(cluster, feeding(caches))
 
     kopf.on.login(registry=registry)(login)
     for kind in WATCHED:
@@ -37,8 +37,7 @@ def _feed(registry: kopf.OperatorRegistry, caches: Caches, kind: Kind) -> None:
     group, _, version = kind.api_version.rpartition("/")
 
     async def seen(event: Any, **_: Any) -> None:
-        item = event["object"]
-        caches.watched(kind, event["type"], item)
+        caches.watched(kind, event["type"], event["object"])  # what the connection did not know as an event
 
     kopf.on.event(group, version, kind.plural, registry=registry, id=f"seen-{kind.plural}")(seen)
 
@@ -96,8 +95,8 @@ class NoStates(kopf.DiffBaseStorage):  # type: ignore[misc]
         """Nothing is kept."""
 
 
-async def connection(cluster: Cluster) -> kopf.AiohttpSession:
-    """The connection that ``cluster`` uses, for kopf."""
+async def connection(cluster: Cluster, answers: type[aiohttp.ClientResponse]) -> kopf.AiohttpSession:
+    """The connection that ``cluster`` uses, for kopf, which reads ``answers``."""
     configuration = cluster.configuration
     header = await configuration.get_api_key_with_prefix("BearerToken") or ""
     scheme, _, token = header.rpartition(" ")
@@ -115,7 +114,7 @@ async def connection(cluster: Cluster) -> kopf.AiohttpSession:
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
-        response_class=ShallowResponse,
+        response_class=answers,
     )
     return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 

@@ -18,7 +18,7 @@ from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
 from ballast_operator.views.nodes import NodeView, is_ours
 
-UNDECIDED_SECONDS = 2.0
+UNDECIDED_SECONDS = 5.0
 """A new job is looked at after this long, or when the allocator has decided on it."""
 
 OWN_WRITE_SECONDS = 1.0

@@ -53,9 +53,7 @@ def write_first_plan(context: ReconcileContext, epoch: int) -> StepResult:
     """All pods have an address: the plan names them, once they have the right to read it."""
     view, allocation = context.view, context.allocation
     if rights := _rights(context):
-        return StepResult(
-            status=view.status, actions=rights, requeue_after_seconds=0.0, grants_rights=True
-        )
+        return StepResult(status=view.status, actions=rights, requeue_after_seconds=0.0, grants_rights=True)
     gang = {pod.name: pod for pod in view.gang}
     known = accrue_cost(context, view.status)
     known = known.replace(allocation=allocation.settled({pod.name: pod.node for pod in view.gang}))

@@ -18,7 +18,7 @@ from ballast_operator.views.clock import show
 LOOK_AGAIN_SECONDS = 5.0
 """Until a job that waits for GPUs is looked at again, even if nothing is told."""
 
-DECIDED_SOON_SECONDS = 3.0
+DECIDED_SOON_SECONDS = 10.0
 """Age up to which a new job's first status is left to the allocator's decision: one write for most jobs."""
 
 ENDED_REASONS = frozenset(Cause) - {Cause.COMPLETED}

@@ -55,7 +55,7 @@ class JobView:
         created: when the job was made.
         avoided: nodes on which its pods did not run in time lately.
         blocked: why it is not launched, whatever GPUs are free; None: it may be.
-        lacks_rights: its launch's pods may lack what they need in order to report: this process has not made it.
+        lacks_rights: its launch's pods may lack what they need in order to report.
     """
 
     key: Key

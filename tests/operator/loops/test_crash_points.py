@@ -141,7 +141,12 @@ async def test_a_death_at_any_write_of_a_preemption_loses_no_step():
             assert set(simulation.status(name).restarts) <= {Cause.PREEMPTED}, simulation.died_at
 
 
-RIGHTS = ((SERVICE_ACCOUNT, "one-trainer"), (LEASE, "one"), (ROLE, "one-trainer"), (ROLE_BINDING, "one-trainer"))
+RIGHTS = (
+    (SERVICE_ACCOUNT, "one-trainer"),
+    (LEASE, "one"),
+    (ROLE, "one-trainer"),
+    (ROLE_BINDING, "one-trainer"),
+)
 """What a trainer needs in order to read its plan and to report."""
 
 
@@ -155,7 +160,9 @@ async def test_a_plan_is_written_once_its_pods_may_read_it(error):
 
         def look(write: int) -> None:
             if simulation.world.get(CONFIG_MAP, NAMESPACE, "one-plan") is not None:
-                lacking = [kind for kind, name in RIGHTS if simulation.world.get(kind, NAMESPACE, name) is None]
+                lacking = [
+                    kind for kind, name in RIGHTS if simulation.world.get(kind, NAMESPACE, name) is None
+                ]
                 assert not lacking, f"write {number}"
             if write == number:
                 raise error(f"write {number}")
@@ -168,4 +175,6 @@ async def test_a_plan_is_written_once_its_pods_may_read_it(error):
     for number in range(reference.world.writes):
         simulation = launched(number)
         await simulation.until(lambda simulation=simulation: simulation.state("one") == "Succeeded")
-        assert (simulation.status("one").launches, simulation.status("one").restarts) == (1, {}), f"write {number}"
+        assert (simulation.status("one").launches, simulation.status("one").restarts) == (1, {}), (
+            f"write {number}"
+        )

@@ -33,7 +33,12 @@ def test_a_launch_creates_what_pods_need_and_every_pod():
 def test_a_complete_gang_that_may_lack_rights_is_given_them_before_its_plan():
     """The operator died before it made its role, or its successor does not know."""
     result = take_step(a_context(lacking_rights(launched(plan=a_plan(PODS, launch=7, epoch=4)))))
-    assert [action.kind.kind for action in result.actions] == ["ServiceAccount", "Lease", "Role", "RoleBinding"]
+    assert [action.kind.kind for action in result.actions] == [
+        "ServiceAccount",
+        "Lease",
+        "Role",
+        "RoleBinding",
+    ]
     assert (result.grants_rights, result.requeue_after_seconds) == (True, 0.0)
 
 

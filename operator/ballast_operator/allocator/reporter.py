@@ -1,0 +1,90 @@
+"""Writes what was decided into the ClusterPolicies' statuses; no decision and no launch waits for it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ballast_operator.allocator.policy_status import PolicyReport, policy_status
+from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.client import Cluster
+from ballast_operator.kube.kinds import POLICY, Object
+from ballast_operator.observation.events import Recorder
+from ballast_operator.views.clock import Time
+
+PAUSE_SECONDS = 1.0
+"""Between two writes: while jobs arrive, each decision has something new to report."""
+
+logger = logging.getLogger(__name__)
+
+
+class PolicyReporter:
+    """Brings statuses up to the newest report.
+
+    Args:
+        cluster: where to.
+        caches: the ClusterPolicies as they are stored.
+        recorder: posts Events of conditions that have changed.
+        clock: the present.
+        in_background: :meth:`report` only takes note, and :meth:`run` writes the newest.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        recorder: Recorder,
+        *,
+        clock: Callable[[], Time],
+        in_background: bool = False,
+    ) -> None:
+        self._cluster = cluster
+        self._caches = caches
+        self._recorder = recorder
+        self._clock = clock
+        self._in_background = in_background
+        self._waiting: dict[str, tuple[str, PolicyReport]] = {}
+        self._arrived = asyncio.Event()
+
+    async def report(self, item: Object, report: PolicyReport) -> None:
+        """Write ``report`` on the ClusterPolicy ``item``; one that waits is replaced."""
+        if not self._in_background:
+            await self._write(item, report)
+            return
+        self._waiting[item["metadata"]["name"]] = (item["metadata"]["uid"], report)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Write what waits, until cancelled.
+
+        Raises:
+            NotLeader: another replica leads.
+        """
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            for name in tuple(self._waiting):
+                await self._write_newest(name)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _write_newest(self, name: str) -> None:
+        uid, report = self._waiting.pop(name)
+        item = self._caches[POLICY].get(("", name))
+        if item is None or item["metadata"]["uid"] != uid:
+            return
+        try:
+            await self._write(item, report)
+        except (Conflict, NotFound, Unavailable) as error:
+            logger.info("report on ClusterPolicy %s repeated: %s", name, error)
+            self._waiting.setdefault(name, (uid, report))
+            self._arrived.set()
+        except Rejected as error:
+            logger.error("round not reported on ClusterPolicy %s: %s", name, error)
+
+    async def _write(self, item: Object, report: PolicyReport) -> None:
+        body, notices = await asyncio.to_thread(policy_status, item, report, now=self._clock())
+        if body is None:
+            return
+        self._caches.wrote(POLICY, await self._cluster.apply(POLICY, body, subresource="status"))
+        metadata = item["metadata"]
+        await self._recorder.post(POLICY, "", metadata["name"], metadata["uid"], notices)

@@ -1,0 +1,64 @@
+"""Reports on ClusterPolicies: the newest is written, whatever the API server answers."""
+
+import asyncio
+import contextlib
+
+import pytest
+from ballast_operator.allocator import reporter as reporting
+from ballast_operator.allocator.policy_status import PolicyReport
+from ballast_operator.allocator.reporter import PolicyReporter
+from ballast_operator.errors import Rejected, Unavailable
+from ballast_operator.kube.caches import Caches
+from ballast_operator.kube.kinds import POLICY
+from ballast_operator.observation.events import Recorder
+from ballast_operator.views.clock import now
+
+
+class Answers:
+    """A cluster that answers each write with what comes next."""
+
+    def __init__(self, *answers):
+        self.answers, self.written, self.done = list(answers), [], asyncio.Event()
+
+    async def apply(self, kind, body, *, subresource):
+        answer = self.answers.pop(0)
+        if not self.answers:
+            self.done.set()
+        if isinstance(answer, Exception):
+            raise answer
+        self.written.append(body["status"]["conditions"][0]["message"])
+        return {**body, "metadata": {**body["metadata"], "uid": "u", "resourceVersion": "9"}}
+
+    async def create(self, kind, body):
+        return body
+
+
+async def write_all(answers, reports, monkeypatch):
+    """All reports come before the first write begins."""
+    monkeypatch.setattr(reporting, "PAUSE_SECONDS", 0.0)
+    caches = Caches()
+    item = {"metadata": {"name": "one", "uid": "u", "resourceVersion": "1"}, "spec": {}}
+    caches.watched(POLICY, "ADDED", item)
+    cluster = Answers(*answers)
+    reporter = PolicyReporter(cluster, caches, Recorder(cluster), clock=now, in_background=True)
+    for message in reports:
+        await reporter.report(item, PolicyReport(misconfigured=message))
+    running = asyncio.create_task(reporter.run())
+    await cluster.done.wait()
+    await asyncio.sleep(0)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    return cluster.written
+
+
+async def test_of_several_reports_the_newest_is_written(monkeypatch):
+    assert await write_all(["ok"], ["first", "second", "third"], monkeypatch=monkeypatch) == ["third"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Rejected("no")])
+async def test_a_report_that_is_not_taken_does_not_end_the_reporting(error, monkeypatch):
+    """One that the API server could not answer is written again; what it refuses it would refuse again."""
+    answers = [error, "ok"] if isinstance(error, Unavailable) else [error]
+    written = await write_all(answers, ["only"], monkeypatch=monkeypatch)
+    assert written == (["only"] if isinstance(error, Unavailable) else [])
