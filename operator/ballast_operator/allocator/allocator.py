@@ -12,6 +12,7 @@ from ballast_operator.allocator.costs.gauges import set_cost_gauges
 from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_prices, with_prices
 from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
+from ballast_operator.allocator.pace import Pace
 from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
@@ -37,10 +38,8 @@ logger = logging.getLogger(__name__)
 MOST_REPORTS = 20_000
 """Reports that are kept from one decision to the next."""
 
-REST = 0.5
-"""Pause between two decisions, as a fraction of the time that the last one took: time for passes."""
-
-LONGEST_REST_SECONDS = 1.0
+GROWTH_REST_SECONDS = 1.0
+"""Least time from a decision to one that a gang which may grow asks for."""
 
 RETRY_SECONDS = 5.0
 """Pause after a round that failed with an unexpected error."""
@@ -51,6 +50,7 @@ class Allocator:
 
     Attributes:
         decider: what it computes and remembers.
+        pace: when it decides next.
     """
 
     def __init__(
@@ -77,11 +77,10 @@ class Allocator:
         self._enqueue = enqueue
         self._waits = waits if waits is not None else Waits()
         self._clock = clock
-        self._triggered = asyncio.Event()
         self._reporter = reporter or PolicyReporter(cluster, observer.caches, Recorder(cluster), clock=clock)
         self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
-        self._took_seconds = 0.0
         self.decider = Decider(metrics)
+        self.pace = Pace(settings.debounce_seconds)
         self._last_solve: tuple[tuple[str, str], Solve] | None = None
         self._next_round: float | None = None
         self._next_read: float | None = None
@@ -93,7 +92,7 @@ class Allocator:
 
     def trigger(self) -> None:
         """Ask for a decision soon: something has changed."""
-        self._triggered.set()
+        self.pace.ask()
 
     def seen(self, view: JobView) -> None:
         """Take note of a job as a pass has seen it: its reports are measured at the next decision."""
@@ -111,16 +110,7 @@ class Allocator:
         while True:
             at = self.next_at
             wait = None if at is None else max(0.0, at - self._clock().timestamp())
-            try:
-                # Not wait_for: it may swallow a cancellation that comes together with the trigger.
-                async with asyncio.timeout(wait):
-                    await self._triggered.wait()
-            except TimeoutError:
-                pass
-            else:
-                rest = min(LONGEST_REST_SECONDS, REST * self._took_seconds)
-                await asyncio.sleep(max(self._settings.debounce_seconds, rest))
-            self._triggered.clear()
+            await self.pace.wait(wait)
             try:
                 await self.decide()
             except (Conflict, NotFound, Unavailable) as error:
@@ -241,9 +231,10 @@ class Allocator:
         self._metrics.rounds.inc()
         self._publish(decision.assignments, jobs)
         set_gauges(self._metrics, question.snapshot, jobs, decision.report.round_)
-        self._took_seconds = clock.total("all")
+        took_seconds = clock.total("all")
+        self.pace.decided(took_seconds, question.snapshot, decision.report.round_)
         if self.decider.growth_at is not None:
-            rest = max(LONGEST_REST_SECONDS, self._took_seconds)
+            rest = max(GROWTH_REST_SECONDS, took_seconds)
             self._next_growth = max(self.decider.growth_at, self._clock().timestamp() + rest)
         await self._reporter.report(item, dataclasses.replace(decision.report, prices=prices))
         written = self._observer.caches[POLICY].get(("", item["metadata"]["name"]))

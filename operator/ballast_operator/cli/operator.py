@@ -1,6 +1,7 @@
 """``ballast operator``: the command of the operator's image."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 SWITCH_SECONDS = 0.001
 """Seconds after which a computing thread yields to another thread that is ready."""
+
+COLLECT_AFTER = (20_000, 10, 10)
+"""New objects until cycles among them are looked for: a decision makes 100,000, and frees them by itself."""
 
 
 @click.command("operator")
@@ -79,6 +83,7 @@ def operator(
     )
     # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.set_threshold(*COLLECT_AFTER)
     try:
         asyncio.run(_run(options, settings))
     except LeaseLapsed as error:

@@ -16,6 +16,7 @@ from ballast_operator.kube.queue import KeyQueue, Lane
 from ballast_operator.observation.observer import Observer
 from ballast_operator.settings import JobSettings
 from ballast_operator.views.assignment import AssignmentAction, AssignmentBoard
+from ballast_operator.views.job import JobView
 from ballast_operator.views.nodes import NodeView, is_ours
 
 UNDECIDED_SECONDS = 5.0
@@ -33,6 +34,7 @@ class Changes:
 
     Attributes:
         allocate: asks for a decision.
+        arrived: asks for one on a new job.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Changes:
         self._policies: dict[str, tuple[str, int]] = {}
         self._nodes: dict[str, NodeView] = {}
         self.allocate: Callable[[], None] = lambda: None
+        self.arrived: Callable[[JobView], None] = lambda view: self.allocate()
 
     def changed(self, kind: Kind, item: Object) -> None:
         """Take in what a watch or a list has brought."""
@@ -95,19 +98,21 @@ class Changes:
                 self._queue.add(key, OWN_WRITE_SECONDS, Lane.BACKGROUND)
         else:
             self._jobs[key] = asked
-            self.allocate()
-            if known is None and self._is_new(key):
+            new = self._new(key) if known is None else None
+            if new is not None:
+                self.arrived(new)
                 self._queue.add(key, UNDECIDED_SECONDS, Lane.BACKGROUND)
             else:
+                self.allocate()
                 self._queue.add(key, lane=self.lane(key))
 
-    def _is_new(self, key: Key) -> bool:
-        """Whether there is nothing to do for the job before a decision on it."""
+    def _new(self, key: Key) -> JobView | None:
+        """The job, if there is nothing to do for it before a decision on it."""
         status = self._observer.status(key)
         if status is None or status.conditions or status.launches:
-            return False
+            return None
         view = self._observer.job(key)
-        return view is not None and view.spec is not None and not view.spec.suspend
+        return None if view is None or view.spec is None or view.spec.suspend else view
 
     def _policy_changed(self, item: Object) -> None:
         """Its status is the allocator's own writing and no news."""

@@ -64,7 +64,12 @@ def test_a_job_waits_with_the_reason(status, context, want):
 
 @pytest.mark.parametrize(
     ("age", "writes", "again"),
-    [(0.0, False, 10.0), (9.0, False, 1.0), (10.0, True, LOOK_AGAIN_SECONDS), (-1.0, True, LOOK_AGAIN_SECONDS)],
+    [
+        (0.0, False, 10.0),
+        (9.0, False, 1.0),
+        (10.0, True, LOOK_AGAIN_SECONDS),
+        (-1.0, True, LOOK_AGAIN_SECONDS),
+    ],
 )
 def test_a_new_job_is_not_told_that_there_is_no_decision_yet(age, writes, again):
     """The decision, which it asks for, writes its first status; one that is late is not waited for."""

@@ -1,0 +1,97 @@
+"""When a decision is made: the clock stands still, so that only what asks makes a difference."""
+
+import asyncio
+import types
+
+import pytest
+from ballast_operator.allocator.pace import LONGEST_REST_SECONDS, Pace, Rest
+from ballast_policies.rounds import Node, Placement
+
+from tests.operator.steps.contexts import an_idle_view
+from tests.operator.views.builders import a_config, a_spec
+
+HOUR = 3600.0
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def a_pace(clock, *, free=0, took=HOUR):
+    """After a decision that took long and has left ``free`` of eight fast GPUs."""
+    pace = Pace(0.0, clock=clock)
+    node = Node(name="n", gpu_type="fast", pool="fast", gpus=8)
+    taken = Placement(gpu_type="fast", pool="fast", nodes=("n",) * (8 - free))
+    snapshot = types.SimpleNamespace(capacity=types.SimpleNamespace(nodes=(node,)))
+    pace.decided(took, snapshot, types.SimpleNamespace(placements={"one": taken}))
+    return pace
+
+
+async def turns():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def decides(pace) -> bool:
+    """Whether it is time now."""
+    waiting = asyncio.create_task(pace.wait(None))
+    await turns()
+    done = waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    return done
+
+
+async def test_nothing_is_decided_before_something_asks_for_it():
+    """Not even after a long time."""
+    clock = Clock()
+    pace = a_pace(clock)
+    clock.now = HOUR
+    assert not await decides(pace)
+    pace.ask()
+    assert await decides(pace)
+    assert not await decides(pace)  # what asked has its decision
+
+
+@pytest.mark.parametrize(("rest", "at_once"), [(Rest.NONE, True), (Rest.USUAL, False), (Rest.LONG, False)])
+async def test_a_decision_follows_another_at_once_only_where_gpus_may_wait_for_it(rest, at_once):
+    """The rest is bounded."""
+    clock = Clock()
+    pace = a_pace(clock)
+    pace.ask(rest)
+    assert await decides(pace) is at_once
+    clock.now = LONGEST_REST_SECONDS
+    assert await decides(pace) is not at_once
+
+
+async def test_what_is_urgent_is_not_held_up_by_what_asked_before_it():
+    """The wait under way is shortened."""
+    pace = a_pace(Clock())
+    pace.ask(Rest.LONG)
+    waiting = asyncio.create_task(pace.wait(None))
+    await turns()
+    assert not waiting.done()
+    pace.ask(Rest.NONE)
+    await waiting
+
+
+@pytest.mark.parametrize(
+    ("free", "spec", "at_once"),
+    [
+        (4, {"config": a_config(pipeline={"minStages": 4, "maxStages": 8})}, True),
+        (3, {"config": a_config(pipeline={"minStages": 4, "maxStages": 8})}, False),
+        (8, {"gpu_types": ("slow",)}, False),
+    ],
+    ids=["room for its least size", "too little room", "another GPU type"],
+)
+async def test_a_new_job_is_decided_on_at_once_where_it_may_fit(free, spec, at_once):
+    """Thousands that can only be told why they wait share fewer decisions."""
+    pace = a_pace(Clock(), free=free)
+    pace.arrived(an_idle_view(spec=a_spec(**spec)))
+    assert await decides(pace) is at_once
