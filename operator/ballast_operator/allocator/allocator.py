@@ -13,8 +13,8 @@ from ballast_operator.allocator.costs.price_feeds import PriceFeeds, known_price
 from ballast_operator.allocator.decider import Decider, Question
 from ballast_operator.allocator.gauges import set_gauges
 from ballast_operator.allocator.pace import Pace
-from ballast_operator.allocator.policy_status import PolicyReport
-from ballast_operator.allocator.reporter import PolicyReporter
+from ballast_operator.allocator.reporting.policy_status import PolicyReport
+from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.allocator.saved_state import SavedState, StateStore
 from ballast_operator.allocator.solving.solver import Solve, Solver
 from ballast_operator.api.cluster_policy import ClusterPolicy

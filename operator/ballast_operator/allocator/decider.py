@@ -20,7 +20,6 @@ from ballast_operator.allocator.assignments import assignments_of
 from ballast_operator.allocator.costs.bill import written_bill
 from ballast_operator.allocator.costs.paid import Paid
 from ballast_operator.allocator.costs.teams import next_change, next_team_costs, spent_budgets
-from ballast_operator.allocator.policy_status import PolicyReport
 from ballast_operator.allocator.problem.admission import Admissions
 from ballast_operator.allocator.problem.hazards import SeenNodes, at_useful_prices
 from ballast_operator.allocator.problem.inputs import (
@@ -33,6 +32,7 @@ from ballast_operator.allocator.problem.inputs import (
 )
 from ballast_operator.allocator.problem.snapshot import Snapshot, take_snapshot
 from ballast_operator.allocator.problem.throughput import Measurements
+from ballast_operator.allocator.reporting.policy_status import PolicyReport
 from ballast_operator.allocator.rounds import Rounds
 from ballast_operator.allocator.solving.solver import Solve
 from ballast_operator.api.cluster_policy import ClusterPolicy

@@ -23,8 +23,8 @@ from ballast_operator.allocator.problem.capacity_types import types_differ
 from ballast_operator.allocator.problem.hazards import SeenNodes, next_hazards
 from ballast_operator.allocator.problem.inputs import CompletedProblem
 from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.allocator.reporting.worth_writing import worth_writing
 from ballast_operator.allocator.solving.solver import Solve
-from ballast_operator.allocator.worth_writing import worth_writing
 from ballast_operator.api import cluster_policy_status as api
 from ballast_operator.api.cluster_policy import ClusterPolicy
 from ballast_operator.api.condition import Condition, set_condition

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ballast_operator.allocator.policy_status import PolicyReport, policy_status
+from ballast_operator.allocator.reporting.policy_status import PolicyReport, policy_status
 from ballast_operator.errors import Conflict, NotFound, Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.client import Cluster

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from ballast_operator.allocator import reporter as reporting
-from ballast_operator.allocator.policy_status import PolicyReport
-from ballast_operator.allocator.reporter import PolicyReporter
+from ballast_operator.allocator.reporting import reporter as reporting
+from ballast_operator.allocator.reporting.policy_status import PolicyReport
+from ballast_operator.allocator.reporting.reporter import PolicyReporter
 from ballast_operator.errors import Rejected, Unavailable
 from ballast_operator.kube.caches import Caches
 from ballast_operator.kube.kinds import POLICY

@@ -1,0 +1,1 @@
+"""What is told of decisions: the statuses of ClusterPolicies."""
