@@ -12,7 +12,9 @@ from ballast_policies.prices.hazard import Hazard, RestartCosts, checkpoint_inte
 
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.snapshot import Snapshot
+from ballast_operator.api.cause import Cause
 from ballast_operator.api.cluster_policy_status import ClusterPolicyStatus, PoolHazard
+from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import CapacityType, NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.clock import Time
@@ -23,38 +25,69 @@ SURE = 0.95
 """Probability of the bounds of a rate."""
 
 
+LOSSES = frozenset({Cause.NODE_LEAVING, Cause.NODE_LOST, Cause.POD_LOST, Cause.PEER_LOST})
+"""Ends of launches whose nodes still count as held: a node's end may be what ended them."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SeenNodes:
     """The nodes of spot pools at one decision.
 
     Attributes:
         standing: node -> pool, of nodes with gangs that have not announced anything.
-        preempted: pool -> nodes that were standing at the decision before, and are gone or about to go.
+        counted: nodes that are about to go, or gone from under a gang, and that are counted.
+        looked: whether there was a decision before: what goes at the first one, an operator before this one
+            may have counted.
+        preempted: pool -> nodes with gangs that are gone or about to go, and were not counted before.
     """
 
     standing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    counted: frozenset[str] = frozenset()
+    looked: bool = False
     preempted: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def next(self, capacity: Capacity, nodes: Mapping[str, NodeView], jobs: Sequence[JobView]) -> "SeenNodes":
-        """The same at the next decision."""
-        held = {
-            node
-            for view in jobs
-            if view.status.allocation is not None and view.running_allocation is not None
-            for node in view.status.allocation.nodes
-        }
-        standing, preempted = {}, dict[str, int]()
-        for pool, members in capacity.members.items():
-            if capacity.kinds[pool].capacity_type is not CapacityType.SPOT:
+        """The same at the next decision.
+
+        A gang that was launched since the last one counts as well, and so does one whose launch ends since
+        its node goes.
+        """
+        running, held = _held(jobs, capacity)
+        standing = {name: pool for name, pool in running.items() if not _goes(nodes.get(name))}
+        preempted, counted = dict[str, int](), set[str]()
+        for name, pool in {**self.standing, **held}.items():
+            if not _goes(nodes.get(name)):
                 continue
-            for name in members:
-                if name in held and nodes[name].ready and nodes[name].leaving is None:
-                    standing[name] = pool
-        for name, pool in self.standing.items():
-            node = nodes.get(name)
-            if node is None or not node.ready or node.leaving is not None:
+            counted.add(name)
+            if name not in self.counted and (self.looked or name in self.standing):
                 preempted[pool] = preempted.get(pool, 0) + 1
-        return SeenNodes(standing=standing, preempted=preempted)
+        # A node that is counted and still there stays so, whoever holds it, until it stands again.
+        counted |= {name for name in self.counted if name in nodes and _goes(nodes[name])}
+        return SeenNodes(standing=standing, counted=frozenset(counted), looked=True, preempted=preempted)
+
+
+def _goes(node: NodeView | None) -> bool:
+    """Whether a node is gone, about to go, or not ready."""
+    return node is None or not node.ready or node.leaving is not None
+
+
+def _held(jobs: Sequence[JobView], capacity: Capacity) -> tuple[dict[str, str], dict[str, str]]:
+    """Node -> its spot pool: (of gangs that run or start, of these and of launches that losses end)."""
+    running: dict[str, str] = {}
+    held: dict[str, str] = {}
+    for view in jobs:
+        allocation = view.status.allocation
+        if allocation is None or (allocation.ending is not None and allocation.ending.cause not in LOSSES):
+            continue
+        for pod, node in allocation.node_of.items():
+            pool = allocation.part_of(pod).pool
+            kind = capacity.kinds.get(pool)
+            if kind is None or kind.capacity_type is not CapacityType.SPOT or is_coming(node):
+                continue
+            held[node] = pool
+            if allocation.ending is None:
+                running[node] = pool
+    return running, held
 
 
 def next_hazards(

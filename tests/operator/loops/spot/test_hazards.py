@@ -56,6 +56,39 @@ async def test_a_machine_that_is_taken_from_under_a_gang_counts_once():
     assert found["perHourLow"] < found["perHour"] < found["perHourHigh"]
 
 
+@pytest.mark.parametrize("notice", [True, False])
+async def test_a_machine_that_goes_before_the_next_decision_counts(notice: bool):
+    """No decision has seen the gang there: it was launched since the last one."""
+    simulation = cluster()
+    await simulation.until(lambda: simulation.state("a") == "Running")
+    first = on(simulation)[-1]
+    if notice:
+        simulation.world.patch(NODE, "", first, {"spec": {"taints": [ITN]}})
+    else:
+        simulation.set_node_ready(first, False)
+    simulation.asked_to_decide()
+    await simulation.until(lambda: hazard(simulation).get("preemptions", 0) == 1, ticks=60)
+    for _ in range(30):
+        simulation.asked_to_decide()
+        await simulation.tick()
+    assert hazard(simulation)["preemptions"] == 1
+
+
+async def test_a_machine_that_is_about_to_go_is_counted_by_one_operator_alone():
+    """The next one finds the notice, and what was counted; a second notice counts again."""
+    simulation = await running()
+    first = on(simulation)[-1]
+    simulation.world.patch(NODE, "", first, {"spec": {"taints": [ITN]}})
+    simulation.asked_to_decide()
+    await simulation.tick()
+    assert hazard(simulation)["preemptions"] == 1
+    simulation.start_operator()
+    for _ in range(20):
+        simulation.asked_to_decide()
+        await simulation.tick()
+    assert hazard(simulation)["preemptions"] == 1
+
+
 async def test_idle_nodes_that_go_are_no_preemptions():
     """An autoscaler removes them to save money."""
     simulation = cluster(8)
