@@ -202,17 +202,6 @@ class ClusterPolicySpec(ApiModel):
                 or any(pool.capacity_type is not CapacityType.SPOT for pool in spec.node_pools)
             ),
         ),
-        Rule(
-            "!has(self.spot) || !has(self.spot.mostInOnePool) || self.spot.mostInOnePool == 1.0 || "
-            "self.nodePools.filter(pool, !has(pool.capacityType) || pool.capacityType == 'spot').size() != 1",
-            "spot.mostInOnePool is below 1 and one pool is spot: only one gang would ever be started there. "
-            "To fix: a pool for each zone, or leave it out",
-            field=".spot.mostInOnePool",
-            holds=lambda spec: (
-                spec.spot.most_in_one_pool == 1
-                or sum(pool.capacity_type is not CapacityType.ON_DEMAND for pool in spec.node_pools) != 1
-            ),
-        ),
     )
 
     objective: Objective = Objective()

@@ -130,6 +130,21 @@ def is_ours(pod: Object) -> bool:
     )
 
 
+REGION_LABELS = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
+ZONE_LABELS = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
+"""Of nodes; the second one is that of old clusters."""
+
+
+def region_of(labels: Mapping[str, str]) -> str:
+    """The region that labels name; empty: none."""
+    return next((labels[name] for name in REGION_LABELS if labels.get(name)), "")
+
+
+def zone_of(labels: Mapping[str, str]) -> str:
+    """The zone that labels name; empty: none."""
+    return next((labels[name] for name in ZONE_LABELS if labels.get(name)), "")
+
+
 def _lives(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 

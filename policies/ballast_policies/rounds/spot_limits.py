@@ -26,7 +26,8 @@ class SpotLimits:
     Attributes:
         pools: the spot pools.
         on_demand_share: part of the GPUs in use that are not spot, at least.
-        most_in_one_pool: part of the spot GPUs in use that are in one pool, at most, but for its last gang.
+        most_in_one_pool: part of the spot GPUs in use that are in one pool, or in one zone of a pool where
+            zones are known, at most, but for the last gang there.
     """
 
     pools: frozenset[str]
@@ -51,29 +52,43 @@ class SpotLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:
-    """GPUs of a spot pool that a gang takes in a round: to start, to move there, or to grow.
+    """GPUs of a spot pool, or of a zone of it, that a gang takes in a round: to start, to move, or to grow.
 
-    ``own``: GPUs that it keeps there, where it grows.
+    ``place``: as of ``Node``. ``own``: GPUs that it keeps there, where it grows.
     """
 
     job: str
-    pool: str
+    place: str
     nodes: tuple[str, ...]
     own: int = 0
 
 
 def launches(
-    placements: Mapping[str, Placement], running: Mapping[str, Placement], pools: frozenset[str]
+    placements: Mapping[str, Placement],
+    running: Mapping[str, Placement],
+    pools: frozenset[str],
+    places: Mapping[str, str] | None = None,
 ) -> list[Launch]:
-    """What ``placements`` take of ``pools`` beyond what is ``running``."""
+    """What ``placements`` take of ``pools`` beyond what is ``running``; ``places``: node -> its place."""
     found = []
     for job, placement in placements.items():
         before = running.get(job)
-        held = {} if before is None else before.nodes_by_pool
-        for pool, nodes in placement.nodes_by_pool.items():
-            more = Counter(nodes) - Counter(held.get(pool, ())) if pool in pools else None
+        held = {} if before is None else nodes_by_place(before, places or {}, pools)
+        for place, nodes in nodes_by_place(placement, places or {}, pools).items():
+            more = Counter(nodes) - Counter(held.get(place, ()))
             if more:
-                found.append(Launch(job, pool, tuple(more.elements()), len(nodes) - more.total()))
+                found.append(Launch(job, place, tuple(more.elements()), len(nodes) - more.total()))
+    return found
+
+
+def nodes_by_place(
+    placement: Placement, places: Mapping[str, str], pools: frozenset[str]
+) -> dict[str, list[str]]:
+    """Place -> node of each of the ranks there, in ``pools``; the place of an unknown node is its pool."""
+    found: dict[str, list[str]] = {}
+    for pool, nodes in placement.nodes_by_pool.items():
+        for node in nodes if pool in pools else ():
+            found.setdefault(places.get(node, pool), []).append(node)
     return found
 
 
@@ -89,9 +104,9 @@ def decide_within_limits(
     """The round that ``decide`` makes of the nodes that the limits leave.
 
     Where it takes GPUs of spot pools that ``running`` gangs do not hold, at most ``limits.most`` of the GPUs
-    in use are spot afterwards, and a pool in which something is started has at most its part of the spot GPUs
-    in use, if its last gang is not counted: otherwise no gang could be the first. Where nothing exceeds the
-    limits, the round is that of ``decide(nodes)``.
+    in use are spot afterwards, and a place in which something is started has at most its part of the spot
+    GPUs in use, if its last gang is not counted: otherwise no gang could be the first. Where nothing exceeds
+    the limits, the round is that of ``decide(nodes)``.
 
     Args:
         limits: of spot machines.
@@ -123,13 +138,13 @@ class _Offer:
     def __init__(self, limits: SpotLimits, nodes: Sequence[Node], running: Mapping[str, Placement]) -> None:
         self.limits, self._nodes, self._running = limits, nodes, running
         self.spot_nodes = tuple(node for node in nodes if node.pool in limits.pools)
+        self._place = {node.name: node.place for node in self.spot_nodes}
         self._held: Counter[str] = Counter()
-        self._held_by_pool: Counter[str] = Counter()
+        self._held_by_place: Counter[str] = Counter()
         for placement in running.values():
-            for pool, held in placement.nodes_by_pool.items():
-                if pool in limits.pools:
-                    self._held.update(held)
-                    self._held_by_pool[pool] += len(held)
+            for place, held in nodes_by_place(placement, self._place, limits.pools).items():
+                self._held.update(held)
+                self._held_by_place[place] += len(held)
         self._most: float = math.inf
         self._most_of: dict[str, float] = {}
         self._wanted: list[str] = []
@@ -142,69 +157,71 @@ class _Offer:
         What is refused is not offered any more by :meth:`nodes`.
         """
         self._decisions += 1
-        used = Counter[str]()
+        used, others = Counter[str](), 0
         for placement in decided.placements.values():
-            for part in placement.by_pool:
-                used[part.pool] += part.gpus
-        asked = launches(decided.placements, self._running, self.limits.pools)
-        most = self._most_in_use(used)
+            there = nodes_by_place(placement, self._place, self.limits.pools)
+            used.update({place: len(nodes) for place, nodes in there.items()})
+            others += len(placement.nodes) - sum(map(len, there.values()))
+        asked = launches(decided.placements, self._running, self.limits.pools, self._place)
+        most = self._most_in_use(used.total(), others)
         kept, refused, in_use = self._admitted(asked, used, most)
         if not refused:
             return {}
         why = {}
         for launch in refused:
             if not self._one_more(launch, in_use):
-                self._most_of[launch.pool] = self._most_there(launch.pool, used, in_use)
-                why[launch.job] = self.why[launch.pool] = (
+                self._most_of[launch.place] = self._most_there(launch.place, used, in_use)
+                why[launch.job] = self.why[launch.place] = (
                     f"spec.spot.mostInOnePool={self.limits.most_in_one_pool:g} of the ClusterPolicy: pool "
-                    f"{launch.pool} has {in_use[launch.pool]} of {in_use.total()} spot GPUs in use"
+                    f"{launch.place} has {in_use[launch.place]} of {in_use.total()} spot GPUs in use"
                 )
             else:
                 self._most = min(self._most, most)
-                total = sum(used.values())
+                total = used.total() + others
                 why[launch.job] = self.why[""] = (
                     f"spec.spot.onDemandShare={self.limits.on_demand_share:g} of the ClusterPolicy: of "
                     f"{total} GPUs in use at most {self.limits.most(total)} may be spot"
                 )
         if self._decisions >= MOST_DECISIONS:
-            self._most_of = dict.fromkeys(self.limits.pools, -1.0)
+            self._most_of = dict.fromkeys(self._places(), -1.0)
         elif self._decisions >= REFINEMENTS:
-            self._most_of |= {launch.pool: -1.0 for launch in refused if launch.pool in self._most_of}
+            self._most_of |= {launch.place: -1.0 for launch in refused if launch.place in self._most_of}
         self._wanted = [name for launch in kept for name in launch.nodes]
         for launch in refused:  # whole gangs that the limits may leave once others run elsewhere
-            in_use[launch.pool] += len(launch.nodes)
-            fits = in_use[launch.pool] <= self._most_of.get(launch.pool, math.inf)
+            in_use[launch.place] += len(launch.nodes)
+            fits = in_use[launch.place] <= self._most_of.get(launch.place, math.inf)
             if fits and in_use.total() <= self._most:
                 self._wanted += launch.nodes
             else:
-                in_use[launch.pool] -= len(launch.nodes)
+                in_use[launch.place] -= len(launch.nodes)
         return why
 
-    def _most_there(self, pool: str, used: Mapping[str, int], allowed: Mapping[str, int]) -> float:
-        """Spot GPUs that may be in use in the pool; what is kept off is taken to run in other spot pools.
+    def _places(self) -> set[str]:
+        return {*self._place.values(), *self._held_by_place}
+
+    def _most_there(self, place: str, used: Counter[str], allowed: Mapping[str, int]) -> float:
+        """Spot GPUs that may be in use there; what is kept off is taken to run in other places.
 
         At least those that are ``allowed`` now, and fewer than are ``used``.
         """
-        total = sum(count for name, count in used.items() if name in self.limits.pools)
-        part = math.floor(self.limits.most_in_one_pool * total + 1e-9)
-        return max(allowed[pool], min(part, used[pool] - 1))
+        part = math.floor(self.limits.most_in_one_pool * used.total() + 1e-9)
+        return max(allowed[place], min(part, used[place] - 1))
 
-    def _most_in_use(self, used: Mapping[str, int]) -> float:
+    def _most_in_use(self, used: int, others: int) -> float:
         """Spot GPUs that may be in use; a gang that is kept off is taken to run elsewhere, at first."""
         strict = self._decisions >= REFINEMENTS
-        others = sum(count for pool, count in used.items() if pool not in self.limits.pools)
         beside = self.limits.most_beside(others)
         if beside is None:
             return math.inf
-        return beside if strict else self.limits.most(sum(used.values()))
+        return beside if strict else self.limits.most(used + others)
 
     def _admitted(
         self, asked: Sequence[Launch], used: Mapping[str, int], most: float
     ) -> tuple[list[Launch], list[Launch], Counter[str]]:
-        """(launches that are allowed, those that are not, pool -> spot GPUs in use with the allowed ones)."""
-        in_use = Counter({pool: count for pool, count in used.items() if pool in self.limits.pools})
+        """(launches that are allowed, those that are not, place -> spot GPUs in use with the former)."""
+        in_use = Counter(used)
         for launch in asked:
-            in_use[launch.pool] -= len(launch.nodes)
+            in_use[launch.place] -= len(launch.nodes)
         kept: list[Launch] = []
         left = list(asked)
         while left:
@@ -212,7 +229,7 @@ class _Offer:
             for launch in left:
                 fits = in_use.total() + len(launch.nodes) <= most
                 if fits and self._one_more(launch, in_use):
-                    in_use[launch.pool] += len(launch.nodes)
+                    in_use[launch.place] += len(launch.nodes)
                     kept.append(launch)
                 else:
                     refused.append(launch)
@@ -222,35 +239,35 @@ class _Offer:
         return kept, left, in_use
 
     def _one_more(self, launch: Launch, in_use: Counter[str]) -> bool:
-        """Whether the pool has no more than its part of the spot GPUs in use, without this gang."""
-        others, total = in_use[launch.pool] - launch.own, in_use.total() - launch.own
+        """Whether the place has no more than its part of the spot GPUs in use, without this gang."""
+        others, total = in_use[launch.place] - launch.own, in_use.total() - launch.own
         return others <= self.limits.most_in_one_pool * total + 1e-9
 
     def nodes(self) -> list[Node]:
         """The nodes with the GPUs that may be handed out.
 
         Of spot pools: those that running gangs hold, those that the allowed launches take, and what is left
-        of the limits. Pools that hold more than they may take no gang.
+        of the limits. Places that hold more than they may take no gang.
         """
         extra = Counter(self._wanted) - self._held
         room = self._most - self._held.total()
         rooms = {
-            pool: self._most_of.get(pool, math.inf) - self._held_by_pool[pool] for pool in self.limits.pools
+            place: self._most_of.get(place, math.inf) - self._held_by_place[place] for place in self._places()
         }
         offered: dict[str, Node] = {}
         # What the allowed launches take comes first, then nodes that exist.
         by_use = sorted(self.spot_nodes, key=lambda node: (-extra[node.name], node.coming))
         for only_wanted in (True, False):
             for node in by_use:
-                held = self._held[node.name]
-                if (room < 0 or rooms[node.pool] < 0) and not node.closed:
-                    why = self.why.get("" if room < 0 else node.pool) or next(iter(self.why.values()))
+                held, place = self._held[node.name], node.place
+                if (room < 0 or rooms[place] < 0) and not node.closed:
+                    why = self.why.get("" if room < 0 else place) or next(iter(self.why.values()))
                     offered[node.name] = dataclasses.replace(node, gpus=min(node.gpus, held), closed=why)
                     continue
                 has = offered[node.name].gpus if node.name in offered else min(node.gpus, held)
                 more = min(extra[node.name], node.gpus - has) if only_wanted else node.gpus - has
-                more = int(max(0, min(more, room, rooms[node.pool])))
-                room, rooms[node.pool] = room - more, rooms[node.pool] - more
+                more = int(max(0, min(more, room, rooms[place])))
+                room, rooms[place] = room - more, rooms[place] - more
                 offered[node.name] = dataclasses.replace(node, gpus=has + more)
         return [offered.get(node.name, node) for node in self._nodes]
 

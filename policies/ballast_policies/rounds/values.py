@@ -15,6 +15,7 @@ class Node:
         closed: why no job is started there at all; empty: jobs may be. Count only the GPUs of running
             gangs in ``gpus`` then.
         coming: it does not exist yet: an autoscaler makes it for the pods of a gang that is placed there.
+        zone: where it is; empty: not known.
     """
 
     name: str
@@ -24,11 +25,17 @@ class Node:
     taints: str = ""
     closed: str = ""
     coming: bool = False
+    zone: str = ""
 
     @property
     def group(self) -> str:
         """Equal for nodes of a pool that are alike to every job."""
         return self.closed or self.taints
+
+    @property
+    def place(self) -> str:
+        """Its pool, or its zone of the pool: what is taken away together."""
+        return f"{self.pool} in zone {self.zone}" if self.zone else self.pool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

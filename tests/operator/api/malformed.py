@@ -567,13 +567,6 @@ POLICIES: list[Case] = [
         "every pool is spot",
     ),
     (
-        "one spot pool to spread over",
-        "spec",
-        {"nodePools": [_ONE_POOL], "spot": {"mostInOnePool": 0.5}},
-        "spec.spot.mostInOnePool",
-        "a pool for each zone",
-    ),
-    (
         "a price of data below nothing",
         "spec.dataPrices",
         [{"fromRegion": "a", "toRegion": "*", "pricePerGb": -1}],

@@ -231,7 +231,6 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
     ]
     seconds = draw(st.integers(1, 86_400))
     kinds = [pool.get("capacityType") for pool in pools]
-    spread = st.floats(0.01, 1) if len(kinds) - kinds.count("onDemand") != 1 else st.just(1.0)
     spec = {
         "objective": draw(objectives()),
         "roundSeconds": seconds,
@@ -245,7 +244,7 @@ def cluster_policies(draw: st.DrawFn) -> dict[str, Any]:
         "dataPrices": [{"fromRegion": "us-east-1", "toRegion": "*", "pricePerGb": draw(st.floats(0, 1e6))}],
         "spot": {
             "onDemandShare": 0.0 if set(kinds) == {"spot"} else draw(st.floats(0, 1)),
-            "mostInOnePool": draw(spread),
+            "mostInOnePool": draw(st.floats(0.01, 1)),
         },
         "budgets": draw(st.dictionaries(NAMES, budgets(), max_size=3)),
         "dryRun": draw(st.booleans()),

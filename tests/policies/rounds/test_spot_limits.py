@@ -10,21 +10,22 @@ from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds import (
     Node,
     Placement,
+    PoolPart,
     RoundSettings,
     RoundState,
     SpotLimits,
     decide_within_limits,
 )
 from ballast_policies.rounds.sizes import ElasticGang, decide_elastic_round
-from ballast_policies.rounds.spot_limits import launches
+from ballast_policies.rounds.spot_limits import launches, nodes_by_place
 from hypothesis import given
 from hypothesis import strategies as st
 
 SPOT = frozenset({"s", "t", "u"})
 
 
-def node(name, gpus, pool="s"):
-    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus)
+def node(name, gpus, pool="s", zone=""):
+    return Node(name=name, pool=pool, gpu_type="v100", gpus=gpus, zone=zone)
 
 
 def job(name, gpus=1, **fields):
@@ -60,17 +61,21 @@ def in_use(placements):
     return used
 
 
-def hold(limits, placements, running):
+def hold(limits, placements, running, nodes=()):
     """The promise: where something was started on spot machines, the limits hold afterwards."""
-    used = in_use(placements)
-    spot = sum(used[pool] for pool in limits.pools)
-    started = launches(placements, running, limits.pools)
+    places, total = {one.name: one.place for one in nodes}, in_use(placements).total()
+    there = {job: nodes_by_place(at, places, limits.pools) for job, at in placements.items()}
+    used = Counter()
+    for of_job in there.values():
+        used.update({place: len(names) for place, names in of_job.items()})
+    spot = used.total()
+    started = launches(placements, running, limits.pools, places)
     if started:
-        assert spot <= (1 - limits.on_demand_share) * used.total() + 1e-6
-    for pool in {launch.pool for launch in started}:
-        sizes = [len(placements[launch.job].nodes) for launch in started if launch.pool == pool]
-        assert any(used[pool] - size <= limits.most_in_one_pool * (spot - size) + 1e-6 for size in sizes), (
-            pool,
+        assert spot <= (1 - limits.on_demand_share) * total + 1e-6
+    for place in {launch.place for launch in started}:
+        sizes = [len(there[launch.job][place]) for launch in started if launch.place == place]
+        assert any(used[place] - size <= limits.most_in_one_pool * (spot - size) + 1e-6 for size in sizes), (
+            place,
             used,
         )
 
@@ -78,7 +83,11 @@ def hold(limits, placements, running):
 @st.composite
 def clusters(draw):
     pools = draw(st.lists(st.sampled_from("dstu"), min_size=1, max_size=8))
-    nodes = [node(f"n{at}", draw(st.integers(0, 8)), pool) for at, pool in enumerate(pools)]
+    zones = draw(st.sampled_from((("",), ("", "a"), ("a", "b", "c"))))
+    nodes = [
+        node(f"n{at}", draw(st.integers(0, 8)), pool, draw(st.sampled_from(zones)))
+        for at, pool in enumerate(pools)
+    ]
     limits = SpotLimits(
         pools=SPOT,
         on_demand_share=draw(st.sampled_from((0.0, 0.05, 0.25, 0.5, 0.9, 1.0))),
@@ -124,7 +133,7 @@ def test_launches_never_exceed_the_limits_over_rounds_in_a_row(cluster):
         )
         used = Counter(name for placement in decided.placements.values() for name in placement.nodes)
         assert all(used[one.name] <= one.gpus for one in nodes)
-        hold(limits, decided.placements, running)
+        hold(limits, decided.placements, running, nodes)
         for name, why in decided.kept_off_spot.items():
             at = decided.placements.get(name)
             assert at is None or at.pool not in SPOT
@@ -141,12 +150,15 @@ def test_limits_that_nothing_exceeds_change_nothing(cluster, within_round):
     jobs, elastic = [one for one, _ in made], {one.name: gang for one, gang in made if gang}
     wide = dataclasses.replace(limits, on_demand_share=0.0, most_in_one_pool=1.0)
     free = decide(jobs, nodes, wide, elastic=elastic, within_round=within_round)
-    used = in_use(free.placements)
-    spot = sum(used[pool] for pool in SPOT)
+    used, places = in_use(free.placements), {one.name: one.place for one in nodes}
+    spot, by_place = sum(used[pool] for pool in SPOT), Counter()
+    for placement in free.placements.values():
+        for place, names in nodes_by_place(placement, places, SPOT).items():
+            by_place[place] += len(names)
     enough = SpotLimits(
         pools=SPOT,
         on_demand_share=(used.total() - spot) / used.total() if used else 0.0,
-        most_in_one_pool=max((used[pool] / spot for pool in SPOT if spot), default=1.0),
+        most_in_one_pool=max((count / spot for count in by_place.values()), default=1.0),
     )
     assert decide(jobs, nodes, enough, elastic=elastic, within_round=within_round) == free
 
@@ -207,3 +219,34 @@ def test_the_only_gang_on_spot_machines_may_start_and_grow():
     more = decide([job("j")], [node("a", 3)], limits, elastic={"j": gang}, running=first.placements)
     assert first.placements["j"].nodes == ("a",)
     assert more.placements["j"].nodes == ("a", "a", "a")
+
+
+def test_gangs_are_spread_over_the_zones_of_a_pool():
+    """As over pools; a node without a zone is another place."""
+    nodes = [node("a", 8, zone="a"), node("b", 8, zone="b")]
+    limits = SpotLimits(pools=SPOT, most_in_one_pool=0.5)
+    decided = decide([job(f"j{at}", 2) for at in range(4)], nodes, limits)
+    on = Counter(name for placement in decided.placements.values() for name in placement.nodes)
+    assert on == {"a": 4, "b": 4}
+    assert not decided.kept_off_spot
+    alone = decide([job(f"j{at}", 2) for at in range(4)], nodes[:1], limits)
+    assert len(alone.placements) == 1
+    assert "pool s in zone a has 2 of 2 spot GPUs in use" in next(iter(alone.kept_off_spot.values()))
+
+
+def test_a_gang_of_several_pools_counts_in_each_zone_that_it_is_in():
+    """Two nodes of one pool in two zones, and a third one of another pool."""
+    nodes = [node("a", 2, zone="a"), node("b", 2, zone="b"), node("t", 2, "t", "b"), node("d", 2, "d")]
+    parts = (
+        PoolPart(pool="s", gpu_type="v100", gpus=3),
+        PoolPart(pool="t", gpu_type="v100", gpus=2),
+        PoolPart(pool="d", gpu_type="v100", gpus=1),
+    )
+    names = ("a", "a", "b", "t", "t", "d")
+    gang = Placement(gpu_type="v100", pool="s", nodes=names, parts=parts)
+    found = launches({"j": gang}, {}, SPOT, {one.name: one.place for one in nodes})
+    assert {launch.place: launch.nodes for launch in found} == {
+        "s in zone a": ("a", "a"),
+        "s in zone b": ("b",),
+        "t in zone b": ("t", "t"),
+    }

@@ -10,15 +10,7 @@ from ballast_operator.api.conditions import JobReason
 from ballast_operator.api.costs.job_data import DataPrice
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView
-
-REGION_LABELS = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
-"""Of nodes; the second one is that of old clusters."""
-
-
-def region_of(labels: Mapping[str, str]) -> str:
-    """The region that labels name; empty: none."""
-    return next((labels[name] for name in REGION_LABELS if labels.get(name)), "")
+from ballast_operator.views.nodes import NodeView, region_of
 
 
 def pool_region(pool: NodePool, nodes: Iterable[NodeView], known: str = "") -> str:

@@ -5,7 +5,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ballast_policies.rounds import Placement, Round, SpotLimits
+from ballast_policies.rounds import Node, Placement, Round, SpotLimits
+from ballast_policies.rounds.spot_limits import nodes_by_place
 
 from ballast_operator.allocator.problem.capacity import Capacity
 from ballast_operator.allocator.problem.capacity_types import PoolKind
@@ -42,8 +43,10 @@ def within_limits(
     if not limits.limits and not capacity.withheld:
         return capacity
     has: Counter[str] = Counter()
+    places: dict[str, Counter[str]] = {}
     for node in capacity.nodes:
         has[node.pool] += node.gpus
+        places.setdefault(node.pool, Counter())[node.place] += node.gpus
     held: Counter[str] = Counter()
     for placement in running:
         for name, nodes in placement.nodes_by_pool.items():
@@ -60,8 +63,11 @@ def within_limits(
             continue
         there: float = has[pool.pool]
         if part < 1:
-            others = spot - has[pool.pool]
-            there = min(there, part / (1 - part) * others + largest, max(largest, part * min(demand, spot)))
+            most_there = max(largest, part * min(demand, spot))
+            there = sum(
+                min(gpus, part / (1 - part) * (spot - gpus) + largest, most_there)
+                for gpus in places.get(pool.pool, {}).values()
+            )
         more = int(max(0, min(there - held[pool.pool], left)))
         left -= more
         usable[pool.pool] = min(has[pool.pool], held[pool.pool] + more)
@@ -75,17 +81,20 @@ def within_limits(
 
 
 def within_spot_limits(
-    limits: SpotLimits, decided: Round | None
+    limits: SpotLimits, decided: Round | None, nodes: Iterable[Node] = ()
 ) -> list[tuple[PolicyCondition, bool, PolicyReason, str]]:
-    """The condition WithinSpotLimits after a round; nothing where nothing is limited."""
+    """The condition WithinSpotLimits after a round; nothing where nothing is limited.
+
+    ``nodes``: with their zones.
+    """
     if not limits.limits or decided is None:
         return []
-    used: Counter[str] = Counter()
+    places, used, total = {node.name: node.place for node in nodes}, Counter[str](), 0
     for placement in decided.placements.values():
-        for name, nodes in placement.nodes_by_pool.items():
-            used[name] += len(nodes)
-    in_use = {pool: used[pool] for pool in sorted(limits.pools) if used[pool]}
-    spot, total = sum(in_use.values()), used.total()
+        total += len(placement.nodes)
+        for place, there in nodes_by_place(placement, places, limits.pools).items():
+            used[place] += len(there)
+    in_use, spot = dict(sorted(used.items())), used.total()
     message = f"{spot} of {total} GPUs in use are spot" + (
         f" ({', '.join(f'{count} of pool {pool}' for pool, count in in_use.items())})" if in_use else ""
     )

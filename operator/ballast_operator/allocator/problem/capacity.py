@@ -19,7 +19,7 @@ from ballast_operator.api.job_allocation import is_coming
 from ballast_operator.api.node_pool import NodePool
 from ballast_operator.kube.kinds import Object
 from ballast_operator.views.job import JobView
-from ballast_operator.views.nodes import NodeView, foreign_use
+from ballast_operator.views.nodes import NodeView, foreign_use, zone_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +127,7 @@ def read_capacity(
                     taints=taints,
                     closed=closed,
                     coming=is_coming(node.name),
+                    zone=zone_of(node.labels),
                 )
             )
     by_pool = _total((node.pool, node.gpus) for node in values)

@@ -137,7 +137,9 @@ def verdicts(report: PolicyReport) -> tuple[Verdict, ...]:
     if report.prices:
         found.append(prices_current(report.prices))
     found += types_differ(snapshot.capacity.kinds.values())
-    found += within_spot_limits(spot_limits(policy.spec, snapshot.capacity.kinds), report.round_)
+    found += within_spot_limits(
+        spot_limits(policy.spec, snapshot.capacity.kinds), report.round_, snapshot.capacity.nodes
+    )
     if policy.spec.dry_run:
         message = "spec.dryRun is set: nothing is started or stopped; see status.proposed"
         found.append((PolicyCondition.READY, False, PolicyReason.DRY_RUN, message))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from ballast_operator.api.conditions import JobCondition, JobReason
-from ballast_operator.kube.kinds import POLICY
+from ballast_operator.kube.kinds import NODE, POLICY
 
 from tests.operator.loops.simulated.simulation import Simulation
 
@@ -108,3 +108,21 @@ async def test_gangs_are_spread_over_the_spot_pools():
     add(simulation, "a", "b", "c", "d")
     await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
     assert pools(simulation, *"abcd") == ["east", "east", "west", "west"]
+
+
+async def test_gangs_are_spread_over_the_zones_of_one_pool():
+    """By the label of its nodes; the condition counts each zone."""
+    simulation = Simulation(nodes={f"n{at}": ("east", 2) for at in range(8)}, roundSeconds=10)
+    item = simulation.world.get(POLICY, "", "default")
+    item["spec"]["spot"] = {"mostInOnePool": 0.5}
+    item["spec"]["nodePools"][0] |= {"gpuType": "v100", "capacityType": "spot"}
+    simulation.world.put(POLICY, item)
+    for node in simulation.world.items(NODE):
+        zone = "a" if node["metadata"]["name"] < "n4" else "b"
+        node["metadata"]["labels"]["topology.kubernetes.io/zone"] = f"us-east-1{zone}"
+        simulation.world.put(NODE, node)
+    add(simulation, *"abcd")
+    await simulation.until(lambda: all(simulation.state(name) == "Running" for name in "abcd"))
+    nodes = [node for name in "abcd" for node in simulation.status(name).allocation.nodes]
+    assert sum(node < "n4" for node in nodes) == 4
+    assert "4 of pool east in zone us-east-1a, 4 of pool east in zone us-east-1b" in condition(simulation)[2]
