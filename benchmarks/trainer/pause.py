@@ -16,8 +16,9 @@ The targets: a restart at least 30 times as long as each live pause, and a re-sp
     python benchmarks/trainer/pause.py --moves
 
 runs the examples of all six dynamic models with their four ranks instead, and prints the steps at which
-layers moved, and each pause in steps. ``--record FOLDER`` writes their load curves there, with no moves, on
-two ranks and two microbatches a step; ``tests/trainer/cli/load_curves`` has some.
+layers moved, and each pause in steps; ``--case NAME`` runs one of them. ``--record FOLDER`` writes their load
+curves there, with no moves, on two ranks and two microbatches a step; ``tests/trainer/cli/load_curves`` has
+some.
 """
 
 import argparse
@@ -80,10 +81,10 @@ def live_pauses(process):
     return pauses, moved
 
 
-def moves():
+def moves(cases):
     """Steps after which the layers of each example moved, and how many steps each pause took."""
     found = {}
-    for case in CASES:
+    for case in cases:
         pauses, moved = live_pauses(start("--set", "repack.enabled=false", example=case))
         found[case] = {
             "moves": moved,
@@ -92,12 +93,11 @@ def moves():
     return {"benchmark": "trainer_moves", "ranks": RANKS, "cases": found, "target_moves": 3}
 
 
-def record(folder):
+def record(folder, cases):
     """Write the load curve of each example, of runs in which nothing moves."""
     never = ("rebalance.minGain=0.99", f"rebalance.everySteps={RECORDED_EVERY}", "repack.enabled=false")
-    small = ("pipeline.microbatches=2", "pipeline.globalBatchSize=4")
-    options = [part for value in (*never, *small) for part in ("--set", value)]
-    for case in CASES:
+    options = [part for value in (*never, "pipeline.microbatches=2") for part in ("--set", value)]
+    for case in cases:
         rows = [
             json.dumps({key: line[key] for key in ("event", "step", "seconds")})
             for _, line in lines(start(*options, example=case, ranks=2))
@@ -128,11 +128,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--moves", action="store_true", help="run all examples; print when layers move")
     parser.add_argument("--record", type=Path, metavar="FOLDER", help="write the examples' load curves")
+    parser.add_argument("--case", choices=CASES, action="append", help="this example alone; may be repeated")
     arguments = parser.parse_args()
+    cases = arguments.case or CASES
     if arguments.record:
-        record(arguments.record)
+        record(arguments.record, cases)
     elif arguments.moves:
-        print(json.dumps(moves()))
+        print(json.dumps(moves(cases)))
     else:
         print(json.dumps(compare()))
 

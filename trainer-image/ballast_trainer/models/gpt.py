@@ -14,12 +14,12 @@ from ballast_trainer.models.protocol import Model
 class Embedding(nn.Module):
     """Tokens [B, S] -> hidden [B, S, D], with learnt positions."""
 
-    def __init__(self, dim: int, context: int, dropout: float) -> None:
+    def __init__(self, dim: int, context: int, dropout: float, std: float = 0.02) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, dim)
         self.position = nn.Embedding(context, dim)
         self.dropout = nn.Dropout(dropout)
-        nn.init.normal_(self.token.weight, std=0.02)
+        nn.init.normal_(self.token.weight, std=std)
         nn.init.normal_(self.position.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -111,6 +111,14 @@ class Head(nn.Module):
         return logits
 
 
+def divide_weights(block: nn.Module, by: float) -> None:
+    """Divide the weights of all linear layers; biases and norms stay."""
+    with torch.no_grad():
+        for module in block.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.div_(by)
+
+
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy in nats per byte; logits [B, S, V], targets [B, S]."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -124,10 +132,21 @@ def build_gpt(
     context: int = 32,
     dropout: float = 0.1,
     tied: bool = False,
+    depth_scaled: bool = False,
+    embedding_std: float = 0.02,
 ) -> Model:
     """A byte-level GPT of ``layers`` layers, two of which are the embedding and the head.
 
-    With ``tied`` the head's weight is that of the embedding of tokens.
+    Args:
+        layers: of the model.
+        dim: width of the hidden states.
+        heads: of the attention.
+        context: longest sequence.
+        dropout: probability.
+        tied: the head's weight is that of the embedding of tokens.
+        depth_scaled: the initial weights of the l-th block are divided by the square root of l (DS-Init,
+            Zhang et al. 2019, section 4), so that deep blocks change little at first.
+        embedding_std: standard deviation of the tokens' initial vectors (GPT-2: 0.02, T5: 1).
 
     Raises:
         ValueError: fewer than 3 layers, or ``dim`` is no multiple of ``heads``.
@@ -139,8 +158,13 @@ def build_gpt(
 
     def build_layer(index: int) -> nn.Module:
         if index == 0:
-            return Embedding(dim, context, dropout)
-        return Head(dim) if index == layers - 1 else Block(dim, heads, dropout)
+            return Embedding(dim, context, dropout, embedding_std)
+        if index == layers - 1:
+            return Head(dim)
+        block = Block(dim, heads, dropout)
+        if depth_scaled:
+            divide_weights(block, index**0.5)
+        return block
 
     return Model(
         family="transformer",
