@@ -58,9 +58,17 @@ def packed_speeds(
         fewest: (GPU type, GPUs) -> nodes that hold such a gang; None: unknown, the fewest measured count.
         like: speeds that jobs of the same kind have reported.
     """
-    found = PackedSpeeds()
-    for (gpu_type, gpus), by_nodes in _by_nodes(speeds).items():
-        at = gpu_type, gpus
+    found, others = PackedSpeeds(), {}
+    for (name, gpus), estimate in speeds.items():  # most were measured where they are asked for
+        gpu_type, nodes = read_placed_name(name)
+        if nodes == fewest(gpu_type, gpus):
+            found.known[gpu_type, gpus] = estimate
+        else:
+            others[name, gpus] = estimate
+    for at, by_nodes in _by_nodes(others).items():
+        if at in found.known:
+            continue
+        gpu_type, gpus = at
         wanted = fewest(gpu_type, gpus) or min(by_nodes)
         if wanted in by_nodes:
             found.known[at] = by_nodes[wanted]

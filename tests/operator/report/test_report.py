@@ -90,3 +90,21 @@ def test_the_overview_shows_pools_and_jobs_and_is_json():
     assert json.loads(seen.to_json())["pools"] == [
         {"pool": "fast", "gpu_type": "v100", "nodes": 2, "gpus": 4, "held": 2}
     ]
+
+
+def test_a_spread_gang_is_told_with_its_nodes_by_explain_and_top():
+    """Why it has its GPUs stays what the launch said; where it is now is the condition."""
+    nodes = "it is on 3 nodes, 2 would hold it: 3.1 steps/s there, 4 on 2"
+    conditions = [
+        condition("Admitted", "True", "Assigned", "8 x v100 of pool fast"),
+        condition("Running", "True", "AllRanksTrain", "8 ranks train"),
+        condition("Consolidated", "False", "OnMoreNodes", nodes),
+    ]
+    decision = {"chosen": "8 x v100 of pool fast", "why": "they were free"}
+    spread = job(state="Running", conditions=conditions, lastDecision=decision)
+    found = explanation(spread, [], [], [])
+    assert found.answer == f"they were free; {nodes}"
+    assert nodes in as_text(found)
+    assert overview([spread], []).jobs[0].why == f"they were free; {nodes}"
+    together = job(state="Running", conditions=conditions[:2], lastDecision=decision)
+    assert overview([together], []).jobs[0].why == "they were free"

@@ -32,6 +32,7 @@ from ballast_operator.allocator.problem.size_speeds import (
     stated,
 )
 from ballast_operator.allocator.problem.speeds.kinds import kind_of, variant_of
+from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.speeds.requests import (
     NO_NODES,
     GangRequest,
@@ -82,6 +83,7 @@ class Measurements:
         self._kinds: dict[str, dict[tuple[str, int], Estimate]] = {}
         self._kind_by_job: dict[Key, _Kind] = {}
         self._layers: dict[str, tuple[float, ...]] = {}
+        self._packed_kinds: dict[tuple[str, int, frozenset[str]], tuple[NodeSizes, PackedSpeeds]] = {}
         self.profiles = LayerProfiles()
 
     @property
@@ -123,6 +125,7 @@ class Measurements:
             before = stated(view.spec, *where)
         if before is None:
             before = NOT_SEEN if prior is None else as_prior(prior)
+        self._packed_kinds.clear()
         measured.speeds[where] = before.measured(rate)
         profile[where] = (prior or NOT_SEEN).measured(rate)
         layers = rounded(report.layer_seconds)
@@ -151,6 +154,7 @@ class Measurements:
         """Job -> GPU type -> steps/s of its gang; 0 where its spec says that it cannot run."""
         wanted = list(wanted)
         nodes = wanted[0].nodes if wanted else NO_NODES
+        self._packed_kinds.clear()
         rates: dict[str, dict[JobType, float]] = {gpu_type: {} for gpu_type in gpu_types}
         for kind, profile in self._kinds.items():
             for (gpu_type, stages), estimate in packed_speeds(profile, nodes.fewest).known.items():
@@ -211,7 +215,12 @@ class Measurements:
         return packed_speeds(speeds, job.fewest_nodes, self._speeds_of_kind(job))
 
     def _packed_kind(self, job: GangRequest) -> PackedSpeeds:
-        return self._packed(job, self._speeds_of_kind(job))
+        at = self._kind_of(job).name, job.spec.gpus_per_pod, job.barred
+        known = self._packed_kinds.get(at)
+        if known is None or known[0] is not job.nodes:
+            speeds = self._speeds_of_kind(job)
+            known = self._packed_kinds[at] = job.nodes, self._packed(job, speeds)
+        return known[1]
 
     def _speeds_of_kind(self, job: GangRequest) -> Speeds:
         return self._kinds.get(self._kind_of(job).name, {})

@@ -19,7 +19,8 @@ class NodeSizes:
 
     pools: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     nodes: Mapping[str, tuple[tuple[str, int], ...]] = dataclasses.field(default_factory=dict)
-    _known: dict[_Asked, int | None] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _in_pool: dict[_Asked, int | None] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _of_type: dict[_Asked, int | None] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> "NodeSizes":
@@ -48,17 +49,21 @@ class NodeSizes:
             per_pod: GPUs of each of its pods, all on one node.
             barred: groups of nodes (``Node.group``) that it must not be started on.
         """
-        counts = (self.in_pool(p, gpus, per_pod=per_pod, barred=barred) for p in self.pools.get(gpu_type, ()))
-        return min((count for count in counts if count is not None), default=None)
+        asked = gpu_type, gpus, per_pod, barred
+        if asked not in self._of_type:
+            pools = self.pools.get(gpu_type, ())
+            counts = (self.in_pool(pool, gpus, per_pod=per_pod, barred=barred) for pool in pools)
+            self._of_type[asked] = min((count for count in counts if count is not None), default=None)
+        return self._of_type[asked]
 
     def in_pool(
         self, pool: str, gpus: int, *, per_pod: int = 1, barred: frozenset[str] = frozenset()
     ) -> int | None:
         """As :meth:`fewest`, of one pool."""
         asked = pool, gpus, per_pod, barred
-        if asked not in self._known:
-            self._known[asked] = self._count(*asked)
-        return self._known[asked]
+        if asked not in self._in_pool:
+            self._in_pool[asked] = self._count(*asked)
+        return self._in_pool[asked]
 
     def _count(self, pool: str, gpus: int, per_pod: int, barred: frozenset[str]) -> int | None:
         left, count = gpus, 0
