@@ -4,6 +4,7 @@ import functools
 
 import torch
 from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.registry import load_callable
 from torch import nn
 
 WORDS, WIDTH, LENGTH = 12, 8, 6
@@ -55,6 +56,16 @@ def of_modules():
     return Model.from_layers(modules(), loss=loss, batch=batch)
 
 
+def accuracy(logits, targets):
+    return (logits.argmax(-1) == targets).float().mean()
+
+
+def measured(**metrics):
+    """With metrics of its own, by default the accuracy."""
+    named = {name: load_callable("metric", path) for name, path in metrics.items()}
+    return Model.from_layers(modules(), loss=loss, batch=batch, metrics=named or {"accuracy": accuracy})
+
+
 def stated():
     """Every layer by itself; that they are tied is said."""
     functions = [functools.partial(nn.Embedding, WORDS, WIDTH), *[Mixing] * 4, Head]
@@ -103,3 +114,7 @@ BUILDERS = (of_modules, stated, by_closure, by_cache, module_and_function, one_b
 def batches():
     """The data alone, for models that bring none."""
     return batch
+
+
+def of_each_word(logits, targets):
+    return logits.argmax(-1)

@@ -14,16 +14,33 @@ from ballast_policies.contract.job import JobConfig
 
 from ballast_trainer.causes import DATA_NOTE, EVALUATION_NOTE
 from ballast_trainer.distributed.process_group import World
+from ballast_trainer.errors import TrainerError
 from ballast_trainer.evaluation.forward_only import ForwardOnly
 from ballast_trainer.evaluation.validation_data import ValidationData
 from ballast_trainer.layers.layer import LayerSet
 from ballast_trainer.layers.precision import in_full_precision
 from ballast_trainer.layers.running import RUNNING
 from ballast_trainer.layers.undisturbed import evaluating
-from ballast_trainer.models.protocol import Model
+from ballast_trainer.models.protocol import Metric, Model
 from ballast_trainer.tensor_parallel.parallel_pair import pairs
 
 logger = logging.getLogger(__name__)
+
+
+def _score(name: str, figure: Metric) -> Callable[[torch.Tensor, torch.Tensor], float]:
+    """A figure of one microbatch as a number, from outputs in full precision."""
+    full = in_full_precision(figure)  # type: ignore[arg-type]
+
+    def score(output: torch.Tensor, targets: torch.Tensor) -> float:
+        found = full(output, targets)
+        if isinstance(found, torch.Tensor) and found.numel() != 1:
+            raise TrainerError(
+                f"the {name} of an evaluation is a tensor of shape {list(found.shape)}. "
+                "To fix: return one number, the mean of the microbatch"
+            )
+        return float(found)
+
+    return score
 
 
 class EvaluatedJob(Protocol):
@@ -106,26 +123,35 @@ class Evaluator:
             return None
         forward = self._forward()
         groups = forward.groups()
-        total = 0.0
+        names = list(training.model.metrics)
+        totals = [0.0] * (1 + len(names))
         with self._undisturbed():
             for number in range(data.count):
                 inputs, targets = self._batch(forward, data, number)
-                # Every rank of a column of the mesh has the stage's loss: together they count once.
-                loss = forward.run(inputs, targets, groups, number) / training.world.mesh.column
+                # Every rank of a column of the mesh has the stage's scores: together they count once.
+                scores = forward.run(inputs, targets, groups, number)
+                scores = [score / training.world.mesh.column for score in scores]
                 news = float(self._newest_epoch()) if follow_plans else 0.0
                 # In each batch, so that no rank is far ahead of the others.
-                votes, epoch, loss = training.world.sum([float(self._stop_votes()), news, loss])
-                total += loss
+                votes, epoch, *scores = training.world.sum([float(self._stop_votes()), news, *scores])
+                totals = [total + score for total, score in zip(totals, scores, strict=True)]
                 stop = votes >= training.world.size
                 if stop or self._is_news(round(epoch)):
                     return Interrupted(stop=stop, epoch=round(epoch))
-        mean: float | None = total / data.count
-        if mean is not None and not math.isfinite(mean):
-            logger.warning("the validation loss of step %d is %s", training.step, mean)
-            mean = None
-        self._measured(mean)
+        means = [
+            self._finite(f"validation {name}", total / data.count)
+            for name, total in zip(["loss", *names], totals, strict=True)
+        ]
+        self._measured(means[0])
         pause_ms = (time.perf_counter() - began) * 1000
-        self._event("evaluation", validation_loss=mean, batches=data.count, pause_ms=pause_ms)
+        fields = {"metrics": dict(zip(names, means[1:], strict=True))} if names else {}
+        self._event("evaluation", validation_loss=means[0], batches=data.count, pause_ms=pause_ms, **fields)
+        return None
+
+    def _finite(self, name: str, mean: float) -> float | None:
+        if math.isfinite(mean):
+            return mean
+        logger.warning("the %s of step %d is %s", name, self._training.step, mean)
         return None
 
     def _forward(self) -> ForwardOnly:
@@ -140,7 +166,8 @@ class Evaluator:
             layers=training.layers,
             microbatches=training.microbatches,
             first_microbatch=world.data.index * training.microbatches,
-            loss=in_full_precision(training.model.loss),
+            scores=[_score("loss", training.model.loss)]
+            + [_score(f"metric {name!r}", metric) for name, metric in training.model.metrics.items()],
             precision=training.config.training.precision,
         )
 

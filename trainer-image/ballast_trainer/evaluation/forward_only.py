@@ -51,7 +51,7 @@ class ForwardOnly:
         layers: that this rank holds.
         microbatches: of a batch, on this replica of the pipeline.
         first_microbatch: place of this replica's first one among those of the whole batch.
-        loss: of one microbatch.
+        scores: figures of one microbatch, from the last layer's output and the targets.
         precision: what layers compute in.
     """
 
@@ -63,7 +63,7 @@ class ForwardOnly:
     layers: LayerSet
     microbatches: int
     first_microbatch: int
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    scores: Sequence[Callable[[torch.Tensor, torch.Tensor], float]]
     precision: str
 
     @property
@@ -92,7 +92,7 @@ class ForwardOnly:
 
     def run(
         self, inputs: torch.Tensor | None, targets: torch.Tensor | None, groups: Any, number: int
-    ) -> float:
+    ) -> list[float]:
         """Run one batch; collective over the ranks of the pipeline.
 
         Args:
@@ -102,14 +102,14 @@ class ForwardOnly:
             number: of the batch, from which random numbers of layers follow.
 
         Returns:
-            This rank's part of the mean loss over the replica's microbatches; the parts add up to it.
+            This rank's part of each score's mean over the replica's microbatches; the parts add up to it.
         """
         count, last = self.microbatches, len(self.holders) - 1
         sources = inputs.chunk(count) if inputs is not None else ()
         wanted = targets.chunk(count) if targets is not None else ()
         kept: dict[tuple[int, int], torch.Tensor] = {}
         sending: list[tuple[torch.Tensor, Any]] = []
-        total = 0.0
+        totals = [0.0] * len(self.scores)
         for stage in range(last + 1):
             for microbatch in range(count):
                 if self._holder(stage, microbatch) != self.position:
@@ -122,14 +122,15 @@ class ForwardOnly:
                     value = self._receive(groups, stage, self._holder(stage - 1, microbatch))
                 value = self._compute(stage, microbatch, number, value)
                 if stage == last:
-                    total += float(self.loss(value, wanted[microbatch]))
+                    found = [score(value, wanted[microbatch]) for score in self.scores]
+                    totals = [total + one for total, one in zip(totals, found, strict=True)]
                 elif self._holder(stage + 1, microbatch) == self.position:
                     kept[stage + 1, microbatch] = value
                 else:
                     sending += self._send(groups, stage, self._holder(stage + 1, microbatch), value)
         for _, work in sending:
             work.wait()
-        return total / count
+        return [total / count for total in totals]
 
     def _holder(self, stage: int, microbatch: int) -> int:
         holders = self.holders[stage]

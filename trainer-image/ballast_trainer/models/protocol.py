@@ -11,6 +11,7 @@ A model that is at hand as a list of modules is given as that list: :meth:`Model
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from torch import nn
 from ballast_trainer.data.batch import Batch, BatchFunction
 from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.ties import Tie, merged, ties_among
+
+Metric = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 
 def no_batch(seed: int, step: int, size: int) -> Batch:
@@ -55,6 +58,11 @@ class Model:
             parameters that are the same object are found; those of layers that are built apart are stated.
             The first layer's initial weights count.
         kept_layer: the module that ``build_layer`` copies; None where layer ``index`` is made by a function.
+        metrics: further figures of an evaluation by name, each ``metric(output, targets)`` -> one number, the
+            mean of a microbatch as the loss is.
+
+    Raises:
+        ValueError: a metric's name cannot be one of a figure.
     """
 
     layer_count: int
@@ -67,6 +75,17 @@ class Model:
     save_whole: Callable[[Mapping[str, torch.Tensor], Path], None] | None = None
     tied: Sequence[Tie] = ()
     kept_layer: Callable[[int], nn.Module | None] | None = None
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse names that figures, files and dashboards cannot have."""
+        wrong = [name for name in self.metrics if not re.fullmatch("[a-zA-Z][a-zA-Z0-9_]*", name)]
+        wrong += [name for name in self.metrics if name == "loss"]
+        if wrong:
+            raise ValueError(
+                f"metrics: {wrong[0]!r} cannot be a metric's name. "
+                "To fix: letters, digits and underscores, and not 'loss', which is measured anyway"
+            )
 
     def name_of(self, index: int, name: str) -> str:
         """Name in the whole model of what layer ``index`` calls ``name``."""
@@ -83,6 +102,7 @@ class Model:
         independent_layers: bool = False,
         whole: nn.Module | None = None,
         tied: Sequence[Tie] = (),
+        metrics: Mapping[str, Metric] | None = None,
     ) -> "Model":
         """A model from a list of modules, or of functions that each make one.
 
@@ -98,6 +118,7 @@ class Model:
             independent_layers: a promise, see :class:`Model`.
             whole: the module that the layers are parts of, whose names an export uses.
             tied: see :class:`Model`; for functions that make their own weights.
+            metrics: see :class:`Model`.
 
         Raises:
             ValueError: two of the modules share what cannot be tied, e.g. running statistics.
@@ -120,6 +141,7 @@ class Model:
             parameter_name=None if whole is None else _names_in(whole, modules),
             tied=merged([*tied, *found]),
             kept_layer=modules.get,
+            metrics=metrics or {},
         )
 
 

@@ -44,6 +44,12 @@ class PrometheusWriter:
         self._events = Counter(
             "ballast_trainer_events", "What happened besides steps.", ["event"], registry=self.registry
         )
+        self._metrics = Gauge(
+            "ballast_trainer_validation_metric",
+            "The model's own metrics on the validation data, of the newest evaluation.",
+            ["name"],
+            registry=self.registry,
+        )
         self._pauses = Histogram(
             "ballast_trainer_pause_seconds",
             "How long training paused.",
@@ -67,8 +73,11 @@ class PrometheusWriter:
                 self._gauge(name).set(value)
 
     def event(self, name: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Count the event, and the seconds of its pause."""
+        """Count the event, and the seconds of its pause; set the user's figures of an evaluation."""
         self._events.labels(name).inc()
+        for metric, value in fields.get("metrics", {}).items():
+            if value is not None:
+                self._metrics.labels(metric).set(value)
         if isinstance(fields.get("pause_ms"), int | float):
             self._pauses.labels(name).observe(fields["pause_ms"] / 1000)
 

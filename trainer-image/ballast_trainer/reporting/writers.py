@@ -148,6 +148,8 @@ class WritingReporter:
         if isinstance(rest.get(VALIDATION_LOSS), float):
             # A figure like a step's; the event has it, too.
             values = {VALIDATION_LOSS: rest[VALIDATION_LOSS]}
+            measured = {f"validation_{key}": value for key, value in rest.get("metrics", {}).items()}
+            values |= {key: value for key, value in measured.items() if value is not None}
             self._each(lambda writer: writer.scalars(fields["step"], values))
         self._each(lambda writer: writer.event(name, fields.get("step", 0), rest))
 
