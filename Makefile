@@ -15,7 +15,8 @@ DIST := loadgroup
 test-unit coverage-unit: WORKERS = logical --maxprocesses=8
 test-unit coverage-unit: DIST := loadfile
 UNIT = -m "not api and not processes and not e2e and not slow" --hypothesis-profile=quick
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=$(DIST) --no-loadscope-reorder $(if $(CI),--durations=25)
+pytest_with = $(BIN)/python -m pytest --numprocesses=$(1) --dist=$(DIST) --no-loadscope-reorder $(if $(CI),--durations=25)
+PYTEST = $(call pytest_with,$(WORKERS))
 ARGS ?=
 
 export OMP_NUM_THREADS ?= 1
@@ -37,13 +38,15 @@ $(STAMP): pyproject.toml $(wildcard */pyproject.toml) uv.lock scripts/setup-pyth
 demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 	@$(BIN)/ballast demo $(ARGS)
 
-# Its GPUs are emulated by time, and it is judged by what they do to it: by itself, after the others.
-SERIAL := tests/e2e/test_demo_story.py
+# The demo's GPUs are emulated by time, and it waits for half of its own: after the others, beside a single worker
+# of tests that compute and start nothing.
+DEMO := tests/e2e/test_demo_story.py
+BESIDE := tests/policies
 test: setup ## run every test
 ifeq ($(findstring tests/,$(ARGS)),)
 	@failed=0; \
-	$(PYTEST) $(addprefix --ignore=,$(SERIAL)) $(ARGS) || failed=1; \
-	$(BIN)/python -m pytest $(ARGS) $(SERIAL) || { [ $$? -eq 5 ] || failed=1; }; \
+	$(PYTEST) $(addprefix --ignore=,$(DEMO) $(BESIDE)) $(ARGS) || failed=1; \
+	$(call pytest_with,$(if $(filter 0,$(WORKERS)),0,2)) $(ARGS) $(DEMO) $(BESIDE) || { [ $$? -eq 5 ] || failed=1; }; \
 	exit $$failed
 else
 	@$(PYTEST) $(ARGS)
