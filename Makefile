@@ -39,7 +39,7 @@ demo: setup ## run the whole story on a local cluster (ARGS="--output json")
 	@$(BIN)/ballast demo $(ARGS)
 
 # The demo's GPUs are emulated by time, and it waits for half of its own: after the others, beside a single worker
-# of tests that compute and start nothing.
+# of tests that compute and start nothing (`make test BESIDE=`: alone).
 DEMO := tests/e2e/test_demo_story.py
 BESIDE := tests/policies
 test: setup ## run every test
