@@ -19,7 +19,7 @@ LEAST_GAIN = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadGang:
-    """A running gang on more nodes than its speed on each GPU type is meant for.
+    """A running gang on another number of nodes than its speed on each GPU type is of.
 
     Attributes:
         at: where it is.

@@ -90,6 +90,17 @@ def test_a_job_that_is_faster_than_its_kind_is_so_on_few_nodes_as_well():
     assert 1.1 < ratio < 1.6
 
 
+def test_a_gang_on_the_last_large_node_keeps_its_own_speed_when_only_small_ones_are_left():
+    """The node is cordoned: the type's speed is that on four nodes, the gang's is what it reports."""
+    measurements, spec = Measurements(), a_kind()
+    report(measurements, "a", spec, rate=1.0, nodes=4)
+    report(measurements, "a", spec, rate=5.0, nodes=1)
+    request = GangRequest(key=("team", "a"), spec=spec, stages=4, nodes=SMALL)
+    packed = estimate(measurements, "a", spec, SMALL).steps_per_second
+    assert packed == pytest.approx(1.0)
+    assert measurements.speed_on(request, "v100", 4, 1, packed) == pytest.approx(5.0, rel=1e-3)
+
+
 def test_both_speeds_outlive_the_operator():
     """The saved state has the number of nodes with each speed."""
     measurements, spec = Measurements(), a_kind()

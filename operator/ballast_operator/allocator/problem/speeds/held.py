@@ -21,6 +21,8 @@ def spread_gang(
 ) -> SpreadGang | None:
     """The running gang as rounds see it, if it is on more nodes than would hold it; None: it is not.
 
+    Also one on fewer than that, as on the last large node, which has been cordoned: its speed is another, too.
+
     ``packed``: GPU type -> its steps/s with the GPUs that it has, on as few nodes as possible.
     """
     held = view.held_placement
@@ -29,7 +31,7 @@ def spread_gang(
     nodes, gpu_type, gpus = len(set(held.placement.nodes)), held.gpu_type, len(held.placement.nodes)
     fewest = request.fewest_nodes(gpu_type, gpus)
     here = capacity.node_sizes.in_pool(held.pool, gpus, per_pod=held.gpus_per_pod, barred=request.barred)
-    if fewest is None or nodes <= fewest or packed.get(gpu_type, 0.0) <= 0:
+    if fewest is None or nodes == fewest or packed.get(gpu_type, 0.0) <= 0:
         return None
     fewest_here = min(nodes, here or nodes)
     return SpreadGang(
