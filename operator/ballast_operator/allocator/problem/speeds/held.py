@@ -21,7 +21,7 @@ def spread_gang(
 ) -> SpreadGang | None:
     """The running gang as rounds see it, if it is on more nodes than would hold it; None: it is not.
 
-    Also one on fewer than that, as on the last large node, which has been cordoned: its speed is another, too.
+    Also one on fewer than that, as on the last large node, which is cordoned: its speed is another, too.
 
     ``packed``: GPU type -> its steps/s with the GPUs that it has, on as few nodes as possible.
     """
