@@ -40,6 +40,7 @@ from ballast_operator.local_operator import (
 )
 from kubernetes import client, config, watch
 from kubernetes.dynamic import DynamicClient
+from live.trainer_jobs import WHERE, trainer_job
 
 NODES = {"v100-0": 2, "v100-1": 2}
 """Node -> GPUs."""
@@ -48,7 +49,6 @@ ROUND_SECONDS = 30
 LIMIT_SECONDS = 300.0
 """Of each change; reached only where it does not happen."""
 
-JOBS = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs", "namespace": "default"}
 EMULATED = "GPUs are emulated by the CPU, padded to a multiple of its time; all else is real"
 
 
@@ -88,7 +88,7 @@ class Watched:
         listed = client.CustomObjectsApi(self._api).list_namespaced_custom_object
         pods = client.CoreV1Api(self._api).list_namespaced_pod
         for take, follow, where in (
-            (self._take_job, listed, JOBS),
+            (self._take_job, listed, WHERE),
             (self._take_pod, pods, {"namespace": "default"}),
         ):
             threading.Thread(target=self._follow, args=(take, follow, where), daemon=True).start()
@@ -132,22 +132,15 @@ class Watched:
 
 def job(name: str, folder: Path, *, steps: int) -> dict[str, Any]:
     """An elastic job of 1 to 4 GPUs."""
-    volume = {"name": "checkpoints", "hostPath": {"path": str(folder / name), "type": "DirectoryOrCreate"}}
-    mount = {"name": "checkpoints", "mountPath": "/checkpoints"}
-    container = {"name": "trainer", "image": "ballast-dev/trainer:0.1.0", "volumeMounts": [mount]}
-    return {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "totalSteps": steps,
-            "model": {"name": "recurrent", "layers": 8, "args": {"dim": 32}},
-            "pipeline": {"minStages": 1, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16},
-            "repack": {"enabled": False},
-            "checkpoint": {"path": "/checkpoints", "everySteps": 100},
-            "template": {"spec": {"containers": [container], "volumes": [volume]}},
-        },
-    }
+    return trainer_job(
+        name,
+        folder,
+        steps=steps,
+        model={"name": "recurrent", "layers": 8, "args": {"dim": 32}},
+        pipeline={"minStages": 1, "maxStages": 4, "microbatches": 8, "globalBatchSize": 16},
+        save_every=100,
+        repack={"enabled": False},
+    )
 
 
 def policy() -> dict[str, Any]:
@@ -171,7 +164,7 @@ class Story:
     def add(self, *names: str, steps: int = 100_000) -> None:
         """Create jobs."""
         for name in names:
-            self._custom.create_namespaced_custom_object(body=job(name, self._folder, steps=steps), **JOBS)
+            self._custom.create_namespaced_custom_object(body=job(name, self._folder, steps=steps), **WHERE)
 
     def until(self, what: str, gpus: Mapping[str, int]) -> None:
         """Wait until exactly these jobs train, each on so many GPUs; that began now.
@@ -185,7 +178,7 @@ class Story:
 
     def end(self, name: str) -> None:
         """The job ends."""
-        self._custom.delete_namespaced_custom_object(name=name, **JOBS)
+        self._custom.delete_namespaced_custom_object(name=name, **WHERE)
         self._watched.status.pop(name, None)
 
     def _wait(self, reached: Callable[[], bool], what: str) -> None:
@@ -197,12 +190,10 @@ class Story:
 
 
 @contextlib.contextmanager
-def running(folder: Path, slowdown: float) -> Iterator[Any]:
+def running(folder: Path, slowdown: float | None = None) -> Iterator[Any]:
     """A cluster with an operator; gives the API client."""
-    nodes = [
-        ProcessNode(name=name, gpus=gpus, pool="v100", slowdown={"default": slowdown})
-        for name, gpus in NODES.items()
-    ]
+    emulated = {} if slowdown is None else {"slowdown": {"default": slowdown}}
+    nodes = [ProcessNode(name=name, gpus=gpus, pool="v100", **emulated) for name, gpus in NODES.items()]
     with (
         LocalCluster(nodes=nodes, crds=[write_definitions(folder)]) as cluster,
         config.new_client_from_config(str(cluster.kubeconfig)) as api,

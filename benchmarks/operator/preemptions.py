@@ -34,6 +34,7 @@ from ballast_operator.local_operator import OPERATOR_NAMESPACE, apply_objects, w
 from ballast_operator.report.costs import read_costs
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
+from live.trainer_jobs import WHERE, trainer_job
 
 NOTICES = {
     "aws-node-termination-handler/spot-itn": 120.0,
@@ -45,7 +46,6 @@ POWER_LOSS = 0.2
 NODES = tuple(f"spot-{number}" for number in range(4))
 EVERY_STEPS = 20
 LIMIT_SECONDS = 240.0
-WHERE = {"group": "ballast.dev", "version": "v1alpha1", "plural": "trainingjobs", "namespace": "default"}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -65,23 +65,20 @@ def policy() -> dict[str, Any]:
 
 
 def job(name: str, folder: Path, *, steps: int, stages: tuple[int, int]) -> dict[str, Any]:
-    sizes = {"minStages": stages[0], "maxStages": stages[1], "microbatches": 6, "globalBatchSize": 12}
-    volume = {"name": "checkpoints", "hostPath": {"path": str(folder / name), "type": "DirectoryOrCreate"}}
-    mount = {"name": "checkpoints", "mountPath": "/checkpoints"}
-    container = {"name": "trainer", "image": "ballast-dev/trainer:0.1.0", "volumeMounts": [mount]}
-    return {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": {
-            "totalSteps": steps,
-            "model": {"name": "recurrent", "layers": 8, "args": {"dim": 48}},
-            "pipeline": sizes,
-            "checkpoint": {"path": "/checkpoints", "everySteps": EVERY_STEPS},
-            "backoffLimit": 0,
-            "template": {"spec": {"containers": [container], "volumes": [volume]}},
+    return trainer_job(
+        name,
+        folder,
+        steps=steps,
+        model={"name": "recurrent", "layers": 8, "args": {"dim": 48}},
+        pipeline={
+            "minStages": stages[0],
+            "maxStages": stages[1],
+            "microbatches": 6,
+            "globalBatchSize": 12,
         },
-    }
+        save_every=EVERY_STEPS,
+        backoffLimit=0,
+    )
 
 
 @dataclasses.dataclass

@@ -4,7 +4,7 @@ A plan is a schedule, a number of ranks with a speed each, a cut of 20 layers, a
 replicas of the pipeline or of single stages, and whether forwards are repeated for the backward. All are
 real processes of the trainer.
 
-Time: layers sleep (``calibrated.py``), unevenly, 2 to 6 ms a forward at speed 1 and twice that a backward.
+Time: layers sleep (``calibrated.py``), unevenly, 4 to 12 ms a forward at speed 1 and twice that a backward.
 What a prediction needs is measured first, in three runs of one plan (1F1B, an even split): the layers'
 seconds without and with repeated forwards, by ``fitted_action_seconds`` what the runtime needs for an action
 besides, and from four ranks of unlike speed how fast each kind of rank is. The measured step is the fastest
@@ -15,6 +15,7 @@ profile``); measured are the bytes of all tensors that each rank holds at the fu
 operation, without the text that it trains on (0.5 MB).
 
     python benchmarks/trainer/prediction.py [--plans 30] [--seed 7] [--steps 4] [--only time|memory]
+    python benchmarks/trainer/prediction.py --only time --from 10 --plans 20      # a part of them
 
 The targets are 5 % of the time of each plan, and 10 % of the memory of each rank.
 """
@@ -65,6 +66,7 @@ class Plan:
             bounds=self.bounds,
             microbatches=self.microbatches,
             schedule=self.schedule,
+            speeds=self.speeds,
             settings={
                 "pipeline": {
                     "schedule": self.schedule,
@@ -90,7 +92,7 @@ class Plan:
 
 
 def layer_seconds():
-    forward = np.random.default_rng(7).uniform(0.002, 0.006, LAYERS)
+    forward = np.random.default_rng(7).uniform(0.004, 0.012, LAYERS)
     return np.stack([forward, 2 * forward], axis=1)
 
 
@@ -108,7 +110,7 @@ def random_plans(count, seed):
         elif ranks >= 4 and random.random() < 0.35:
             data = 2
         positions = ranks // data
-        microbatches = positions * data * int(random.integers(1, 4)) * math.lcm(1, *replicas)
+        microbatches = positions * data * int(random.integers(2, 4)) * math.lcm(1, *replicas)
         stages = len(replicas) or stages_of(schedule, positions, DEFAULT_STAGES_PER_RANK)
         cuts = random.choice(np.arange(1, LAYERS), stages - 1, replace=False)
         plans.append(
@@ -239,14 +241,20 @@ def _named(plan):
 
 @click.command(help=__doc__)
 @click.option("--plans", "count", default=30, show_default=True)
+@click.option("--from", "first", default=0, show_default=True, help="Number of the first plan that is run.")
 @click.option("--seed", default=7, show_default=True)
 @click.option("--steps", default=4, show_default=True)
 @click.option("--only", type=click.Choice(["time", "memory"]), help="Default: both.")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def main(count, seed, steps, only, output):
-    plans = random_plans(count, seed)
+def main(count, first, seed, steps, only, output):
+    plans = random_plans(count, seed)[first:]
     say = click.echo if output == "text" else lambda line: None
-    summary = {"benchmark": "trainer_prediction", "layers": calibrated.SAYS, "plans": count, "seed": seed}
+    summary = {
+        "benchmark": "trainer_prediction",
+        "layers": calibrated.SAYS,
+        "plans": len(plans),
+        "seed": seed,
+    }
     rows = {}
     if only != "memory":
         rows["rows"], profiled = times(plans, steps, say)

@@ -98,7 +98,7 @@ class Live:
         with self._log.open() as log:
             log.seek(0, 2)
             apply_objects(self._kube, [policy])
-            self._next_decision(log)
+            _next_decision(log)
 
     def run(self, workload: Workload, table: ThroughputTable, *, limit_seconds: float) -> LiveRun:
         """Hand the jobs in at their times, from the end of a round on, and wait until all are done.
@@ -111,7 +111,7 @@ class Live:
         names = [f"t{tag}-{index:03d}" for index in range(len(jobs))]
         seen: dict[str, Seen] = {}
         with _Watching(self._watch_api, seen):
-            began = self._next_round()
+            began = next_round(self._log)
             for name, job in zip(names, jobs, strict=True):
                 _wait_until(began + job.arrival)
                 seen[name] = Seen(submitted=time.time())
@@ -122,26 +122,6 @@ class Live:
         for name in names:
             self._custom.delete_namespaced_custom_object(namespace=NAMESPACE, name=name, **JOBS)
         return LiveRun(began=began, jobs=seen, events=events)
-
-    def _next_round(self) -> float:
-        """Wait for the operator to begin a round; when it did, in Unix seconds.
-
-        Without jobs nothing else makes it decide, once it has taken in the policy.
-        """
-        time.sleep(SETTLE_SECONDS)
-        with self._log.open() as log:
-            log.seek(0, 2)
-            return self._next_decision(log)
-
-    def _next_decision(self, log: TextIO) -> float:
-        deadline = time.time() + START_SECONDS
-        while time.time() < deadline:
-            line = log.readline()
-            if "round planId=" in line:
-                return time.time()
-            if not line:
-                time.sleep(0.01)
-        raise RuntimeError(f"the operator decides nothing; its log: {self._log}")
 
     def _manifest(self, name: str, job: TraceJob, table: ThroughputTable) -> dict[str, Any]:
         gpus = job.type.gpus
@@ -195,6 +175,28 @@ class Live:
                 waiting = [name for name, job in seen.items() if not job.succeeded]
                 raise RuntimeError(f"not done in time: {waiting}; the operator's log: {self._log}")
             time.sleep(0.2)
+
+
+def next_round(operator_log: Path) -> float:
+    """Wait for the operator to begin a round; when it did, in Unix seconds.
+
+    Without jobs nothing else makes it decide, once it has taken in the policy.
+    """
+    time.sleep(SETTLE_SECONDS)
+    with operator_log.open() as log:
+        log.seek(0, 2)
+        return _next_decision(log)
+
+
+def _next_decision(log: TextIO) -> float:
+    deadline = time.time() + START_SECONDS
+    while time.time() < deadline:
+        line = log.readline()
+        if "round planId=" in line:
+            return time.time()
+        if not line:
+            time.sleep(0.01)
+    raise RuntimeError(f"the operator decides nothing; its log: {log.name}")
 
 
 @contextlib.contextmanager

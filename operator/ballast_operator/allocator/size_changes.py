@@ -7,24 +7,12 @@ from typing import Any
 from ballast_policies.contract import ContractError
 from ballast_policies.contract.decode import decode_text
 from ballast_policies.contract.limits import OBJECT
+from ballast_policies.rounds.sizes import seconds_before_growth
 
 from ballast_operator.api.conditions import JobCondition
-from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.views.clock import Time
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
-
-SETTLING_SECONDS = 5.0
-"""From a change of a gang's size to its next growth, at least."""
-
-SETTLING_PAUSES = 20.0
-"""The same, in pauses of such a change: growing costs no more than a twentieth of the time."""
-
-FAILED_GROWTH_SECONDS = 60.0
-"""From a growth that was given up to the next try; it doubles with each that fails after it."""
-
-LONGEST_PAUSE_SECONDS = 600.0
-"""Before a growth, whatever came before it."""
 
 DEFAULT_PAUSE_SECONDS = 1.0
 """Of a change of size, before one was measured."""
@@ -43,15 +31,8 @@ def may_grow_from(view: JobView) -> Time | None:
         return None
     if allocation.resized_at is None:
         return allocation.since
-    return allocation.resized_at + datetime.timedelta(seconds=_pause_before_growth(view, allocation))
-
-
-def _pause_before_growth(view: JobView, allocation: JobAllocation) -> float:
-    if allocation.failed_growths:
-        seconds = FAILED_GROWTH_SECONDS * 2.0 ** min(allocation.failed_growths - 1, 10)
-    else:
-        seconds = max(SETTLING_SECONDS, SETTLING_PAUSES * change_pause(view))
-    return min(seconds, LONGEST_PAUSE_SECONDS)
+    settling = seconds_before_growth(change_pause(view), allocation.failed_growths)
+    return allocation.resized_at + datetime.timedelta(seconds=settling)
 
 
 def may_change_size(view: JobView) -> bool:

@@ -98,11 +98,23 @@ def test_backwards_hold_gradients_and_repeated_activations_for_a_moment(call):
 
     def most(schedule, **sizes):
         (only,) = simulated(call, layers=({**LAYER, **sizes},) * 12, schedule=schedule)
-        return only["ranks"][0]["activationBytes"]
+        return only["ranks"][1]["activationBytes"]
 
     assert most("1F1B", gradientBytes=7, repeatedBytes=20) == most("1F1B") + 7 + 20
     assert most("GPipe", gradientBytes=7) == most("GPipe") + 7
     assert most("ZeroBubbleH1", gradientBytes=7) >= most("ZeroBubbleH1") + 3 * 7
+
+
+def test_a_split_backward_repeats_its_forward_in_both_halves(call):
+    """A profile has the forward once in the backward, as the first stage, which does not split it."""
+    layer = {**LAYER, "backwardSeconds": 0.03}
+    (once,) = simulated(call, layers=(layer,) * 12, schedule="ZeroBubbleH1")
+    (twice,) = simulated(call, layers=(layer,) * 12, schedule="ZeroBubbleH1", training={"recompute": True})
+    extra = [
+        after["busySeconds"] - before["busySeconds"]
+        for before, after in zip(once["ranks"], twice["ranks"], strict=True)
+    ]
+    assert extra == pytest.approx([0.0] + 3 * [8 * 3 * 0.01])
 
 
 def test_weight_versions_cost_memory_where_there_is_no_flush(call):

@@ -168,6 +168,8 @@ def forecast(
     data = config.parallelism.data
     schedule = schedule_for(config, ranks, steps=steps)
     costs = [_costs(partition, rows, machines, speeds) for speeds in machines.pipelines(ranks, data)]
+    if schedule.split_backwards():
+        costs = [_in_halves(of, repeats=config.training.recompute) for of in costs]
     traces = [simulate(schedule, of) for of in costs]
     slowest = max(range(len(traces)), key=lambda at: traces[at].makespan)
     played = 1
@@ -260,4 +262,19 @@ def _costs(
         speeds=speeds,
         action_seconds=machines.action_seconds,
         serial_links=bandwidth is not None,
+    )
+
+
+def _in_halves(costs: StageCosts, *, repeats: bool) -> StageCosts:
+    """Costs where backwards are split, as torch's pipelining does it.
+
+    The first stage, whose input no stage waits for, does all of it in the weights' half. Where forwards are
+    repeated for the backward, each half repeats them; the profile has one of the two.
+    """
+    again = costs.forward if repeats else (0.0,) * costs.stages
+    later = [whole + more for whole, more in zip(costs.backward[1:], again[1:], strict=True)]
+    return dataclasses.replace(
+        costs,
+        backward=(costs.backward[0], *later),
+        backward_input=(0.0, *(whole / 2 for whole in later)),
     )

@@ -24,6 +24,8 @@ from ballast_policies.planning import Partition
 from ballast_policies.planning.profile_file import ProfiledLayer
 from ballast_policies.planning.schedules import Kind, Schedule, validate
 
+BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankForecast:
@@ -132,7 +134,8 @@ class _StageBytes:
             kept=sum(row.activation_bytes for row in layers) + handed_on,
             received=rows[first - 1].output_bytes if first else 0.0,
             handed_on=handed_on,
-            gradients=sum(row.gradient_bytes for row in layers),
+            # The first stage does the whole backward in the weights' half.
+            gradients=sum(row.gradient_bytes for row in layers) if first else 0.0,
             passing=max(row.repeated_bytes + row.gradient_bytes for row in layers),
         )
 
@@ -146,7 +149,7 @@ def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes]) ->
             continue
         if action.kind is Kind.FORWARD:
             now += stage.kept
-        passing = stage.passing if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) else 0.0
+        passing = stage.passing if action.kind in BACKWARDS else 0.0
         most = max(most, now + passing)
         if action.kind is Kind.BACKWARD:
             now -= stage.kept

@@ -162,6 +162,8 @@ def simulate(
     min_run_seconds: float,
     max_moves_per_hour: int | None,
     pause_seconds: float,
+    growth_seconds: float,
+    end_seconds: float,
     measure: str | None,
     per_job: bool,
     plot: Path | None,
@@ -202,7 +204,7 @@ def simulate(
             others=dict(context.params),
         )
         return
-    for name in ("workload", "pause_seconds"):
+    for name in ("workload", "pause_seconds", "growth_seconds", "end_seconds"):
         if name in given:
             raise click.UsageError(f"--{name.replace('_', '-')}: only with --elastic")
     if cluster is None:

@@ -37,7 +37,13 @@ ONLY_WITHOUT = {
 }
 """Options that have no meaning for elastic jobs, and their values where they are left out."""
 
-ONLY_WITH_RULES = {"min_run_seconds": 0.0, "max_moves_per_hour": None, "pause_seconds": 1.0}
+ONLY_WITH_RULES = {
+    "min_run_seconds": 0.0,
+    "max_moves_per_hour": None,
+    "pause_seconds": 1.0,
+    "growth_seconds": 0.0,
+    "end_seconds": 0.0,
+}
 """Options that need ``--rules ballast``, and their values where they are left out."""
 
 OPTION_OF = {"static_jobs": "--static"}
@@ -61,6 +67,20 @@ def elastic_options(command: Command) -> Command:
             default=1.0,
             show_default=True,
             help="With --elastic --rules ballast: pause of training when a gang changes its size live.",
+        ),
+        click.option(
+            "--growth-seconds",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="With --elastic --rules ballast: from the decision that a gang grows until it has its GPUs.",
+        ),
+        click.option(
+            "--end-seconds",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="With --elastic --rules ballast: from a job's last step until its GPUs are free.",
         ),
         click.option(
             "--sizes",

@@ -32,6 +32,8 @@ LEFT_OUT: dict[str, Any] = {
     "min_run_seconds": 0.0,
     "max_moves_per_hour": None,
     "pause_seconds": 1.0,
+    "growth_seconds": 0.0,
+    "end_seconds": 0.0,
     "plot": None,
 }
 """Options that have no meaning in a replay of prices, and their values where they are left out."""

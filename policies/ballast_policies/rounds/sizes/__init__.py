@@ -3,6 +3,7 @@
 from ballast_policies.rounds.sizes.changes import extra_nodes, kept_ranks, stays
 from ballast_policies.rounds.sizes.decide import decide_elastic_round
 from ballast_policies.rounds.sizes.gang import ElasticGang, SizeSettings
+from ballast_policies.rounds.sizes.settling import seconds_before_growth
 
 __all__ = [
     "ElasticGang",
@@ -10,5 +11,6 @@ __all__ = [
     "decide_elastic_round",
     "extra_nodes",
     "kept_ranks",
+    "seconds_before_growth",
     "stays",
 ]

@@ -2,7 +2,8 @@
 
 When a job arrives or ends, free GPUs are handed out at once, as the operator does within a round; at the end
 of a round gangs may also be stopped, moved or resized for one another. A start, and a move to another GPU
-type, takes the job's restart time; a change of size on its type is live and takes a pause.
+type, takes the job's restart time; a change of size on its type is live and takes a pause. A gang that grows
+holds its new GPUs from the decision on, and trains at its old size until its new pods are there.
 
 A GPU type is one pool. Where the parts of a gang are has no influence on its speed.
 """
@@ -14,15 +15,16 @@ from collections.abc import Mapping
 from ballast_policies.allocation.problem import Allocation, Job, Problem
 from ballast_policies.allocation.registry import allocate, find_policy
 from ballast_policies.contract.limits import MOST_SECONDS
-from ballast_policies.elastic.job import ElasticJob
-from ballast_policies.rounds import Node, Placement, Round, RoundMemory, RoundSettings, RoundState
-from ballast_policies.rounds.sizes import ElasticGang, SizeSettings, decide_elastic_round
+from ballast_policies.rounds import Node, Round, RoundMemory, RoundSettings, RoundState
+from ballast_policies.rounds.sizes import (
+    SizeSettings,
+    decide_elastic_round,
+    seconds_before_growth,
+)
 from ballast_policies.simulator.elastic.engine import ElasticJobResult, ElasticResult, SimulationError
+from ballast_policies.simulator.elastic.running import LEAST_STEP, ElasticRunning, sizes_within
 from ballast_policies.simulator.elastic.workload_file import ElasticWorkload
 from ballast_policies.simulator.progress import OnProgress, SimulationProgress
-
-LEAST_STEP = 1e-6
-"""Seconds; nearer events are one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class OperatorRules:
         min_run_seconds: ``spec.moves.minRunSeconds``.
         max_moves_per_hour: ``spec.moves.maxMovesPerHour``.
         pause_seconds: training stands still for so long when a gang changes its size live.
+        growth_seconds: from the decision that a gang grows until it trains on more GPUs; it trains meanwhile.
+        end_seconds: from a job's last step until it counts as done and its GPUs are free.
 
     Raises:
         ValueError: a value is impossible.
@@ -45,75 +49,21 @@ class OperatorRules:
     min_run_seconds: float = 0.0
     max_moves_per_hour: int | None = None
     pause_seconds: float = 1.0
+    growth_seconds: float = 0.0
+    end_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for option, value, least in (
             ("--round", self.round_seconds, 1.0),
             ("--min-run-seconds", self.min_run_seconds, 0.0),
             ("--pause-seconds", self.pause_seconds, 0.0),
+            ("--growth-seconds", self.growth_seconds, 0.0),
+            ("--end-seconds", self.end_seconds, 0.0),
         ):
             if not least <= value <= MOST_SECONDS:
                 raise ValueError(f"{option}: {value:g} s is not between {least:g} and {MOST_SECONDS:g} s")
         if self.max_moves_per_hour is not None and self.max_moves_per_hour < 0:
             raise ValueError(f"--max-moves-per-hour: {self.max_moves_per_hour} is below 0")
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class _Running:
-    """A job that has arrived and not ended."""
-
-    job: ElasticJob
-    sizes: Mapping[str, Mapping[int, float]]
-    remaining: float
-    at: Placement | None = None
-    since: float = 0.0
-    waits: float = 0.0
-    starts: int = 0
-    gpu_seconds: float = 0.0
-
-    @property
-    def least(self) -> int:
-        return min(min(by_size) for by_size in self.sizes.values())
-
-    @property
-    def speed(self) -> float:
-        return 0.0 if self.at is None else self.sizes[self.at.gpu_type][len(self.at.nodes)]
-
-    def seconds_left(self) -> float:
-        return self.waits + self.remaining / self.speed if self.at is not None else math.inf
-
-    def advance(self, seconds: float) -> None:
-        if self.at is None:
-            return
-        waited = min(self.waits, seconds)
-        self.waits -= waited
-        self.remaining -= (seconds - waited) * self.speed
-        self.gpu_seconds += seconds * len(self.at.nodes)
-
-    def as_job(self, now: float) -> Job:
-        """As policies see it: its speed at the least size, on the types that have it."""
-        return Job(
-            name=self.job.name,
-            gpus=self.least,
-            throughput={kind: by_size.get(self.least, 0.0) for kind, by_size in self.sizes.items()},
-            steps_remaining=max(self.remaining, 1e-9),
-            elapsed=now - self.job.arrival,
-        )
-
-    def as_gang(self, pause_seconds: float) -> ElasticGang | None:
-        """Its sizes; None: it has one."""
-        sizes = {kind: by_size for kind, by_size in self.sizes.items() if self.least in by_size}
-        if all(len(by_size) == 1 for by_size in sizes.values()):
-            return None
-        trains = self.waits <= 0
-        return ElasticGang(
-            speeds=sizes,
-            may_shrink=trains,
-            may_grow=trains,
-            may_move=trains,
-            pause_seconds=pause_seconds,
-            restart_seconds=self.job.restart_seconds,
-        )
 
 
 def simulate_rules(
@@ -144,7 +94,7 @@ class _Simulation:
             for kind, count in cluster.nodes.items()
             for number in range(count)
         )
-        self._present: dict[str, _Running] = {}
+        self._present: dict[str, ElasticRunning] = {}
         self._memory: RoundMemory | None = None
         self._allocation: tuple[frozenset[str], Allocation] | None = None
         self._surplus = find_policy(rules.policy).surplus
@@ -164,7 +114,14 @@ class _Simulation:
         while waiting or self._present:
             arrived = False
             while waiting and waiting[-1].arrival <= now + LEAST_STEP:
-                self._arrive(waiting.pop())
+                job = waiting.pop()
+                self._present[job.name] = ElasticRunning(
+                    job=job,
+                    sizes=sizes_within(job, self._gpus),
+                    remaining=job.work,
+                    ending=self._rules.end_seconds,
+                    pause=self._rules.pause_seconds,
+                )
                 arrived = True
             at_boundary = now >= boundary - LEAST_STEP
             if at_boundary:
@@ -173,10 +130,11 @@ class _Simulation:
             if self._present:
                 self._decide(now, within_round=not at_boundary, changed=arrived)
             ends = {name: now + one.seconds_left() for name, one in self._present.items()}
+            changes = [now + one.changes_in(now) for one in self._present.values()]
             coming = [waiting[-1].arrival] if waiting else []
-            if not coming and ends and math.isinf(min(ends.values())) and at_boundary:
+            if not coming and ends and math.isinf(min(*ends.values(), *changes)) and at_boundary:
                 raise SimulationError(f"at {now:g} s all of {len(ends)} jobs wait, and none arrives")
-            later = min([boundary if self._present else math.inf, *ends.values(), *coming])
+            later = min([boundary if self._present else math.inf, *ends.values(), *changes, *coming])
             for one in self._present.values():
                 one.advance(later - now)
             now = later
@@ -201,22 +159,6 @@ class _Simulation:
             jobs=tuple(done[job.name] for job in self._workload.jobs),
         )
 
-    def _arrive(self, job: ElasticJob) -> None:
-        sizes: dict[str, dict[int, float]] = {}
-        for each in job.configurations:
-            if len(each.gpus) > 1:
-                raise SimulationError(
-                    f"{job.name}: configuration {each.name} has several GPU types, and the operator's gangs "
-                    "have one. To fix: leave out --rules"
-                )
-            (kind,) = each.gpus
-            if each.fits(self._gpus):
-                sizes.setdefault(kind, {})[each.total] = each.throughput
-        if not sizes:
-            raise SimulationError(f"{job.name}: none of its configurations fits the cluster")
-        ordered = {kind: dict(sorted(by_size.items())) for kind, by_size in sizes.items()}
-        self._present[job.name] = _Running(job=job, sizes=ordered, remaining=job.work)
-
     def _decide(self, now: float, *, within_round: bool, changed: bool) -> None:
         rules, present = self._rules, self._present
         jobs = tuple(one.as_job(now) for one in present.values())
@@ -229,7 +171,7 @@ class _Simulation:
             memory = self._memory.of_jobs(present).until(
                 now, shares, running=running, round_seconds=rules.round_seconds
             )
-        gangs = {name: one.as_gang(rules.pause_seconds) for name, one in present.items()}
+        gangs = {name: one.as_gang(now) for name, one in present.items()}
         decided = decide_elastic_round(
             now=now,
             shares=shares,
@@ -274,11 +216,17 @@ class _Simulation:
             one.at = after
             if after is None:
                 continue
-            if name in decided.resized:
-                one.waits += self._rules.pause_seconds
-            else:
+            if name not in decided.resized or before is None:
                 one.waits, one.since = one.job.restart_seconds, now
+                one.trains_on, one.joins = len(after.nodes), 0.0
                 one.starts += 1
+                continue
+            grows = len(after.nodes) > len(before.nodes)
+            if grows and self._rules.growth_seconds > 0:
+                one.joins = self._rules.growth_seconds
+            else:
+                one.trains_on, one.waits = len(after.nodes), self._rules.pause_seconds
+            one.settled = now + one.joins + seconds_before_growth(self._rules.pause_seconds)
         for node in self._nodes:
             if used[node.name] > node.gpus:
                 raise SimulationError(
@@ -286,7 +234,7 @@ class _Simulation:
                 )
 
 
-def _result(one: _Running, now: float) -> ElasticJobResult:
+def _result(one: ElasticRunning, now: float) -> ElasticJobResult:
     return ElasticJobResult(
         name=one.job.name,
         arrival=one.job.arrival,

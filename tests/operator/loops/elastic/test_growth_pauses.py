@@ -4,14 +4,14 @@ import itertools
 import random
 
 import pytest
-from ballast_operator.allocator.size_changes import (
+from ballast_operator.kube.kinds import NODE
+from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
+from ballast_policies.rounds.sizes.settling import (
     FAILED_GROWTH_SECONDS,
     LONGEST_PAUSE_SECONDS,
     SETTLING_PAUSES,
     SETTLING_SECONDS,
 )
-from ballast_operator.kube.kinds import NODE
-from ballast_policies.contract import ExitCode, ExitReason, TerminationMessage
 
 from tests.operator.loops.simulated.machines import end_pod, node
 from tests.operator.loops.simulated.simulation import NAMESPACE, Simulation

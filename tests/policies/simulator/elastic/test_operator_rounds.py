@@ -61,6 +61,43 @@ def test_the_dearer_a_live_change_the_later_jobs_end():
     assert quick.average_completion_time < slow.average_completion_time
 
 
+def two_jobs(**rules):
+    """Seconds of a long job on four GPUs, and of a short one that comes 10 s after it; rounds of 30 s."""
+    text = json.dumps(
+        {
+            "cluster": {"v100": {"nodes": 1, "gpus_per_node": 4}},
+            "option_columns": ["gpus", "samples_per_s"],
+            "job_columns": ["name", "arrival_s", "application", "batch_size", "work_samples"],
+            "models": {
+                "linear@1": {"restart_s": 2.0, "types": {"v100": {"options": [[1, 1.0], [2, 2.0], [4, 4.0]]}}}
+            },
+            "workloads": {"two": [["long", 0, "linear", 1, 600], ["short", 10, "linear", 1, 100]]},
+        }
+    )
+    rules = {"policy": "max-min-fairness", "round_seconds": 30.0, "pause_seconds": 0.0, **rules}
+    return [job.completion_time for job in simulate_rules(read_workload(text), OperatorRules(**rules)).jobs]
+
+
+def test_a_gang_trains_at_its_old_size_until_its_new_ranks_are_there():
+    """From two to four GPUs, once: half of the eight seconds are lost, by the gang that grows alone."""
+    (long, short), (later, same) = two_jobs(), two_jobs(growth_seconds=8.0)
+    assert later == pytest.approx(long + 8.0 * (1 - 2 / 4))
+    assert same == pytest.approx(short)
+
+
+def test_a_job_holds_its_gpus_for_a_moment_after_its_last_step():
+    """It counts as done then; who waits for its GPUs has them as much later."""
+    (long, short), (later, ended) = two_jobs(), two_jobs(end_seconds=4.0)
+    assert ended == pytest.approx(short + 4.0)
+    assert later == pytest.approx(long + 4.0 + 4.0 * (1 - 2 / 4))
+
+
+def test_a_gang_that_has_changed_its_size_settles_before_it_grows():
+    """20 pauses of 3 s after it has made room: the GPUs of a job that is done sooner are idle until then."""
+    (long, _), (later, _) = two_jobs(pause_seconds=0.1), two_jobs(pause_seconds=3.0)
+    assert later > long + 2 * 2.9
+
+
 def test_one_job_alone_starts_when_it_arrives_and_runs_at_its_best():
     """No end of a round is waited for."""
     (job,) = run(1, 3).jobs
@@ -101,6 +138,8 @@ def test_the_command_runs_any_policy_of_a_cluster_policy(path):
         (["--policy", "sia", "--min-run-seconds", "60"], "--min-run-seconds"),
         (["--policy", "sia", "--launch-seconds", "60"], "--launch-seconds"),
         (["--rules", "ballast", "--policy", "makespan", "--pause-seconds", "nan"], "--pause-seconds: nan"),
+        (["--rules", "ballast", "--policy", "makespan", "--growth-seconds", "-1"], "--growth-seconds: -1"),
+        (["--policy", "sia", "--end-seconds", "1"], "--end-seconds"),
         (["--rules", "ballast", "--policy", "makespan", "--round", "-1"], "--round: -1"),
         (["--policy", "sia", "--sizes", "0"], "'0' is not stated, all, requested or a number of GPUs"),
         (["--policy", "sia", "--sizes", "four"], "'four' is not stated"),
