@@ -15,6 +15,7 @@ def crowded() -> Simulation:
     return simulation
 
 
+@pytest.mark.slow
 async def test_a_successor_knows_what_each_job_is_owed_and_how_fast_it_is():
     """At its first decision: the accounts of the last round, the moves of the hour, the speeds."""
     simulation = crowded()

@@ -77,6 +77,7 @@ def test_an_exported_model_has_the_loss_of_the_job(job, tmp_path, changes, kind)
     assert loss_of(config, whole) == pytest.approx(told.evaluations()[4], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_change_has_added_keeps_its_name(job, tmp_path):
     """Experts and their router beside the model's own names."""
     path = tmp_path / "model"

@@ -72,6 +72,7 @@ async def test_data_that_costs_more_than_the_gpus_save_keeps_the_job_where_it_is
     assert pool_of(simulation, "plain") == "west"
 
 
+@pytest.mark.slow
 async def test_data_that_costs_less_is_paid_for_and_counted_to_the_cent():
     """In the job's cost by pool, in the bill, over another leader, lost steps and a deleted job."""
     simulation = cluster()

@@ -1,5 +1,6 @@
 """Gangs on one node and on several: two speeds, measured apart, and a restart where that pays."""
 
+import pytest
 from ballast_operator.kube.kinds import NODE
 
 from tests.operator.loops.simulated.machines import node
@@ -87,6 +88,7 @@ async def test_a_spread_gang_stays_while_moves_are_used_up():
     assert simulation.status("four").launches == 1
 
 
+@pytest.mark.slow
 async def test_a_growth_onto_another_node_that_made_the_gang_slower_is_undone_once_and_for_all():
     """Four ranks on two nodes are slower than two on one; when the first node has room, it grows there."""
     simulation = Simulation(nodes={"a": ("fast", 4)}, roundSeconds=30)

@@ -99,6 +99,7 @@ async def _nothing(_key: object) -> None:
     """In place of a job's pass."""
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_thousands_of_tainted_nodes_and_jobs_looks_at_each_kind_once(monkeypatch):
     """5,000 nodes of five taints, 2,000 jobs of four templates: the work is by kinds, not by pairs."""
     spec = read_cluster_policy(policy("fast")).spec
