@@ -104,28 +104,32 @@ def check_ties(model: Model, config: JobConfig) -> None:
 
 
 def _check_members(model: Model) -> None:
+    known: dict[int, dict[str, Any]] = {}
+    for index in sorted({layer for tie in model.tied for layer, _ in tie if 0 <= layer < model.layer_count}):
+        kept = None if model.kept_layer is None else model.kept_layer(index)
+        module = _built(model, index) if kept is None else kept
+        known[index] = {
+            name: (tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad)
+            for name, parameter in module.named_parameters()
+        }
     for tie in model.tied:
-        shapes = set()
         if len({layer for layer, _ in tie}) < len(tie):
             raise ConfigurationError(
                 "model.name", f"{as_text(tie)}: a tie has one parameter of a layer. To fix: Model.tied"
             )
         for index, name in tie:
-            parameter = None
-            if 0 <= index < model.layer_count:
-                parameter = dict(_built(model, index).named_parameters()).get(name)
-            if parameter is None:
+            if name not in known.get(index, {}):
                 raise ConfigurationError(
                     "model.name",
                     f"the model ties {as_text(tie)}, and its layers 0 to {model.layer_count - 1} have no "
                     f"parameter {name!r} of layer {index}. To fix: Model.tied",
                 )
-            shapes.add((tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad))
-        if len(shapes) > 1:
+        facts = {known[index][name] for index, name in tie}
+        if len(facts) > 1:
             raise ConfigurationError(
                 "model.name",
                 f"the model ties {as_text(tie)}, which differ in shape, type or whether they learn: "
-                f"{sorted(shapes)}. To fix: Model.tied",
+                f"{sorted(facts)}. To fix: Model.tied",
             )
 
 

@@ -106,13 +106,13 @@ def assert_copies_are_equal(folder, config):
 def test_copies_stay_equal_wherever_the_layers_move(
     gang, small_config, single_process_losses, schedule, tmp_path
 ):
-    """Both ends on one rank or on two: the curve of one process, and the same bits after every step."""
+    """Both ends on one rank or on two: the curve of one process, and the same bits in each checkpoint."""
     saved = tmp_path / "saved"
     config = tied_gpt(
         small_config,
         totalSteps=12,
         training={"clipNorm": 0.5, "recompute": True, "weightDecay": 0.1},
-        checkpoint={"path": str(saved), "everySteps": 1, "keep": 20},
+        checkpoint={"path": str(saved), "everySteps": 2, "keep": 20},
         evaluation={"everySteps": 3, "batches": 1},
     )
     config["pipeline"]["schedule"] = schedule
@@ -126,7 +126,7 @@ def test_copies_stay_equal_wherever_the_layers_move(
     assert set(running.exit_codes().values()) == {0}, running.errors()
     assert running.events("migrate")
     assert_same_curve(running.losses(), single_process_losses(without_evaluation(config)))
-    assert assert_copies_are_equal(saved, config) == 12
+    assert assert_copies_are_equal(saved, config) == 6
 
 
 def without_evaluation(config):

@@ -125,11 +125,16 @@ class Model:
         """
         modules = {index: layer for index, layer in enumerate(layers) if isinstance(layer, nn.Module)}
         found = ties_among(modules)
+        owners = {
+            id(parameter): (index, name)
+            for index, module in modules.items()
+            for name, parameter in module.named_parameters()
+        }
 
         def build_layer(index: int) -> nn.Module:
             layer = layers[index]
             # The original stays as it was: the layer may be built again, on this rank too.
-            return _copied(index, modules) if index in modules else layer()
+            return _copied(index, modules[index], owners) if index in modules else layer()
 
         return cls(
             layer_count=len(layers),
@@ -162,22 +167,25 @@ def _names_in(whole: nn.Module, modules: Mapping[int, nn.Module]) -> Callable[[i
     return lambda index, name: names.get((index, name), f"{index}.{name}")
 
 
-def _copied(index: int, modules: Mapping[int, nn.Module]) -> nn.Module:
+def _copied(index: int, module: nn.Module, owners: Mapping[int, tuple[int, str]]) -> nn.Module:
     """A copy of a layer with all that it refers to.
+
+    Args:
+        index: of the layer.
+        module: the layer.
+        owners: a layer and a name by the identity of each parameter.
 
     Raises:
         ConfigurationError: it refers to another layer's parameter in a way that PyTorch does not see.
     """
     copies: dict[int, Any] = {}
-    layer = copy.deepcopy(modules[index], copies)
-    own = {id(parameter) for parameter in modules[index].parameters()}
-    for other, module in modules.items():
-        for name, parameter in module.named_parameters():
-            if id(parameter) in copies and id(parameter) not in own:
-                raise ConfigurationError(
-                    "model.name",
-                    f"layer {index} refers to {name!r} of layer {other} without having it among its "
-                    "parameters, so it would learn apart. "
-                    "To fix: assign the parameter to an attribute of the layer's module",
-                )
+    layer = copy.deepcopy(module, copies)
+    own = {id(parameter) for parameter in module.parameters()}
+    for identity in (owners.keys() & copies.keys()) - own:
+        other, name = owners[identity]
+        raise ConfigurationError(
+            "model.name",
+            f"layer {index} refers to {name!r} of layer {other} without having it among its parameters, so "
+            "it would learn apart. To fix: assign the parameter to an attribute of the layer's module",
+        )
     return layer
