@@ -11,12 +11,13 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 from ballast_policies.prices.logs.folder import excerpt, read_market
 from ballast_policies.prices.market import Market
 from ballast_policies.simulator.spot.engine import replay
 from ballast_policies.simulator.spot.jobs import spot_job
-from ballast_policies.simulator.spot.result import SpotResult
+from ballast_policies.simulator.spot.result import JobOutcome, SpotResult
 from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
 from ballast_policies.simulator.workloads.generate import continuous
 from ballast_policies.throughput.table import built_in_table
@@ -40,7 +41,24 @@ def week(market: Market, seed: int, *, policy: str = "min-cost-slo") -> SpotResu
     return replay(market, jobs, SpotSettings(policy=policy, start=start, seed=seed))
 
 
-def summary(results: list[SpotResult]) -> dict[str, float]:
+SLACK = ("tight", "some", "much")
+"""Deadlines of at most 1.5 times the time alone on the fastest GPUs, of at most 5 times, and later ones."""
+
+
+def slack(job: SpotJob) -> str:
+    """Which of :data:`SLACK` the job has."""
+    alone = job.steps / max(job.speeds.values())
+    times = (job.deadline_seconds or math.inf) / alone
+    return SLACK[0 if times <= 1.5 else 1 if times <= 5 else 2]
+
+
+def over_oracle(outcomes: list[JobOutcome]) -> float | None:
+    """What these jobs cost over the bound; None: there are none."""
+    bound = math.fsum(each.oracle_usd for each in outcomes)
+    return math.fsum(each.usd for each in outcomes) / bound if bound > 0 else None
+
+
+def summary(results: list[SpotResult]) -> dict[str, Any]:
     """The figures of all weeks."""
     jobs = [each for result in results for each in result.outcomes]
     feasible = [each for each in jobs if each.in_time is not None and each.on_demand.feasible]
@@ -50,6 +68,10 @@ def summary(results: list[SpotResult]) -> dict[str, float]:
         "cost_usd": math.fsum(result.usd for result in results),
         "over_oracle": math.fsum(result.usd for result in results)
         / math.fsum(result.oracle_usd for result in results),
+        "over_oracle_by_slack": {
+            kind: over_oracle([each for each in jobs if slack(each.job) == kind]) for kind in SLACK
+        },
+        "startup_part": math.fsum(each.startup_usd for each in jobs) / math.fsum(each.usd for each in jobs),
         "over_oracle_worst_week": max(result.usd / result.oracle_usd for result in results),
         "of_on_demand": math.fsum(result.usd for result in results)
         / math.fsum(result.on_demand_usd for result in results),
