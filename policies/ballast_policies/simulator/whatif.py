@@ -87,7 +87,13 @@ class Comparison:
         }
 
 
-def compare(problem: Problem, before: Setup, after: Setup, pools: Sequence[PricedPool] = ()) -> Comparison:
+def compare(
+    problem: Problem,
+    before: Setup,
+    after: Setup,
+    pools: Sequence[PricedPool] = (),
+    usd_per_step: Mapping[str, Mapping[str, float]] | None = None,
+) -> Comparison:
     """Solve ``problem`` both ways.
 
     Args:
@@ -96,6 +102,7 @@ def compare(problem: Problem, before: Setup, after: Setup, pools: Sequence[Price
         after: the other.
         pools: those that the problem's GPUs are in; policies that read prices choose between them. GPUs that
             a side adds or takes away are the cheapest ones of their type. Empty: one price a type.
+        usd_per_step: job -> pool -> what a step there costs besides GPUs, for policies that read prices.
 
     Raises:
         ProblemError: a policy is unknown or lacks what it needs, a GPU type is not in the problem, or more
@@ -110,7 +117,7 @@ def compare(problem: Problem, before: Setup, after: Setup, pools: Sequence[Price
         for side, of in zip((before, after), own, strict=True)
     ]
     (cost_before, solved_first), (cost_after, solved_second) = [
-        _solved(changed, side, of) for side, changed, of in sides
+        _solved(changed, side, of, usd_per_step or {}) for side, changed, of in sides
     ]
     return Comparison(
         before=before,
@@ -158,13 +165,18 @@ def _with(problem: Problem, side: Setup) -> Problem:
     return dataclasses.replace(problem, capacity=capacity, prices={**problem.prices, **side.prices})
 
 
-def _solved(problem: Problem, side: Setup, pools: Sequence[PricedPool]) -> tuple[float, Allocation]:
+def _solved(
+    problem: Problem,
+    side: Setup,
+    pools: Sequence[PricedPool],
+    usd_per_step: Mapping[str, Mapping[str, float]],
+) -> tuple[float, Allocation]:
     """(cost per hour of the GPU time that is used, the allocation by GPU type)."""
     if Reads.PRICES not in find_policy(side.policy).reads:
         allocation = allocate(side.policy, problem, agnostic=side.agnostic)
         return _cost(problem, allocation), allocation
     classes = PriceClasses.of(_changed(pools, side), problem.prices)
-    asked = classes.split(problem)
+    asked = classes.split(problem, None, usd_per_step)
     allocation = allocate(side.policy, asked, agnostic=side.agnostic)
     return _cost(asked, allocation), classes.merge(allocation)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ballast_operator.cli.live.connection import cluster_errors, kubeconfig_option
-from ballast_operator.cli.live.whatif_spot import limited, with_spot_limits
+from ballast_operator.cli.live.whatif_spot import limited, priced_pools, with_spot_limits
 from ballast_operator.cli.option_names import with_option
 from ballast_operator.cli.own_modules import import_from_here
 from ballast_operator.cli.simulate.input import read_amounts
@@ -113,7 +113,7 @@ def whatif(
         before = Setup(policy=objective.policy, agnostic=objective.heterogeneity_agnostic)
         problem, more_notes = with_large_gangs(problem, snapshot, (before, after))
         notes += more_notes
-        found = compare(problem, before, after, snapshot.capacity.pools)
+        found = compare(problem, before, after, *priced_pools(snapshot))
         courses = None
         if hours is not None:
             from ballast_operator.cli.live.whatif_over_time import over_time

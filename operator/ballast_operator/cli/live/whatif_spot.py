@@ -1,6 +1,7 @@
 """``ballast whatif --spot``: other limits of spot machines than the ClusterPolicy's."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -8,6 +9,8 @@ import click
 from ballast_operator.cli.simulate.input import read_amounts
 
 if TYPE_CHECKING:
+    from ballast_policies.allocation.price_classes import PricedPool
+
     from ballast_operator.allocator.problem.snapshot import Snapshot
     from ballast_operator.api.cluster_policy import ClusterPolicy
 
@@ -46,3 +49,13 @@ def limited(snapshot: "Snapshot", policy: "ClusterPolicy") -> "Snapshot":
         [job.job.gpus if job.elastic is None else job.elastic.most for job in snapshot.jobs],
     )
     return dataclasses.replace(snapshot, capacity=capacity)
+
+
+def priced_pools(
+    snapshot: "Snapshot",
+) -> "tuple[list[PricedPool], dict[str, Mapping[str, float]]]":
+    """(the pools with their regions, if data has to be paid for; job -> pool -> what a step's data costs)."""
+    besides = {job.name: job.usd_per_step for job in snapshot.jobs if job.usd_per_step}
+    regions = snapshot.capacity.regions if besides else {}
+    pools = [dataclasses.replace(pool, region=regions.get(pool.pool, "")) for pool in snapshot.capacity.pools]
+    return pools, besides
