@@ -59,7 +59,7 @@ def test_an_even_1f1b_step_equals_the_formula(call):
     assert only["bubble"]["idle"] == pytest.approx(3 / 11)
     assert only["bubble"]["dynamic"] == pytest.approx(0)
     assert [rank["inFlight"] for rank in only["ranks"]] == [4, 3, 2, 1]
-    messages = [4 * 5 + 8 * 5, (3 + 5) * 5 + 8 * 5, (2 + 6) * 5 + 8 * 5, 7 * 5]
+    messages = [4 * 5 + 8 * 5, (3 + 5) * 5 + 8 * 5, (2 + 6) * 5 + 8 * 5, (1 + 7) * 5]
     assert [rank["bytes"] for rank in only["ranks"]] == [
         3 * (400 + k * 10) + sizes for k, sizes in zip((4, 3, 2, 1), messages, strict=True)
     ]

@@ -6,7 +6,7 @@ What is held all the time, of a rank with stages s whose layers are l, with v_s 
 
 From a microbatch's forward to its backward, or to the weights' half of it:
 
-    sum_l activation_l + output_s                       output_s is handed on, and starts the backward
+    sum_l activation_l + output_s                       output_s starts the backward
 
 While a layer's backward runs, the gradients that flow into its weights, and where its forward is repeated its
 activations again. Between the two halves of a split backward, these gradients of all layers. With torch's
@@ -14,6 +14,10 @@ pipelining a stage has a buffer for each of the m microbatches that it receives,
 inputs n_s in flight are activations:
 
     (m - n_s) input_s + m output_s
+
+Its runtime for schedules other than GPipe and 1F1B waits for what it sends at the end of the step: outputs,
+and gradients of inputs, are there until then. The inputs' half of a split backward leaves the activations
+that it has repeated to the weights' half.
 """
 
 import dataclasses
@@ -23,6 +27,9 @@ from collections.abc import Mapping, Sequence
 from ballast_policies.planning import Partition
 from ballast_policies.planning.profile_file import ProfiledLayer
 from ballast_policies.planning.schedules import Kind, Schedule, validate
+
+_SENDS_AT_ONCE = ("GPipe", "1F1B")
+"""Schedules that torch's pipelining does not run in its runtime."""
 
 BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
@@ -85,11 +92,13 @@ def rank_forecasts(
             layers = rows[slice(*cuts[stage])]
             held += sum(row.held_bytes for row in layers)
             held += (facts.versions_held[stage] - 1) * sum(row.weight_bytes for row in layers)
-        kept = _fullest(schedule, rank, {stage: _StageBytes.of(rows, cuts, stage) for stage in own})
+        of_stages = {stage: _StageBytes.of(rows, cuts, stage) for stage in own}
+        kept = _fullest(
+            schedule, rank, of_stages, keeps_sent=buffered and schedule.name not in _SENDS_AT_ONCE
+        )
         if buffered:
             count = schedule.microbatches
-            for stage in own:
-                sizes = _StageBytes.of(rows, cuts, stage)
+            for stage, sizes in of_stages.items():
                 waiting = max(0, count - facts.stage_in_flight[stage])
                 kept += waiting * sizes.received + count * sizes.handed_on
         found.append(
@@ -113,13 +122,16 @@ class _StageBytes:
     Attributes:
         kept: from the forward to the backward.
         received: of its input, which another stage sends.
-        handed_on: of its output.
-        gradients: into the weights of all layers: kept between the halves of a split backward.
+        output: of its output.
+        handed_on: the same, where another stage receives it.
+        gradients: into the weights of all layers, and what was repeated: kept between the halves of a split
+            backward.
         passing: while one layer's backward runs.
     """
 
     kept: float
     received: float
+    output: float
     handed_on: float
     gradients: float
     passing: float
@@ -129,19 +141,19 @@ class _StageBytes:
         """Those of a stage of the whole model."""
         first, end = cuts[stage]
         layers = rows[first:end]
-        handed_on = layers[-1].output_bytes if end < len(rows) else 0.0
         return cls(
-            kept=sum(row.activation_bytes for row in layers) + handed_on,
+            kept=sum(row.activation_bytes for row in layers) + layers[-1].output_bytes,
             received=rows[first - 1].output_bytes if first else 0.0,
-            handed_on=handed_on,
+            output=layers[-1].output_bytes,
+            handed_on=layers[-1].output_bytes if end < len(rows) else 0.0,
             # The first stage does the whole backward in the weights' half.
-            gradients=sum(row.gradient_bytes for row in layers) if first else 0.0,
+            gradients=sum(row.gradient_bytes + row.repeated_bytes for row in layers) if first else 0.0,
             passing=max(row.repeated_bytes + row.gradient_bytes for row in layers),
         )
 
 
-def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes]) -> float:
-    """Most bytes at once of the microbatches in flight."""
+def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes], *, keeps_sent: bool) -> float:
+    """Most bytes at once of the microbatches in flight, and of what was sent and is kept."""
     now = most = 0.0
     for action in schedule.actions[rank]:
         stage = sizes.get(action.stage)
@@ -151,11 +163,13 @@ def _fullest(schedule: Schedule, rank: int, sizes: Mapping[int, _StageBytes]) ->
             now += stage.kept
         passing = stage.passing if action.kind in BACKWARDS else 0.0
         most = max(most, now + passing)
-        if action.kind is Kind.BACKWARD:
-            now -= stage.kept
-        elif action.kind is Kind.BACKWARD_INPUT:
+        if action.kind is Kind.BACKWARD_INPUT:
             now += stage.gradients
-            most = max(most, now)
         elif action.kind is Kind.BACKWARD_WEIGHT:
             now -= stage.kept + stage.gradients
+        elif action.kind is Kind.BACKWARD:
+            now -= stage.kept
+        if keeps_sent and action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+            now += stage.received + stage.handed_on
+        most = max(most, now)
     return most
