@@ -44,7 +44,7 @@ MODEL = {
     "layers": LAYERS,
     "args": {"layers": LAYERS, "seconds": FORWARD_SECONDS},
 }
-CALIBRATION = ((0.0, 110), (10.0, 12))
+CALIBRATION = ((0.0, 130), (10.0, 40))
 """(arrival in s, steps): the first job makes room for the second, and grows when that is done."""
 JOBS = ((0.0, 130), (8.0, 90), (47.0, 105), (95.0, 65), (140.0, 90))
 
@@ -172,7 +172,9 @@ def costs(
     """
     launch, end, growth = [], [], []
     for (name, at), (_, steps) in zip(created.items(), jobs, strict=True):
-        parts = stretches(watched.reports[name])
+        parts = stretches(watched.reports.get(name, ()))
+        if not parts:  # done before its first report was seen
+            continue
         first, last = parts[0], parts[-1]
         launch.append(min(each.at - each.step / speeds[each.gpus] for each in first) - at)
         ended = min(each.at + (steps - each.step) / speeds[each.gpus] for each in last)
