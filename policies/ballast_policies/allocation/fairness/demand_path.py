@@ -13,6 +13,7 @@ Newton's method.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,9 @@ from ballast_policies.allocation.start import Start
 
 TOLERANCE = 1e-9
 """Relative tolerance: gap between bound and value, and by how much a demand may be missed."""
+
+FIRST_PART = 1e-3
+"""How far from where it should be a root is looked for first, as a part of it."""
 
 BINDING = 1e-9
 """Part of the largest multiplier (per full speed) from which on a job's counts as positive."""
@@ -111,11 +115,22 @@ def root_of_cut(
     end: float,
     *,
     precision: float = 1e-15,
+    near: float | None = None,
 ) -> float:
-    """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached."""
+    """An s at or just above lambda . d(s) = cut between start and end; the end where that is not reached.
+
+    Args:
+        path: the demands d.
+        level_duals: (n,) lambda.
+        cut: what they reach.
+        start: s is not below it.
+        end: s is not above it.
+        precision: relative, of s.
+        near: about where it is.
+    """
 
     def excess(s: float) -> float:
-        return float(level_duals @ path.demand(s)) - cut
+        return float((level_duals * path.demand(s)).sum()) - cut
 
     low, high = start, end
     below, above = excess(low), excess(high)
@@ -123,6 +138,11 @@ def root_of_cut(
         return end
     if below >= 0:
         return start
+    if near is not None and start < near < end:
+        low, high = _around(excess, near, start, end)
+        below, above = excess(low), excess(high)
+        if above <= 0:
+            return high
     # Illinois: false position, with the weight of an end halved that stays for a second time.
     side = 0
     for _ in range(200):
@@ -140,3 +160,16 @@ def root_of_cut(
         if value == 0 or low >= high:
             break
     return high
+
+
+def _around(excess: Callable[[float], float], near: float, start: float, end: float) -> tuple[float, float]:
+    """Two points around ``near`` between which the growing ``excess`` is 0, within ``start`` and ``end``."""
+    part, here = FIRST_PART, near
+    up = excess(near) < 0
+    while True:
+        before, here = here, near * (1.0 + part) if up else near * (1.0 - part)
+        if up and (here >= end or excess(here) >= 0):
+            return before, min(here, end)
+        if not up and (here <= start or excess(here) <= 0):
+            return max(here, start), before
+        part *= 8.0

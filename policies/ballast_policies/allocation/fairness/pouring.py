@@ -7,6 +7,7 @@ y = V, and the offset is the room of those before. So a stage is a short list of
 job, and the levels at any point, also of some jobs only, take one pass over arrays.
 """
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -67,19 +68,26 @@ class Pouring:
             before = np.cumsum(inside) - inside if fifo else np.zeros(len(inside))
             self._add(child, inside, np.ones(len(inside)) if fifo else weights, before)
 
+    def of(self, jobs: np.ndarray) -> "Pouring":
+        """The same stage, of the levels of ``jobs`` (rows) only."""
+        some = copy.copy(self)
+        for array in ("_base", "_left", "_rate", "_offset", "_team"):
+            setattr(some, array, getattr(self, array)[jobs])
+        return some
+
     def levels(self, s: float, jobs: np.ndarray | None = None) -> np.ndarray:
         """(n,) levels at ``s``, or those of ``jobs`` (rows)."""
+        if jobs is not None:
+            return self.of(jobs).levels(s)
         times = [s]
         for division in self._divisions:
             times.append(division.time(times[division.parent]))
-        every = np.array(times)
-        if jobs is None:
-            given = self._rate * every[self._team] - self._offset
-            every_level: np.ndarray = self._base + np.clip(given, 0.0, self._left)
-            return every_level
-        given = self._rate[jobs] * every[self._team[jobs]] - self._offset[jobs]
-        levels: np.ndarray = self._base[jobs] + np.clip(given, 0.0, self._left[jobs])
-        return levels
+        levels = self._rate * (s if len(times) == 1 else np.array(times)[self._team])
+        levels -= self._offset
+        np.clip(levels, 0.0, self._left, out=levels)
+        levels += self._base
+        found: np.ndarray = levels
+        return found
 
 
 def _rooms(team: Team, left: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from ballast_policies.allocation.instance import Instance
-from ballast_policies.allocation.solvers.dense_program import needed
+from ballast_policies.allocation.solvers.dense_program import needed, taken
 from ballast_policies.allocation.solvers.job_classes import mostly_distinct
 
 
@@ -53,6 +53,11 @@ class StageColumns:
         rates = np.asfortranarray(np.where(self.on(others)[jobs], 0.0, self.rates[jobs]))
         return StageColumns(rates=rates, gpus=self.gpus[jobs], use=self.use[types][:, :, jobs])
 
+    def standing_for(self, jobs: np.ndarray, weight: np.ndarray) -> "StageColumns":
+        """Those of ``jobs`` (rows), each with the GPUs of ``weight`` such jobs."""
+        use = None if self.use is None else self.use[:, :, jobs] * weight
+        return StageColumns(rates=taken(self.rates, jobs), gpus=self.gpus[jobs] * weight, use=use)
+
 
 def stage_columns(instance: Instance) -> StageColumns:
     """All columns of an instance without pairs; ``columns.place`` is the column of each."""
@@ -69,6 +74,6 @@ def stage_columns(instance: Instance) -> StageColumns:
         rates[first[kept], place[kept]] = speed[kept]
     np.maximum.at(gpus, first, columns.total_gpus())
     use = np.zeros((len(instance.capacity), width, n))
-    column, kind, taken = entries
-    use[kind, place[column], first[column]] = taken
+    column, kind, amount = entries
+    use[kind, place[column], first[column]] = amount
     return StageColumns(rates=rates, gpus=gpus, use=use)

@@ -15,6 +15,7 @@ from ballast_policies.allocation.fairness.demand_path import root_of_cut
 from ballast_policies.allocation.fairness.pouring import Pouring
 from ballast_policies.allocation.fairness.stage_columns import StageColumns
 from ballast_policies.allocation.solvers.best_response import respond
+from ballast_policies.allocation.solvers.boxstep.sampling import stratified
 from ballast_policies.allocation.solvers.dense_program import Rows, largest
 
 CLOSE = 1e-9
@@ -53,19 +54,37 @@ class StageJobs:
         self.end = pouring.end
         self.rates = columns.rates
         self.reach = largest(columns.rates)
+        self._last: tuple[tuple[bytes, float], PricedJobs] | None = None
 
-    def demand(self, s: float, some: np.ndarray | None = None) -> np.ndarray:
-        """(n,) or (some,) demands at ``s``, as parts of full speed."""
-        if some is None:
-            levels, full, reach = self.pouring.levels(s, self.jobs), self.full, self.reach
-        else:
-            levels = self.pouring.levels(s, self.jobs[some])
-            full, reach = self.full[some], self.reach[some]
-        demand: np.ndarray = np.minimum(levels / full, reach)
+    def demand(self, s: float) -> np.ndarray:
+        """(n,) demands at ``s``, as parts of full speed."""
+        demand: np.ndarray = np.minimum(self.pouring.levels(s, self.jobs) / self.full, self.reach)
         return demand
 
+    def sampled(self, most: int) -> "StageJobs":
+        """The stage of about ``most`` of the jobs, each with the GPUs of all that it stands for."""
+        n = len(self.jobs)
+        if n <= most:
+            return self
+        chosen, weight = stratified(self.columns.gpus, np.zeros(n, dtype=np.intp), np.arange(n), most)
+        return StageJobs(
+            self.pouring,
+            jobs=self.jobs[chosen],
+            columns=self.columns.standing_for(chosen, weight),
+            full=self.full[chosen],
+            size=self.size,
+            held=self.held,
+            alike=self.alike,
+        )
+
     def program(self, types: np.ndarray, s: float) -> "PricedJobs":
-        """The program at ``s`` in which only ``types`` (k,) have prices."""
+        """The program at ``s`` in which only ``types`` (k,) have prices; the last one is kept."""
+        key = (types.tobytes(), s)
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._program(types, s)
+        return self._last[1]
+
+    def _program(self, types: np.ndarray, s: float) -> "PricedJobs":
         priced, use = np.flatnonzero(types), self.columns.use
         free = self._fastest_without(types)
         need = self.demand(s) - free
@@ -114,7 +133,8 @@ class StageJobs:
         program = self.program(types, s)
         at = respond(program.rows, prices[types], 0.0)
         free_gpus = program.rows.lift + program.rows.capacity
-        return program.root(at.level, float(at.time.sum() + prices[types] @ free_gpus), precision=1e-15)
+        cut = float(at.time.sum() + prices[types] @ free_gpus)
+        return program.root(at.level, cut, precision=1e-15, near=s)
 
     def per_gpu(self, prices: np.ndarray, s: float) -> np.ndarray:
         """(k,) ``prices`` in units of s: one more GPU lets the demands rise by its price."""
@@ -168,9 +188,39 @@ class PricedJobs:
 
     def demand(self, s: float) -> np.ndarray:
         """(rows,) speed demanded beyond ``free``."""
-        demand: np.ndarray = np.maximum(self.stage.demand(s, self.jobs) - self.free, 0.0)
-        return demand
+        return self._path().demand(s)
 
-    def root(self, level: np.ndarray, cut: float, precision: float = 1e-4) -> float:
-        """The s at which ``level`` (rows,) . demand(s) = ``cut``."""
-        return root_of_cut(self, level, cut, 0.0, self.end, precision=precision)
+    def root(
+        self, level: np.ndarray, cut: float, precision: float = 1e-4, near: float | None = None
+    ) -> float:
+        """The s at which ``level`` (rows,) . demand(s) = ``cut``; about ``near``, where that is known."""
+        return root_of_cut(self._path(), level, cut, 0.0, self.end, precision=precision, near=near)
+
+    def _path(self) -> "_Path":
+        stage, jobs = self.stage, self.jobs
+        return _Path(
+            end=stage.end,
+            pouring=stage.pouring.of(stage.jobs[jobs]),
+            full=stage.full[jobs],
+            reach=stage.reach[jobs],
+            free=self.free,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Path:
+    """The demands of some jobs, whose arrays are taken out once for all points."""
+
+    end: float
+    pouring: Pouring
+    full: np.ndarray
+    reach: np.ndarray
+    free: np.ndarray
+
+    def demand(self, s: float) -> np.ndarray:
+        demand = self.pouring.levels(s)
+        demand /= self.full
+        np.minimum(demand, self.reach, out=demand)
+        demand -= self.free
+        result: np.ndarray = np.maximum(demand, 0.0, out=demand)
+        return result

@@ -21,6 +21,8 @@ from ballast_policies.allocation.solvers.price_adjustment import adjusted_prices
 from ballast_policies.allocation.solvers.simplex import SolverError
 
 SAMPLE = 2500
+ROUGH_JOBS = 10_000
+"""Jobs that stand for all where about the end of the stage is looked for, at most."""
 CLOSE = 1e-9
 """u counts as 1 within this."""
 JITTERED = 1e-6
@@ -29,9 +31,11 @@ LIMITING = 3e-4
 """Part of the worth of all GPUs from which on a type may limit."""
 UNPRICED = 1e-9
 """Part of the highest price below which a type does not limit."""
-ROUGH = 0.03
+ROUGH = 0.005
 """The s at which exact solving begins is right to about this part."""
 ROUGH_TRIALS, TRIALS = 10, 30
+FIRST_BOX = 0.05
+"""How wrong prices may be after a sample."""
 WIDE, NARROW = 0.3, 1e-7
 """How wrong prices may be, at most and at least."""
 
@@ -81,7 +85,7 @@ class StageSearch:
         if not self.stage.over(X).any():
             return self._without_limit(X)
         s, prices = self._rough(more)
-        types, bound, proof, part = prices > 0, self.stage.end, None, 0.1
+        types, bound, proof, part = prices > 0, self.stage.end, None, FIRST_BOX
         for _ in range(TRIALS):
             program = self.stage.program(types, s)
             if not len(program.rows):
@@ -148,7 +152,8 @@ class StageSearch:
 
     def _rough(self, more: np.ndarray) -> tuple[float, np.ndarray]:
         """(s, prices) to a few parts in a hundred; types that seem not to limit have the price 0."""
-        program = self.stage.program(np.ones(len(self.stage.size), dtype=bool), self.stage.end)
+        stage = self.stage.sampled(ROUGH_JOBS)
+        program = stage.program(np.ones(len(stage.size), dtype=bool), stage.end)
         rows = program.rows
         chosen, weight = stratified(
             rows.gpus, np.zeros(len(rows), dtype=np.intp), np.arange(len(rows)), SAMPLE
@@ -157,28 +162,24 @@ class StageSearch:
         some = some.standing_for(weight)
         sample = dataclasses.replace(program, rows=some, jobs=program.jobs[chosen], free=program.free[chosen])
         s, prices = adjusted_prices(some, sample)
-        types = (prices * self.stage.size > LIMITING) | more
-        prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, self.stage.size)), 0.0)
+        types = (prices * stage.size > LIMITING) | more
+        prices = np.where(types, np.maximum(prices, 1e-2 * _usual(prices, stage.size)), 0.0)
         # Between s where GPUs are left (low) and are short (high), each with its u.
         low: tuple[float, float] | None = None
         high: tuple[float, float] | None = None
-        bound, proof, part = self.stage.bound(prices, s), prices, 0.1
+        bound, proof, part = stage.bound(prices, s), prices, 0.1
         s = min(s, bound)
         for _ in range(ROUGH_TRIALS):
-            program = self.stage.program(types, s)
+            program = stage.program(types, s)
             if not len(program.rows):
                 break
             found = self._solved(program, prices[types], part=part, coarse=True)
-            prices = np.zeros(len(self.stage.size))
+            prices = np.zeros(len(stage.size))
             prices[types] = found.prices
-            root = self.stage.bound(prices, s)
+            root = stage.bound(prices, s)
             if root < bound:
                 bound, proof = root, prices
-            if (
-                abs(bound - s) <= ROUGH * s
-                or (found.u < 1 and s >= self.stage.end)
-                or (found.u > 1 and s <= 0)
-            ):
+            if abs(bound - s) <= ROUGH * s or (found.u < 1 and s >= stage.end) or (found.u > 1 and s <= 0):
                 break
             if found.u < 1:
                 low = (s, found.u)
@@ -186,7 +187,9 @@ class StageSearch:
                 high = (s, found.u)
             before, s = s, min(_next_trial(low, high, s, found.u, root), bound)
             part = float(np.clip(abs(s / before - 1), 0.02, WIDE)) if before > 0 else WIDE
-        return max(bound, 0.0), np.where(proof > 0, proof, prices)
+        prices = np.where(proof > 0, proof, prices)
+        worth = prices * stage.size
+        return max(bound, 0.0), np.where((worth > LIMITING * worth.sum()) | more, prices, 0.0)
 
 
 def _next_trial(

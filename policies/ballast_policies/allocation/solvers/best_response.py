@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from ballast_policies.allocation.solvers.dense_program import Rows, largest
+from ballast_policies.allocation.solvers.dense_program import Rows, largest, least, taken
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,12 +62,9 @@ class Response:
 
     def take(self, index: np.ndarray) -> "Response":
         """The answers of the jobs at ``index``."""
-        costs = np.empty((len(index), self.costs.shape[1]), order="F")
-        for j in range(costs.shape[1]):
-            np.take(self.costs[:, j], index, out=costs[:, j])
         per_job = ("demand", "low", "high", "rate_low", "rate_high", "share", "level", "time")
-        taken = {field: getattr(self, field)[index] for field in per_job}
-        return dataclasses.replace(self, costs=costs, **taken)
+        answers = {field: getattr(self, field)[index] for field in per_job}
+        return dataclasses.replace(self, costs=taken(self.costs, index), **answers)
 
     def reduced_costs(self, rates: np.ndarray) -> np.ndarray:
         """(n, w + 1) reduced costs: extra cost of full time in each column over the mix."""
@@ -98,7 +95,7 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
         costs -= rows.value
     costs += rows.absent
     everyone = np.arange(n)
-    high = np.full(n, idle) if rows.value is None else costs.argmin(axis=1)
+    high = np.full(n, idle) if rows.value is None else least(costs)[1]
     rate_high, cost_high = rows.rates[everyone, high], costs[everyone, high]
     low, rate_low, cost_low = high.copy(), rate_high.copy(), cost_high.copy()
     if rows.value is None:
@@ -109,13 +106,10 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
     behind = np.flatnonzero(demand > rate_high)
     while len(behind):
         low[behind], rate_low[behind], cost_low[behind] = high[behind], rate_high[behind], cost_high[behind]
-        rates, cost = rows.rates[behind, :idle], costs[behind, :idle]
-        faster = rates - rate_low[behind, None]
-        rise = np.full_like(faster, np.inf)
-        np.divide(cost - cost_low[behind, None], faster, out=rise, where=faster > 0)
-        best = rise.argmin(axis=1)
-        here = np.arange(len(behind))
-        high[behind], rate_high[behind], cost_high[behind] = best, rates[here, best], cost[here, best]
+        best, high_rate, high_cost = _next_corner(
+            costs, rows.rates, behind, rate_low[behind], cost_low[behind]
+        )
+        high[behind], rate_high[behind], cost_high[behind] = best, high_rate, high_cost
         behind = behind[demand[behind] > rate_high[behind]]
     mixed = low != high
     apart = np.where(mixed, rate_high - rate_low, 1.0)
@@ -137,13 +131,33 @@ def respond(rows: Rows, prices: np.ndarray, t: float) -> Response:
 
 def _steepest(costs: np.ndarray, rates: np.ndarray, idle: int) -> np.ndarray:
     """(n,) the column before ``idle`` with the least cost per rate."""
-    column, least = np.zeros(len(costs), dtype=np.intp), np.full(len(costs), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for j in range(idle):
-            each = costs[:, j] / rates[:, j]
-            np.putmask(column, each < least, j)
-            np.minimum(least, each, out=least)
-    return column
+        per_rate = np.divide(costs[:, :idle], rates[:, :idle], order="F")
+    return least(per_rate)[1]
+
+
+def _next_corner(
+    costs: np.ndarray, rates: np.ndarray, jobs: np.ndarray, rate: np.ndarray, cost: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(column, its rate, its cost) with which each of ``jobs`` gets more at the least cost per rate.
+
+    Args:
+        costs: (n, w + 1) of all jobs.
+        rates: likewise.
+        jobs: rows of those that need more than they have.
+        rate: (jobs,) that they have.
+        cost: (jobs,) of it.
+    """
+    idle = rates.shape[1] - 1
+    rise = np.full((len(jobs), idle), np.inf, order="F")
+    for j in range(idle):
+        faster = rates[:, j].take(jobs)
+        faster -= rate
+        dearer = costs[:, j].take(jobs)
+        dearer -= cost
+        np.divide(dearer, faster, out=rise[:, j], where=faster > 0)
+    best = least(rise)[1]
+    return best, rates[jobs, best], costs[jobs, best]
 
 
 def bound_of(rows: Rows, prices: np.ndarray, level: np.ndarray) -> tuple[float, np.ndarray]:

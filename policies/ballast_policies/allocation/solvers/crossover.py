@@ -13,7 +13,7 @@ import highspy
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response
-from ballast_policies.allocation.solvers.dense_program import Rows
+from ballast_policies.allocation.solvers.dense_program import Rows, least, taken
 from ballast_policies.allocation.solvers.simplex import optimum
 
 
@@ -89,25 +89,56 @@ class CrossoverSolution:
     exceeded: float
 
 
-def closeness(rows: Rows, at: Response, box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """((n, w + 1), (n,)): how many boxes away a column is from coming into a job's mix.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Closeness:
+    """How many boxes away each job is from another mix: at 1 or less it may change inside the box.
 
-    First by prices, for each column: at 1 or less it may come in inside the box. Then by t passing a
-    corner of the job's hull, or by the demand ceasing to bind.
+    Attributes:
+        columns: (n, w + 1) by prices, until a column comes into the mix.
+        corner: (n,) by t passing a corner of the job's hull, or by the demand ceasing to bind.
+        nearest: (n,) the least of all these.
+        place: (n,) the nearest column.
     """
+
+    columns: np.ndarray
+    corner: np.ndarray
+    nearest: np.ndarray
+    place: np.ndarray
+
+    def take(self, index: np.ndarray) -> "Closeness":
+        """Of the jobs at ``index``."""
+        return Closeness(
+            columns=taken(self.columns, index),
+            corner=self.corner[index],
+            nearest=self.nearest[index],
+            place=self.place[index],
+        )
+
+
+def closeness(rows: Rows, at: Response, box: Box) -> Closeness:
+    """How close each job is to a change, from the response ``at`` in the middle of the box."""
     n, everyone = len(rows), np.arange(len(rows))
-    width = rows.costs(box.prices)
-    low_width, high_width = width[everyone, at.low], width[everyone, at.high]
+    near = rows.costs(box.prices)
+    low_width, high_width = near[everyone, at.low], near[everyone, at.high]
     mixed = at.mixed
     per_rate = np.where(mixed, 1.0 / np.where(mixed, at.rate_high - at.rate_low, 1.0), 0.0)
-    near = np.empty(rows.rates.shape, order="F")
-    for j in range(rows.rates.shape[1]):
-        # The cost that the mix would take for the same rate changes with both of its prices.
-        faster = rows.rates[:, j] - at.rate_low
-        part = np.where(mixed, faster * per_rate, 1.0)
-        reduced = at.costs[:, j] - at.level * rows.rates[:, j] + at.time
-        change = width[:, j] + np.abs(1.0 - part) * low_width + np.abs(part) * high_width
-        near[:, j] = reduced / np.maximum(change, 1e-300)
+    # The cost that the mix would take for the same rate changes with both of its prices.
+    per_high, per_low = per_rate * high_width, per_rate * low_width
+    fixed = np.where(mixed, 1e-300, high_width + 1e-300)
+    change, reduced = np.empty(n), np.empty(n)
+    for j in range(near.shape[1]):
+        rates = rows.rates[:, j]
+        change = np.abs(np.subtract(rates, at.rate_low, out=change), out=change)
+        change *= per_high
+        reduced = np.abs(np.subtract(at.rate_high, rates, out=reduced), out=reduced)
+        reduced *= per_low
+        change += reduced
+        change += near[:, j]
+        change += fixed
+        np.multiply(at.level, rates, out=reduced)
+        np.subtract(at.costs[:, j], reduced, out=reduced)
+        reduced += at.time
+        np.divide(reduced, change, out=near[:, j])
     near[everyone, at.low] = np.inf
     near[everyone, at.high] = np.inf
     corner = np.full(n, np.inf)
@@ -115,13 +146,14 @@ def closeness(rows: Rows, at: Response, box: Box) -> tuple[np.ndarray, np.ndarra
         # A demand that comes to cost nothing binds no more.
         change = np.maximum(low_width + high_width, 1e-300)
         corner = np.where(mixed, at.level / np.where(mixed, per_rate, 1.0) / change, np.inf)
-    if not rows.gain:
-        return near, corner
-    up = at.rate_high - at.demand
-    down = np.where(at.mixed & (at.low < rows.idle), at.demand - at.rate_low, np.inf)
-    rising = rows.slope > 0
-    at_t = np.minimum(up, down) / (np.where(rising, rows.slope, 1.0) * box.t)
-    return near, np.minimum(corner, np.where(rising, at_t, np.inf))
+    if rows.gain:
+        up = at.rate_high - at.demand
+        down = np.where(mixed & (at.low < rows.idle), at.demand - at.rate_low, np.inf)
+        rising = rows.slope > 0
+        at_t = np.minimum(up, down) / (np.where(rising, rows.slope, 1.0) * box.t)
+        corner = np.minimum(corner, np.where(rising, at_t, np.inf))
+    nearest, place = least(near)
+    return Closeness(columns=near, corner=corner, nearest=np.minimum(nearest, corner), place=place)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -115,21 +115,21 @@ class Rows:
         """The rows at ``index``, with other capacities (k,) and another lift (k,)."""
         return dataclasses.replace(
             self,
-            rates=_taken(self.rates, index),
-            usable=_taken(self.usable, index),
+            rates=taken(self.rates, index),
+            usable=taken(self.usable, index),
             gpus=self.gpus[index],
-            value=None if self.value is None else _taken(self.value, index),
+            value=None if self.value is None else taken(self.value, index),
             base=self.base[index],
             slope=self.slope[index],
             capacity=capacity,
             lift=lift,
             reach=self.reach[index],
-            absent=_taken(self.absent, index),
+            absent=taken(self.absent, index),
             use=None if self.use is None else np.take(self.use, index, axis=2),
         )
 
 
-def _taken(table: np.ndarray, index: np.ndarray) -> np.ndarray:
+def taken(table: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Rows of a table that is stored by columns, stored by columns."""
     result = np.empty((len(index), table.shape[1]), dtype=table.dtype, order="F")
     for j in range(table.shape[1]):
@@ -232,9 +232,15 @@ def largest(table: np.ndarray) -> np.ndarray:
     return result
 
 
-def least(table: np.ndarray) -> np.ndarray:
-    """(n,) the least entry of each row."""
-    result = table[:, 0].copy()
+def least(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) each: the least entry of each row, and the first column that has it."""
+    value = table[:, 0].copy()
+    place, here = np.zeros(len(value), dtype=np.int32), np.empty(len(value), dtype=np.int32)
+    less = np.empty(len(value), dtype=bool)
     for j in range(1, table.shape[1]):
-        np.minimum(result, table[:, j], out=result)
-    return result
+        np.less(table[:, j], value, out=less)
+        # Columns come in order, so the last one that was less is the largest number.
+        np.multiply(less, np.int32(j), out=here)
+        np.maximum(place, here, out=place)
+        np.minimum(value, table[:, j], out=value)
+    return value, place.astype(np.intp)

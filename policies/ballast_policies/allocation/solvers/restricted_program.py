@@ -87,7 +87,7 @@ def _distance(rows: Rows, at: Response, error: float) -> np.ndarray:
     price = np.append(at.prices, 0.0)
     mix = np.maximum(price[at.high], price[at.low])
     reduced /= rows.gpus[:, None] * (np.maximum(mix[:, None], price[None, :]) + error)
-    return least(reduced)
+    return least(reduced)[0]
 
 
 def _regret(rows: Rows, held: Response, best: Response) -> np.ndarray:

@@ -11,31 +11,34 @@ Where thousands of jobs tie exactly (equal speeds, different demands), the value
 perturbed at random by 1e-7 of the prices: then any box small enough holds few of them.
 """
 
-import dataclasses
-
 import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response, bound_of, in_units_of_t, respond
 from ballast_policies.allocation.solvers.boxstep.one_program import Priced, among_cheap, by_one_lp
+from ballast_policies.allocation.solvers.boxstep.open_jobs import CLOSED, JITTER, OpenJobs
 from ballast_policies.allocation.solvers.boxstep.undecided import Undecided, lp_of, undecided_in
 from ballast_policies.allocation.solvers.crossover import (
     Box,
+    Closeness,
     CrossoverSolution,
-    Decided,
     closeness,
-    decided,
     slopes,
 )
-from ballast_policies.allocation.solvers.dense_program import Rows, largest, least
+from ballast_policies.allocation.solvers.dense_program import Rows, largest
 from ballast_policies.allocation.start import Start
 
 MAX_ROUNDS = 150
+MOST_JOBS = 60_000
+"""Jobs in all LPs of a search together, after which one LP of the cheap columns of all jobs is faster."""
 ELASTIC_ROUNDS = 25
 """Of programs with configurations, before one LP of the columns that are nearly as cheap as the best."""
 COARSE_ROUNDS = 20
 """Where prices to about a hundredth will do, the search ends after this number of rounds."""
 LP_GROWTH_FACTOR = 3
 """An exact LP that did not prove the optimum twice gets this many times more jobs."""
+DOUBTS = 2
+"""Each time that so many samples did not improve the bound, samples double, up to MOST_SAMPLED jobs."""
+MOST_SAMPLED = 1600
 CRAWLS = 3
 """Likewise where this many exact LPs ended at a wall."""
 FEW = 2000
@@ -49,41 +52,51 @@ UNEVEN = 0.01
 FAR = 0.25
 """Where a step ends at a wall and improves the bound, GROW applies to all prices that moved this part of
 their width or more: prices that move in proportion are then followed in steps of growing length."""
-CLOSED = 6.0
-"""A job this many boxes away from a change leaves the rows."""
-WORTH_CLOSING = 0.6
-"""Jobs leave where no more than this part stays."""
 COARSE_END = 0.01
 """The box, as a part of the prices, up to which a sample is solved."""
 TIED = 1e-10
 """Jobs this close to a change, as a part of the prices, are tied."""
 TIES_SEEN = 1e-3
 """Ties count from this box on, as a part of the prices, or where a step did not improve the bound."""
-JITTER = 1e-7
-"""Ties are broken by a random perturbation of each column's value, of this part of the prices."""
-SEED = 20211024
 LOW_PRICE = 0.3
 """Part of the mean price that a cheaper type's first box is made for."""
 NARROWEST = 1e-13
 GAP_TOLERANCE = 1e-10
-"""Relative gap at which the search ends; three times the jitter where ties were broken."""
+"""Relative gap at which the search ends."""
+LAST_TOLERANCE = 3.0 * JITTER
+"""Likewise where ties were broken, or rounding errors kept PATIENCE exact LPs from the smaller gap."""
+PATIENCE = 2
 MARGIN = 1e-9
 """A share of time may be this much below 0 or above 1, and a type's GPUs exceeded by this part."""
 
 
+class _LpSize:
+    """How many jobs the LPs of a search have: more where those do not lead it to its end."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self.failed = self.crawled = self.spent = self._doubted = 0
+
+    def after(self, *, exact: bool, better: bool, at_wall: bool) -> None:
+        """Count an LP: of all undecided jobs, whether it improved the bound, ended at a wall."""
+        if exact and at_wall:
+            # Prices that have far to go, past many jobs: a wider box.
+            self.crawled += 1
+            self.jobs *= LP_GROWTH_FACTOR if self.crawled % CRAWLS == 0 else 1
+        elif exact:
+            self.failed += 1
+            self.jobs *= LP_GROWTH_FACTOR if self.failed > 1 else 1
+        elif not better:
+            self._doubted += 1
+            self.jobs *= 2 if self._doubted % DOUBTS == 0 and self.jobs < MOST_SAMPLED else 1
+
+
 class BoxSearch:
-    """The search on one program. ``rows`` are those of the jobs that have not left."""
+    """The search on one program."""
 
     def __init__(self, rows: Rows) -> None:
-        self.whole = self.rows = rows
-        n, k = len(rows), len(rows.capacity)
-        self.index = np.arange(n)
+        self.whole, self.open = rows, OpenJobs(rows)
         self.usual = 1.0
-        self.jittered = False
-        # Prices between which the jobs that left stay decided, and their mixes.
-        self.least, self.greatest = np.full(k, -np.inf), np.full(k, np.inf)
-        self.low, self.high = np.zeros(n, dtype=np.intp), np.zeros(n, dtype=np.intp)
-        self.at_zero, self.per_t = np.zeros(n), np.zeros(n)
 
     def run(
         self, at: Response, *, lp_jobs: int, part: float, feasibility: bool = False, coarse: bool = False
@@ -102,57 +115,51 @@ class BoxSearch:
         """
         if feasibility and self._fits(at):
             return self._response(at)
-        at = in_units_of_t(self.rows, at)
+        at = in_units_of_t(self.open.rows, at)
         self.usual = _usual(self.whole, at.prices)
         box = Box(
             prices=part * np.maximum(at.prices, LOW_PRICE * self.usual), t=part * max(abs(at.t), 1e-300)
         )
-        failed = worse = crawled = 0
+        jobs, size, worse = self.open, _LpSize(lp_jobs), 0
         for _ in range(self._rounds(coarse)):
             if coarse and box.prices.max() <= COARSE_END * self.usual:
                 return self._response(at)
-            if (at.prices - box.prices < self.least).any() or (at.prices + box.prices > self.greatest).any():
-                at = self._reopened(at.prices, at.t)
-            at, near, corner = self._closed(at, box, lp_jobs)
-            nearest = np.minimum(least(near), corner)
-            if not self.jittered and self._tied(nearest, box, bool(worse)) > lp_jobs:
-                self.rows, self.jittered = _jittered(self.rows, self.usual), True
+            if jobs.readmit(at.prices - box.prices, at.prices + box.prices):
+                at = self._at(at.prices, at.t)
+            at, close = self._closed(at, box, size.jobs)
+            if not jobs.jitter and self._tied(close.nearest, box, bool(worse)) > size.jobs:
+                jobs.break_ties(self.usual)
                 at = self._at(at.prices, at.t)
                 continue
-            bound = at.bound(self.rows)
-            widest = CLOSED if len(self.rows) < len(self.whole) else np.inf
-            undecided = undecided_in(
-                self.rows, at, box, near=near, corner=corner, lp_jobs=lp_jobs, widest=widest
-            )
+            bound = at.bound(self.open.rows)
+            widest = np.inf if jobs.all_open else CLOSED
+            undecided = undecided_in(self.open.rows, at, box, close=close, lp_jobs=size.jobs, widest=widest)
             box, exact = undecided.box, undecided.weight is None
-            found = lp_of(self.rows, at, undecided)
-            if found is None:
+            found = lp_of(self.open.rows, at, undecided)
+            size.spent += len(undecided.chosen)
+            if found is None or size.spent > MOST_JOBS:
                 break
             if exact:
-                solution = self._solution(at, found, undecided)
+                tolerance = GAP_TOLERANCE if size.failed < PATIENCE else LAST_TOLERANCE
+                solution = self._solution(at, found, undecided, tolerance)
                 if solution is not None:
                     return None if feasibility and found.t < 0 else solution
             following = self._at(found.prices, found.t)
-            after = following.bound(self.rows)
+            after = following.bound(self.open.rows)
             if feasibility and self._fits(following):
                 return self._response(following)
             if feasibility and after < 0:
                 return None
             moved = np.abs(following.prices - at.prices) / box.prices
             at_wall = (moved >= 1 - 1e-9) & (following.prices > 0)
-            if exact and not at_wall.any():
-                failed += 1
-                if len(self.rows) < len(self.whole):
-                    at = self._reopened(found.prices, found.t)
-                    continue
-                lp_jobs *= LP_GROWTH_FACTOR if failed > 1 else 1
-            elif exact:
-                # Prices that have far to go, past many jobs: a wider box.
-                crawled += 1
-                if crawled == CRAWLS and self._few():
-                    break
-                lp_jobs *= LP_GROWTH_FACTOR if crawled % CRAWLS == 0 else 1
             better = after < bound
+            size.after(exact=exact, better=better, at_wall=bool(at_wall.any()))
+            if exact and not at_wall.any() and not jobs.all_open:
+                jobs.reopen()
+                at = self._at(found.prices, found.t)
+                continue
+            if size.crawled == CRAWLS and self._few():
+                break
             worse = 0 if better else worse + (not exact)
             shrink = _shrinking(moved, at_wall, better=better, exact=exact, worse=worse)
             box = self._resized(box, shrink, at=at.t, following=found.t)
@@ -161,7 +168,7 @@ class BoxSearch:
         return None if feasibility and solution is not None and solution.start.t < 0 else solution
 
     def _at(self, prices: np.ndarray, t: float) -> Response:
-        return in_units_of_t(self.rows, respond(self.rows, prices, min(t, self.rows.highest)))
+        return in_units_of_t(self.open.rows, respond(self.open.rows, prices, min(t, self.open.rows.highest)))
 
     def _resized(self, box: Box, by: np.ndarray, *, at: float, following: float) -> Box:
         """``box`` times ``by`` (k,), after a step of t from ``at``."""
@@ -175,7 +182,7 @@ class BoxSearch:
         return not self.whole.gain and bool((self.whole.usable.sum(axis=1) > 1).sum() <= FEW)
 
     def _fits(self, at: Response) -> bool:
-        return bool((at.used(self.rows) <= self.rows.capacity).all())
+        return bool((at.used(self.open.rows) <= self.open.rows.capacity).all())
 
     def _tied(self, nearest: np.ndarray, box: Box, stuck: bool) -> int:
         """How many jobs are tied."""
@@ -183,35 +190,11 @@ class BoxSearch:
             return 0
         return int((nearest * float(box.prices.min()) < TIED * self.usual).sum())
 
-    def _closed(self, at: Response, box: Box, lp_jobs: int) -> tuple[Response, np.ndarray, np.ndarray]:
+    def _closed(self, at: Response, box: Box, lp_jobs: int) -> tuple[Response, Closeness]:
         """The response and its closeness, once those jobs have left the rows that are far from a change."""
-        near, corner = closeness(self.rows, at, box)
-        far = np.minimum(least(near), corner) > CLOSED
-        stay = np.flatnonzero(~far)
-        if not lp_jobs < len(stay) < WORTH_CLOSING * len(far):
-            return at, near, corner
-        gone = np.flatnonzero(far)
-        mixes = decided(self.rows, at, gone)
-        self._remember(self.index[gone], mixes)
-        self.rows = self.rows.take(
-            stay, capacity=self.rows.capacity - mixes.used, lift=self.rows.lift + mixes.growth
-        )
-        self.index = self.index[stay]
-        self.least = np.maximum(self.least, at.prices - CLOSED * box.prices)
-        self.greatest = np.minimum(self.greatest, at.prices + CLOSED * box.prices)
-        return at.take(stay), near[stay], corner[stay]
-
-    def _reopened(self, prices: np.ndarray, t: float) -> Response:
-        """The response of all jobs."""
-        self.rows, self.index = self.whole, np.arange(len(self.whole))
-        self.least, self.greatest = np.full_like(self.least, -np.inf), np.full_like(self.greatest, np.inf)
-        if self.jittered:
-            self.rows = _jittered(self.rows, self.usual)
-        return self._at(prices, t)
-
-    def _remember(self, jobs: np.ndarray, mixes: Decided) -> None:
-        self.low[jobs], self.high[jobs] = mixes.low, mixes.high
-        self.at_zero[jobs], self.per_t[jobs] = mixes.at_zero, mixes.per_t
+        close = closeness(self.open.rows, at, box)
+        stay = self.open.close(at, box, close, lp_jobs)
+        return (at, close) if stay is None else (at.take(stay), close.take(stay))
 
     def _rounds(self, coarse: bool) -> int:
         """After how many the search ends."""
@@ -220,49 +203,41 @@ class BoxSearch:
         return MAX_ROUNDS if self.whole.use is None else ELASTIC_ROUNDS
 
     def _by_one_lp(self, at: Response) -> Priced | None:
-        """The solution where the search found none: configurations may tie though prices are right."""
-        whole, found = self.whole, None
-        if whole.use is not None:
-            found = among_cheap(whole, at.prices, at.t, tolerance=GAP_TOLERANCE)
-        return by_one_lp(whole) if found is None else found
-
-    def _shares(self, t: float) -> np.ndarray:
-        """(n, w + 1) shares of all jobs as remembered."""
-        share, everyone = self.at_zero + self.per_t * t, np.arange(len(self.whole))
-        X = np.zeros(self.whole.rates.shape)
-        X[everyone, self.low] = 1.0 - share
-        X[everyone, self.high] = share
-        return X
+        """The solution where the search found none: jobs may tie though prices are right."""
+        found = among_cheap(self.whole, at.prices, at.t, tolerance=LAST_TOLERANCE)
+        return by_one_lp(self.whole) if found is None else found
 
     def _response(self, at: Response) -> Priced:
         """The shares of a response."""
-        self._remember(self.index, decided(self.rows, at, np.arange(len(self.rows))))
+        self.open.remember(at)
         n = len(self.whole)
         return Priced(
-            X=self._shares(at.t)[:, :-1],
+            X=self.open.shares(at.t)[:, :-1],
             level=np.zeros(n),
             time=np.zeros(n),
             prices=at.prices,
             start=Start(prices=tuple(at.prices.tolist()), t=at.t),
         )
 
-    def _solution(self, at: Response, found: CrossoverSolution, undecided: Undecided) -> Priced | None:
-        """The LP's solution for all jobs, if it is proven to be one."""
+    def _solution(
+        self, at: Response, found: CrossoverSolution, undecided: Undecided, tolerance: float
+    ) -> Priced | None:
+        """The LP's solution for all jobs, if it is proven to be one to the relative ``tolerance``."""
         if found.exceeded > MARGIN:
             return None
-        rows, chosen = self.whole, self.index[undecided.chosen]
-        self._remember(self.index, decided(self.rows, at, np.arange(len(self.rows))))
-        X = self._shares(found.t)
+        rows, chosen = self.whole, self.open.index[undecided.chosen]
+        self.open.remember(at)
+        X = self.open.shares(found.t)
         X[chosen] = 0.0
-        X[self.index[found.job], found.place] = found.x
+        X[self.open.index[found.job], found.place] = found.x
         X = X[:, :-1]
         if (X < -MARGIN).any() or (X > 1.0 + MARGIN).any():
             return None
-        level = slopes(rows, self.low, self.high, found.prices)
+        level = slopes(rows, self.open.low, self.open.high, found.prices)
         level[chosen] = found.level
         bound, time = bound_of(rows, found.prices, level)
         value = found.t if rows.value is None else float((rows.value[:, :-1] * X).sum())
-        tolerance = 3.0 * JITTER if self.jittered else GAP_TOLERANCE
+        tolerance = LAST_TOLERANCE if self.open.jitter else tolerance
         if bound - value > tolerance * max(abs(bound), abs(value)):
             return None
         start = Start(prices=tuple(found.prices.tolist()), t=found.t)
@@ -288,10 +263,3 @@ def _usual(rows: Rows, prices: np.ndarray) -> float:
     if rows.value is not None and not rows.gain:
         usual = max(usual, 0.1 * float((largest(np.abs(rows.value)) / rows.gpus).mean()))
     return max(usual, 1e-300)
-
-
-def _jittered(rows: Rows, usual: float) -> Rows:
-    noise = np.random.default_rng(SEED).uniform(0.0, JITTER * usual, rows.rates.shape)
-    noise = np.asfortranarray(np.where(rows.usable, noise * rows.gpus[:, None], 0.0))
-    noise[:, -1] = 0.0
-    return dataclasses.replace(rows, value=noise if rows.value is None else rows.value + noise)

@@ -6,8 +6,14 @@ import numpy as np
 
 from ballast_policies.allocation.solvers.best_response import Response
 from ballast_policies.allocation.solvers.boxstep.sampling import stratified
-from ballast_policies.allocation.solvers.crossover import Box, CrossoverSolution, crossover, decided
-from ballast_policies.allocation.solvers.dense_program import Rows, least
+from ballast_policies.allocation.solvers.crossover import (
+    Box,
+    Closeness,
+    CrossoverSolution,
+    crossover,
+    decided,
+)
+from ballast_policies.allocation.solvers.dense_program import Rows
 
 MOST_COLUMNS = 6000
 """Columns in the LP of a sample, where that leaves FEWEST jobs."""
@@ -35,7 +41,7 @@ class Undecided:
 
 
 def undecided_in(
-    rows: Rows, at: Response, box: Box, *, near: np.ndarray, corner: np.ndarray, lp_jobs: int, widest: float
+    rows: Rows, at: Response, box: Box, *, close: Closeness, lp_jobs: int, widest: float
 ) -> Undecided:
     """The undecided jobs in the box, a sample of them where they are more than ``lp_jobs``.
 
@@ -43,22 +49,22 @@ def undecided_in(
         rows: the program.
         at: the response in the middle of the box.
         box: the box.
-        near: (n, w + 1) of ``closeness``.
-        corner: (n,) likewise.
+        close: how close the jobs are to a change.
         lp_jobs: jobs in an LP.
         widest: factor by which the box may grow where the LP has room for more jobs.
     """
-    nearest = np.minimum(least(near), corner)
+    nearest = close.nearest
     inside = nearest <= 1.0
     if inside.sum() > lp_jobs:
         free = np.flatnonzero(inside)
-        stratum = at.high[free] * near.shape[1] + near[free].argmin(axis=1)
+        stratum = at.high[free] * close.columns.shape[1] + close.place[free]
         some, weight = stratified(
-            rows.gpus[free], stratum, nearest[free], _sample_size(rows, near[free], lp_jobs)
+            rows.gpus[free], stratum, nearest[free], _sample_size(rows, close, free, lp_jobs)
         )
         chosen = free[some]
+        near = close.take(chosen)
         return Undecided(
-            box=box, inside=inside, chosen=chosen, weight=weight, near=near[chosen], corner=corner[chosen]
+            box=box, inside=inside, chosen=chosen, weight=weight, near=near.columns, corner=near.corner
         )
     wider = 1.0
     if len(nearest) > lp_jobs:
@@ -67,22 +73,23 @@ def undecided_in(
         wider = min(max(1.0, room), widest) if np.isfinite(room) else 1.0
     inside = nearest <= wider
     chosen = np.flatnonzero(inside)
+    near = close.take(chosen)
     return Undecided(
         box=Box(prices=box.prices * wider, t=box.t * wider),
         inside=inside,
         chosen=chosen,
         weight=None,
-        near=near[chosen] / wider,
-        corner=corner[chosen] / wider,
+        near=near.columns / wider,
+        corner=near.corner / wider,
     )
 
 
-def _sample_size(rows: Rows, near: np.ndarray, lp_jobs: int) -> int:
+def _sample_size(rows: Rows, close: Closeness, free: np.ndarray, lp_jobs: int) -> int:
     """Jobs in the LP of a sample: fewer where each of them has many columns in question."""
     if rows.use is None:
         return lp_jobs
-    columns = max(1, int((near <= 1.0).sum()))
-    return max(FEWEST, min(lp_jobs, MOST_COLUMNS * len(near) // columns))
+    columns = max(1, int((close.columns[free] <= 1.0).sum()))
+    return max(FEWEST, min(lp_jobs, MOST_COLUMNS * len(free) // columns))
 
 
 def lp_of(rows: Rows, at: Response, undecided: Undecided) -> CrossoverSolution | None:
