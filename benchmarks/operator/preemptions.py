@@ -291,7 +291,7 @@ def play(part: Part, count: int, seed: int, steps: int, folder: Path, until: flo
                     time.sleep(market.random.uniform(0.0, 3.0))
                     print(f"{part.number + 1}: {market.preempt()}", flush=True)
             # Of each job a step is known, or it has done none in this part.
-            market.wait(lambda: {*jobs} <= {*market.first}, LIMIT_SECONDS)
+            market.wait(lambda: all(market.status(name) and name in market.first for name in jobs), 60.0)
             part.done = part.number >= count or not trains
             if part.done:
                 market.finish(list(jobs))
