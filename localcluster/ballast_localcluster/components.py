@@ -41,9 +41,6 @@ DISABLED_CONTROLLERS = (
     "service-cidr-controller",
     # No cloud, no storage.
     "node-ipam-controller",
-    "node-route-controller",
-    "cloud-node-lifecycle-controller",
-    "service-lb-controller",
     "persistentvolume-attach-detach-controller",
     "persistentvolume-binder-controller",
     "persistentvolume-expander-controller",
