@@ -78,7 +78,7 @@ def test_replicas_of_a_stage_average_their_gradients_at_each_update(gang, flowin
     config["pipeline"]["replicas"] = [2, 1]
     versions = weight_versions(pipedream([2, 1], 4 * config["totalSteps"]))
     assert [versions[0, k] for k in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
-    late = Recurrence(config, (0, 5, 8), version=lambda s, k: versions[s, k], update_every=[2, 1])
+    late = Recurrence(config, (0, 6, 8), version=lambda s, k: versions[s, k], update_every=[2, 1])
     assert_equal_to(late, gang, config, 3)
 
 
