@@ -82,20 +82,31 @@ class Watched:
         self.pauses: dict[tuple[str, str], float] = {}
         self.used_most: collections.Counter[str] = collections.Counter()
         self._holds: dict[str, str] = {}
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Follow both from now on, until the process ends."""
+        """Follow both from now on, until :meth:`stop`."""
         listed = client.CustomObjectsApi(self._api).list_namespaced_custom_object
         pods = client.CoreV1Api(self._api).list_namespaced_pod
         for take, follow, where in (
             (self._take_job, listed, WHERE),
             (self._take_pod, pods, {"namespace": "default"}),
         ):
-            threading.Thread(target=self._follow, args=(take, follow, where), daemon=True).start()
+            self._threads.append(
+                threading.Thread(target=self._follow, args=(take, follow, where), daemon=True)
+            )
+            self._threads[-1].start()
+
+    def stop(self) -> None:
+        """Wait for the threads when the cluster is gone: torch aborts a process that ends with one of them."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
 
     def _follow(self, take: Callable[[str, Any], None], listed: Any, where: Mapping[str, str]) -> None:
         version = None
-        while True:
+        while not self._stopped.is_set():
             with contextlib.suppress(urllib3.exceptions.HTTPError, client.ApiException):
                 more = {} if version is None else {"resource_version": version}
                 stream = watch.Watch()

@@ -44,6 +44,8 @@ MODEL = {
     "layers": LAYERS,
     "args": {"layers": LAYERS, "seconds": FORWARD_SECONDS},
 }
+FIRST = ((0.0, 10),)
+"""Handed in before: the first launch of a cluster also starts the process that trainers are forked from."""
 CALIBRATION = ((0.0, 130), (10.0, 40))
 """(arrival in s, steps): the first job makes room for the second, and grows when that is done."""
 JOBS = ((0.0, 130), (8.0, 90), (47.0, 105), (95.0, 65), (140.0, 90))
@@ -224,6 +226,7 @@ def compare(folder: Path) -> dict[str, Any]:
     speeds = steps_per_second()
     with running(folder) as api:
         live = LiveJobs(api, folder, speeds)
+        live.run("first", FIRST)
         told = costs(live.run("calibration", CALIBRATION), CALIBRATION, live.watched, speeds)
         print(f"steps/s {speeds}; {told}", file=sys.stderr, flush=True)
         created = live.run("job", JOBS)
@@ -236,6 +239,7 @@ def compare(folder: Path) -> dict[str, Any]:
             ]
             for name in created
         }
+    live.watched.stop()
     free = Costs(launch=0.0, growth=0.0, pause=0.0, end=0.0)
     results = {name: simulated(JOBS, speeds, each) for name, each in (("told", told), ("free", free))}
     mean = statistics.fmean(seconds)
