@@ -99,7 +99,7 @@ class Watched:
             self._threads[-1].start()
 
     def stop(self) -> None:
-        """Wait for the threads when the cluster is gone: torch aborts a process that ends with one of them."""
+        """Wait for the threads when the cluster is gone: torch aborts a process that ends with one."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()
