@@ -4,10 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
 from ballast_policies.contract import Plan
 from ballast_policies.contract.job import JobConfig
-from torch import nn
 
 from ballast_trainer.distributed.axis import Axis
 from ballast_trainer.distributed.process_group import peer_failures
@@ -19,8 +17,8 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.tied_search import find_ties, with_ties
 from ballast_trainer.models.ties import Tie, as_text
+from ballast_trainer.models.without_memory import layer_without_memory
 from ballast_trainer.pipeline.layout import is_asynchronous
-from ballast_trainer.seeding import host_seeded
 from ballast_trainer.tensor_parallel.layers import split_layer
 
 _UNTIE = "untie them (Hugging Face: tie_word_embeddings: false)"
@@ -107,7 +105,7 @@ def _check_members(model: Model) -> None:
     known: dict[int, dict[str, Any]] = {}
     for index in sorted({layer for tie in model.tied for layer, _ in tie if 0 <= layer < model.layer_count}):
         kept = None if model.kept_layer is None else model.kept_layer(index)
-        module = _built(model, index) if kept is None else kept
+        module = layer_without_memory(model, index) if kept is None else kept
         known[index] = {
             name: (tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad)
             for name, parameter in module.named_parameters()
@@ -135,7 +133,7 @@ def _check_members(model: Model) -> None:
 
 def _check_changes(model: Model, index: int, ties: Sequence[Tie], changes: Sequence[Dynamic]) -> None:
     for change in changes:
-        module = _built(model, index)
+        module = layer_without_memory(model, index)
         if isinstance(change, Freezing) or change.lacks(index, module):
             continue
         tied = {id(module.get_parameter(dict(tie)[index])): tie for tie in ties}
@@ -156,7 +154,7 @@ def _check_changes(model: Model, index: int, ties: Sequence[Tie], changes: Seque
 def _check_split(model: Model, index: int, ties: Sequence[Tie], config: JobConfig) -> None:
     if config.parallelism.tensor == 1:
         return
-    module = _built(model, index)
+    module = layer_without_memory(model, index)
     tied = {id(module.get_parameter(dict(tie)[index])): tie for tie in ties}
     split = split_layer(module, Axis(ranks=tuple(range(config.parallelism.tensor))))
     kept = {id(parameter) for parameter in split.parameters()}
@@ -167,12 +165,3 @@ def _check_split(model: Model, index: int, ties: Sequence[Tie], config: JobConfi
                 f"layer {index} is split over the ranks, and {as_text(tie)} are one parameter. "
                 f"To fix: set it to 1, or {_UNTIE}",
             )
-
-
-def _built(model: Model, index: int) -> nn.Module:
-    with host_seeded():
-        try:
-            with torch.device("meta"):
-                return model.build_layer(index)
-        except Exception:  # a user's layer that computes with its weights as it is built
-            return model.build_layer(index)

@@ -86,12 +86,12 @@ def consolidate(
     left = moves_left(now, state, settings)
     room = len(candidates) if left is None else left - len(decided.moved) - len(decided.stopped)
     free, pools = _free(nodes, decided.placements, state.running), _by_pool(nodes)
-    placements, reasons, moved = dict(decided.placements), dict(decided.reasons), list[str]()
+    placements, reasons = dict[str, Placement](), dict[str, str]()
     for name in sorted(candidates, key=lambda name: (-_gain(candidates[name]), name)):
-        gang, at = candidates[name], placements[name]
+        gang, at = candidates[name], decided.placements[name]
         ran = now - state.running_since.get(name, now)
         won = gang.speed_after_restart(max(settings.round_seconds, ran))
-        if len(moved) >= room or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
+        if len(placements) >= room or ran < settings.min_run_seconds or won < gang.speed * (1 + LEAST_GAIN):
             continue
         barred = (not_tolerated or {}).get(name, frozenset())
         members = [n for n in pools[at.pool] if not (n.closed or n.coming or n.group in barred)]
@@ -112,14 +112,7 @@ def consolidate(
             f"{gang.packed_speed:.3g} steps/s in place of {gang.speed:.3g}, after a restart of "
             f"{gang.restart_seconds:.0f} s"
         )
-        moved.append(name)
-    return dataclasses.replace(
-        decided,
-        placements=placements,
-        extended=tuple(name for name in decided.extended if name not in moved),
-        moved=(*decided.moved, *moved),
-        reasons=reasons,
-    )
+    return decided.with_moves(placements, reasons)
 
 
 def _gain(gang: SpreadGang) -> float:

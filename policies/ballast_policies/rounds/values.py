@@ -155,3 +155,14 @@ class Round:
     reasons: Mapping[str, str]
     resized: tuple[str, ...] = ()
     kept_off_spot: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def with_moves(self, placements: Mapping[str, Placement], reasons: Mapping[str, str]) -> "Round":
+        """The round in which these jobs are elsewhere; of them, those whose lease was extended have moved."""
+        moved = tuple(name for name in placements if name in self.extended)
+        return dataclasses.replace(
+            self,
+            placements={**self.placements, **placements},
+            extended=tuple(name for name in self.extended if name not in moved),
+            moved=(*self.moved, *moved),
+            reasons={**self.reasons, **reasons},
+        )

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-import torch
 from ballast_policies.contract.job import DynamicConfig
 from ballast_policies.planning.dynamics import DYNAMICS, DynamicCase, excluded_pair
 from ballast_policies.registry import RegistryError
@@ -19,7 +18,7 @@ from ballast_trainer.errors import ConfigurationError
 from ballast_trainer.models.blocks import Lacking, described
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.registry import load_callable
-from ballast_trainer.seeding import host_seeded
+from ballast_trainer.models.without_memory import layer_without_memory
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ def check_changes(model: Model, configs: Sequence[DynamicConfig]) -> None:
         if time.monotonic() - began > _LONGEST_SECONDS:
             logger.warning("dynamics: layers 0 to %d only were looked at: building takes long", index - 1)
             return
-        module = _built(model, index)
+        module = layer_without_memory(model, index)
         for kind, change in changes.items():
             what = change.lacks(index, module)
             if what:
@@ -130,7 +129,7 @@ def check_cached_outputs(model: Model, configs: Sequence[DynamicConfig]) -> None
             )
         found = []
         for index in range(most_frozen(config, model.layer_count)):
-            module = _built(model, index)
+            module = layer_without_memory(model, index)
             what = drawing_part(module)
             if what:
                 found.append(Lacking(index, type(module).__name__, what))
@@ -155,12 +154,3 @@ def drawing_part(module: nn.Module) -> str:
         if isinstance(part, _BatchNorm):
             return f"{type(part).__name__}{where}, which uses statistics of the batch"
     return ""
-
-
-def _built(model: Model, index: int) -> nn.Module:
-    with host_seeded():
-        try:
-            with torch.device("meta"):
-                return model.build_layer(index)
-        except Exception:  # a user's layer that computes with its weights as it is built
-            return model.build_layer(index)

@@ -91,10 +91,10 @@ def choose_pools(cluster: Cluster, decided: Round) -> Round:
 
 
 def _with_choices(decided: Round, chosen: Mapping[str, tuple[Placement, float]], cluster: Cluster) -> Round:
-    placements, reasons = dict(decided.placements), dict(decided.reasons)
+    placements = {name: placement for name, (placement, _) in chosen.items()}
+    reasons = {}
     for name, (placement, won) in chosen.items():
         before = decided.placements[name]
-        placements[name] = placement
         restart = ""
         if name in decided.extended:
             restart = f" after a restart of {cluster.elastic[name].restart_seconds:.0f} s"
@@ -102,11 +102,4 @@ def _with_choices(decided: Round, chosen: Mapping[str, tuple[Placement, float]],
             f"in pool {placement.pool}: with the sizes that gangs reach, {won:.0%} better by the policy "
             f"than in pool {before.pool}{restart}"
         )
-    moved = tuple(name for name in chosen if name in decided.extended)
-    return dataclasses.replace(
-        decided,
-        placements=placements,
-        extended=tuple(name for name in decided.extended if name not in moved),
-        moved=(*decided.moved, *moved),
-        reasons=reasons,
-    )
+    return decided.with_moves(placements, reasons)
