@@ -18,7 +18,8 @@ from ballast_policies.prices.logs.folder import excerpt
 from ballast_policies.prices.market import Market
 from ballast_policies.simulator.spot.engine import replay
 from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
-from ballast_policies.throughput.table import JobType, built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import JobType
 
 ROOT = Path(__file__).parents[2]
 GAVEL_COST = Path(__file__).with_name("gavel_cost.json")

@@ -20,7 +20,7 @@ from ballast_policies.simulator.spot.jobs import spot_job
 from ballast_policies.simulator.spot.result import JobOutcome, SpotResult
 from ballast_policies.simulator.spot.settings import SpotJob, SpotSettings
 from ballast_policies.simulator.workloads.generate import continuous
-from ballast_policies.throughput.table import built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
 
 JOBS = 20
 JOBS_PER_HOUR = 20 / 72

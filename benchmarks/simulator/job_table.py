@@ -15,7 +15,8 @@ import itertools
 import random
 
 from ballast_policies.simulator.workloads.generate import JOB_TABLES, _draw_duration, _draw_gpus
-from ballast_policies.throughput.table import JobType, built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import JobType
 from published_figures import MULTIPLE, PUBLISHED, SINGLE
 
 TYPES = ("v100", "p100", "k80")

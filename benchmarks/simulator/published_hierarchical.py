@@ -17,7 +17,8 @@ from typing import Any
 from ballast_policies.allocation.problem import Entity, Job, Problem
 from ballast_policies.allocation.registry import allocate
 from ballast_policies.simulator.workloads.generate import JOB_TABLES
-from ballast_policies.throughput.table import JobType, built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import JobType
 from published import keep
 from published_figures import PUBLISHED
 

@@ -19,7 +19,7 @@ from ballast_policies.simulator.progress import SimulationProgress
 from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads.generate import Generated
 from ballast_policies.simulator.workloads.workload import Workload
-from ballast_policies.throughput.table import built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
 
 CLUSTER = {"v100": 4000, "p100": 4000, "k80": 2000}
 

@@ -35,7 +35,8 @@ from ballast_policies.contract.names import (
     rendezvous_config_map_name,
     rendezvous_key,
 )
-from ballast_policies.contract.plan import Directive, Plan, Rank, Stage
+from ballast_policies.contract.plan import Directive, Plan
+from ballast_policies.contract.ranks import Rank, Stage
 from ballast_policies.contract.wire import ContractError
 
 __all__ = [

@@ -12,7 +12,7 @@ from ballast_policies.contract.limits import (
     MOST_SECONDS,
     MOST_STEP,
 )
-from ballast_policies.contract.plan import Stage
+from ballast_policies.contract.ranks import Stage
 from ballast_policies.contract.settings import setting
 from ballast_policies.contract.wire import Wire
 

@@ -9,7 +9,7 @@ layers' cost.  While it runs, the trainer may move layers between the plan's ran
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ballast_policies.contract.limits import (
     LONGEST_NAME,
@@ -20,12 +20,10 @@ from ballast_policies.contract.limits import (
     OBJECT,
     Limits,
 )
-from ballast_policies.contract.names import process_name
+from ballast_policies.contract.messages import Proposal
+from ballast_policies.contract.ranks import Rank, Stage
 from ballast_policies.contract.settings import setting
 from ballast_policies.contract.wire import Wire
-
-if TYPE_CHECKING:
-    from ballast_policies.contract.messages import Proposal
 
 
 class Directive(enum.StrEnum):
@@ -39,46 +37,6 @@ class Directive(enum.StrEnum):
     """The plan's ranks are a subset of the last epoch's: move layers onto them, the others leave."""
     GROW = "grow"
     """The plan's ranks are a superset of the last epoch's: the new ones join, layers move onto them."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """One process of the gang.
-
-    Attributes:
-        rank: position in the process group, 0-based; rank 0 hosts the rendezvous and reports.
-        pod: name of the pod that runs it. A pod keeps its name over epochs, its ranks may change.
-        local_rank: position among the processes of the pod, 0-based; the GPU of the pod that it uses.
-        address: IP address of the pod.
-        gpu_type: the pool's GPU type, e.g. ``v100``.
-    """
-
-    rank: int = setting(ge=0, le=MOST_RANKS)
-    pod: str = setting(max_length=LONGEST_NAME)
-    local_rank: int = setting(0, ge=0, le=MOST_RANKS)
-    address: str = setting(max_length=LONGEST_NAME)
-    gpu_type: str = setting(max_length=LONGEST_NAME)
-
-    @property
-    def process(self) -> str:
-        """Name of the process, the same over epochs: see :func:`~ballast_policies.contract.process_name`."""
-        return process_name(self.pod, self.local_rank)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Consecutive layers ``first_layer`` (inclusive) to ``end_layer`` (exclusive) on one rank."""
-
-    rank: int = setting(ge=0, le=MOST_RANKS)
-    first_layer: int = setting(ge=0, le=MOST_LAYERS)
-    end_layer: int = setting(ge=1, le=MOST_LAYERS)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.first_layer < self.end_layer:
-            raise ValueError(
-                f"stage on rank {self.rank} has layers [{self.first_layer}, {self.end_layer}): "
-                "a stage needs at least one layer"
-            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +117,7 @@ class Plan(Wire):
         """
         return next((r.rank for r in self.ranks if r.process == process), None)
 
-    def shrink(self, proposal: "Proposal") -> "Plan":
+    def shrink(self, proposal: Proposal) -> "Plan":
         """The next epoch, on the proposal's kept pods, in its order and with its stages.
 
         Raises:

@@ -9,13 +9,37 @@ import functools
 import json
 import math
 import zlib
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ballast_policies.throughput.table import JobType, ThroughputError, ThroughputTable
 
+BUILT_IN = ("simulation", "physical_cluster")
+"""Gavel's two tables, which come with Ballast (see ``data/gavel/LICENSE``)."""
+
 SPREAD_SUFFIX = "_unconsolidated"
 MAX_BYTES = 64 * 2**20
 """A table that unpacks to more is refused: Gavel's largest has 3 MB."""
+
+
+def read_table(path: Path) -> ThroughputTable:
+    """A table in Gavel's JSON layout, gzipped or not.
+
+    Raises:
+        OSError: the file cannot be read.
+        ThroughputError: the file is not such a table.
+    """
+    return parse_gavel(path.read_bytes(), source=str(path))
+
+
+@functools.cache
+def built_in_table(name: str = "simulation") -> ThroughputTable:
+    """One of :data:`BUILT_IN`: the measurements of Gavel's simulations, or of its physical cluster."""
+    if name not in BUILT_IN:
+        raise ThroughputError(f"there is no built-in table {name!r}; there are {', '.join(BUILT_IN)}")
+    file = resources.files("ballast_policies.throughput") / "data" / "gavel" / f"{name}_throughputs.json.gz"
+    return parse_gavel(file.read_bytes(), source=f"Gavel's {name} throughputs")
 
 
 def parse_gavel(data: bytes, *, source: str) -> ThroughputTable:

@@ -4,13 +4,7 @@ Units: steps (minibatches) per second of the whole gang. 0 means that the job do
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
-from importlib import resources
-from pathlib import Path
-
-BUILT_IN = ("simulation", "physical_cluster")
-"""Gavel's two tables, which come with Ballast (see ``data/gavel/LICENSE``)."""
 
 
 class ThroughputError(ValueError):
@@ -81,26 +75,3 @@ class ThroughputTable:
     def shared(self, job: JobType, other: JobType, gpu_type: str) -> tuple[float, float]:
         """Steps/s of ``job`` and of ``other`` on the same GPUs; (0, 0) where the two do not fit."""
         return self.pair_rates.get(gpu_type, {}).get(job, {}).get(other, (0.0, 0.0))
-
-
-def read_table(path: Path) -> ThroughputTable:
-    """A table in Gavel's JSON layout, gzipped or not.
-
-    Raises:
-        OSError: the file cannot be read.
-        ThroughputError: the file is not such a table.
-    """
-    from ballast_policies.throughput.gavel_file import parse_gavel
-
-    return parse_gavel(path.read_bytes(), source=str(path))
-
-
-@functools.cache
-def built_in_table(name: str = "simulation") -> ThroughputTable:
-    """One of :data:`BUILT_IN`: the measurements of Gavel's simulations, or of its physical cluster."""
-    from ballast_policies.throughput.gavel_file import parse_gavel
-
-    if name not in BUILT_IN:
-        raise ThroughputError(f"there is no built-in table {name!r}; there are {', '.join(BUILT_IN)}")
-    file = resources.files("ballast_policies.throughput") / "data" / "gavel" / f"{name}_throughputs.json.gz"
-    return parse_gavel(file.read_bytes(), source=f"Gavel's {name} throughputs")

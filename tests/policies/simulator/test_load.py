@@ -8,7 +8,8 @@ from ballast_policies.simulator.engine import simulate
 from ballast_policies.simulator.settings import RULES, SimulatedCluster, SimulationSettings
 from ballast_policies.simulator.workloads.generate import continuous
 from ballast_policies.simulator.workloads.load import load_of
-from ballast_policies.throughput.table import ThroughputTable, built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import ThroughputTable
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -18,7 +18,7 @@ from ballast_policies.simulator.settings import (
 )
 from ballast_policies.simulator.workloads.generate import static
 from ballast_policies.simulator.workloads.trace import read_trace
-from ballast_policies.throughput.table import built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
 
 SIMULATED = SimulatedCluster(gpus={"v100": 36, "p100": 36, "k80": 36})
 PHYSICAL = SimulatedCluster(gpus={"v100": 8, "p100": 16, "k80": 24})

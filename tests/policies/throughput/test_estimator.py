@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from ballast_policies.throughput.completion import complete
 from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.table import JobType, ThroughputTable, built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import ALPHA, Estimate
 from hypothesis import given
 from hypothesis import strategies as st

@@ -27,7 +27,8 @@ def table_of(throughputs: str) -> "ThroughputTable":
     Raises:
         ThroughputError: there is none.
     """
-    from ballast_policies.throughput.table import BUILT_IN, ThroughputError, built_in_table, read_table
+    from ballast_policies.throughput.gavel_file import BUILT_IN, built_in_table, read_table
+    from ballast_policies.throughput.table import ThroughputError
 
     if throughputs in BUILT_IN and not Path(throughputs).exists():
         return built_in_table(throughputs)

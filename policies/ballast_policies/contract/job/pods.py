@@ -1,20 +1,18 @@
 """Rules of ``parallelism.gpusPerPod``: a job's ranks fill whole pods, and a tensor group is in one pod."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ballast_policies.contract.conditions import at, one_is_not
+from ballast_policies.contract.job.parallelism import ParallelismConfig
+from ballast_policies.contract.job.pipeline import PipelineConfig
 from ballast_policies.contract.rules import Rule
-
-if TYPE_CHECKING:
-    from ballast_policies.contract.job.job import JobConfig
 
 _COLUMN = at("parallelism.tensor") * at("parallelism.data")
 _FIELD = "parallelism.gpus_per_pod"
 
 
-def whole_pod_stages(config: "JobConfig") -> tuple[int, ...]:
+def _whole_pod_stages(pipeline: PipelineConfig, parallelism: ParallelismConfig) -> tuple[int, ...]:
     """Numbers of stages, from ``minStages`` to ``maxStages``, whose ranks fill whole pods."""
-    pipeline, parallelism = config.pipeline, config.parallelism
     most = pipeline.max_stages or max(pipeline.min_stages, parallelism.ranks_per_pod)
     return tuple(
         stages
@@ -23,14 +21,14 @@ def whole_pod_stages(config: "JobConfig") -> tuple[int, ...]:
     )
 
 
-def _fills_pods(config: "JobConfig") -> bool:
+def _fills_pods(config: Any) -> bool:
     replicas = config.pipeline.used_replicas
     if replicas:
         return sum(replicas) % config.parallelism.ranks_per_pod == 0
-    return bool(whole_pod_stages(config))
+    return bool(_whole_pod_stages(config.pipeline, config.parallelism))
 
 
-def _explain_partial_pods(config: "JobConfig") -> str:
+def _explain_partial_pods(config: Any) -> str:
     pipeline, parallelism = config.pipeline, config.parallelism
     pods = f"pods of gpusPerPod: {parallelism.ranks_per_pod}"
     if pipeline.used_replicas:

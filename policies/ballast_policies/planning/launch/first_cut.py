@@ -5,7 +5,7 @@ The cut is that of the smallest largest load over the speeds of the ranks, withi
 
 import dataclasses
 
-from ballast_policies.contract.plan import Stage
+from ballast_policies.contract.ranks import Stage
 from ballast_policies.planning.balancers.exact import exact_partition
 from ballast_policies.planning.launch.memory import MeasuredLayers, PipelineForm, bytes_on_positions
 from ballast_policies.planning.partition import PlanningError

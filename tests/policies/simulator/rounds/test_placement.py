@@ -13,7 +13,8 @@ from ballast_policies.simulator.settings import (
     SimulationSettings,
 )
 from ballast_policies.simulator.workloads.workload import TraceJob, Workload
-from ballast_policies.throughput.table import JobType, built_in_table
+from ballast_policies.throughput.gavel_file import built_in_table
+from ballast_policies.throughput.table import JobType
 
 TABLE = built_in_table("simulation")
 GANG = JobType(name="ResNet-18 (batch size 16)", gpus=2)
