@@ -22,10 +22,11 @@ def _whole_pod_stages(pipeline: PipelineConfig, parallelism: ParallelismConfig) 
 
 
 def _fills_pods(config: Any) -> bool:
-    replicas = config.pipeline.used_replicas
-    if replicas:
-        return sum(replicas) % config.parallelism.ranks_per_pod == 0
-    return bool(_whole_pod_stages(config.pipeline, config.parallelism))
+    pipeline: PipelineConfig = config.pipeline
+    parallelism: ParallelismConfig = config.parallelism
+    if pipeline.used_replicas:
+        return sum(pipeline.used_replicas) % parallelism.ranks_per_pod == 0
+    return bool(_whole_pod_stages(pipeline, parallelism))
 
 
 def _explain_partial_pods(config: Any) -> str:
