@@ -45,7 +45,7 @@ from ballast_trainer.reporting.console import Reporter, SilentReporter
 from ballast_trainer.reporting.writers import WritingReporter, writers_of
 from ballast_trainer.tensor_parallel.check import check_tensor_parallel
 from ballast_trainer.tensor_parallel.layers import split_layer
-from ballast_trainer.tied_weights import shared_ties, tied_model
+from ballast_trainer.tied_model import shared_ties, tied_model
 
 PEER_TIMEOUT_SECONDS = 120.0
 """How long a collective waits for another rank; the heartbeat notices a hung rank long before."""

@@ -15,7 +15,7 @@ from ballast_trainer.models.hugging_face import from_config
 from ballast_trainer.models.protocol import Model
 from ballast_trainer.models.tied_search import find_ties, with_ties
 from ballast_trainer.models.ties import merged
-from ballast_trainer.tied_weights import check_ties, tied_model
+from ballast_trainer.tied_model import check_ties, tied_model
 from torch import nn
 
 from tests.trainer.models import tied_models
