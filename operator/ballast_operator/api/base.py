@@ -4,6 +4,7 @@ A :class:`Rule` stands once and is checked twice: by the API server (CEL) and on
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Self
 
@@ -20,6 +21,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+
+from ballast_operator.api.schema.docstrings import field_docs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,7 +128,10 @@ class Refused:
 
 
 class ApiModel(BaseModel):
-    """A part of an object: camelCase outside, frozen, described by its attributes' docstrings."""
+    """A part of an object: camelCase outside, frozen, described by its attributes' docstrings.
+
+    The docstrings are read when a schema is made, not when the operator starts.
+    """
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
     REFUSED: ClassVar[tuple[Refused, ...]] = ()
@@ -135,7 +141,6 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         extra="forbid",
         allow_inf_nan=False,
     )
@@ -156,9 +161,11 @@ class ApiModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Add the rules to the schema."""
+        """Add the rules and the fields' descriptions to the schema."""
         generated = handler(core_schema)
         own = handler.resolve_ref_schema(generated)
+        for name, text in descriptions(cls).items():
+            own["properties"][name]["description"] = text
         for refused in cls.REFUSED:
             own["properties"][refused.name] = refused.to_schema()
         rules = [
@@ -168,6 +175,21 @@ class ApiModel(BaseModel):
         if rules:
             own["x-kubernetes-validations"] = [rule.to_schema() for rule in rules if rule.expression]
         return generated
+
+
+def descriptions(model: type[ApiModel]) -> dict[str, str]:
+    """Field, as JSON spells it -> the docstring under it, also where a base class has the field."""
+    documented = {
+        name: text
+        for base in reversed(model.__mro__)
+        if issubclass(base, ApiModel)
+        for name, text in field_docs(base).items()
+    }
+    return {
+        field.alias or name: inspect.cleandoc(documented[name])
+        for name, field in model.model_fields.items()
+        if name in documented
+    }
 
 
 class StatusModel(ApiModel):

@@ -13,16 +13,14 @@ from ballast_policies.contract.job import JobConfig, ModelConfig, PipelineConfig
 from ballast_policies.contract.settings import cluster_problems
 from pydantic import (
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    PlainSerializer,
-    PlainValidator,
     SerializerFunctionWrapHandler,
     ValidationError,
-    WithJsonSchema,
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from ballast_operator.api import meta
 from ballast_operator.api.base import ApiModel, GpuType, MemoryQuantity, ObjectMeta, Rule, Time, schema
@@ -83,6 +81,19 @@ def _read_config(value: Any) -> JobConfig:
     )
 
 
+class _Config:
+    """The contract reads and writes the value; its schema is only made where one is asked for."""
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            _read_config,
+            serialization=core_schema.plain_serializer_function_ser_schema(JobConfig.to_dict),
+        )
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return settings_schema(JobConfig, typical=TYPICAL)
+
+
 class TrainingJobSpec(ApiModel):
     """What to train, and on what it may run."""
 
@@ -101,12 +112,7 @@ class TrainingJobSpec(ApiModel):
         ),
         *MIXED_POOLS_RULES,
     )
-    config: Annotated[
-        JobConfig,
-        PlainValidator(_read_config),
-        PlainSerializer(JobConfig.to_dict),
-        WithJsonSchema(settings_schema(JobConfig, typical=TYPICAL)),
-    ]
+    config: Annotated[JobConfig, _Config()]
     """What the trainer acts on."""
     gpu_types: Annotated[
         tuple[GpuType, ...], Field(max_length=64, json_schema_extra=schema(list_type="set"))
@@ -166,10 +172,10 @@ class TrainingJobSpec(ApiModel):
 
     @classmethod
     def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+        cls, of_model: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """The trainer's fields beside the operator's own."""
-        generated = super().__get_pydantic_json_schema__(core_schema, handler)
+        generated = super().__get_pydantic_json_schema__(of_model, handler)
         own = handler.resolve_ref_schema(generated)
         config = own["properties"].pop(CONFIG)
         own["properties"] = {**config["properties"], **own["properties"]}

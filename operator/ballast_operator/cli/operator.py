@@ -59,6 +59,8 @@ def operator(
     log_level: str,
 ) -> None:
     """Run the operator until SIGTERM."""
+    # What is imported stays: the collector would walk through it again and again.
+    gc.set_threshold(*COLLECT_AFTER)
     from kubernetes.aio.config import ConfigException
 
     from ballast_operator.app import Options
@@ -83,7 +85,6 @@ def operator(
     )
     # Decisions are computed in a thread; the event loop must not wait long for it.
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.set_threshold(*COLLECT_AFTER)
     try:
         asyncio.run(_run(options, settings))
     except LeaseLapsed as error:

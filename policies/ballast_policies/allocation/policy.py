@@ -87,6 +87,8 @@ class Policy:
         takes_configurations: jobs may have configurations; otherwise they are refused.
         proves_gap: its answer comes with a bound on the optimum; otherwise it optimises nothing, or
             not provably.
+        imports: large modules that its first allocation imports. A caller that limits the time of an
+            answer imports them first.
     """
 
     summary: str
@@ -101,6 +103,7 @@ class Policy:
     names_unmet_deadlines: bool = False
     takes_configurations: bool = False
     proves_gap: bool = True
+    imports: tuple[str, ...] = ()
 
     @property
     def reads_clock(self) -> tuple[Reads, ...]:

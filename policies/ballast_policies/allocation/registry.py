@@ -117,6 +117,7 @@ POLICIES = Registry(
             space_sharing=SpaceSharing.NEVER,
             proves_gap=False,
             surplus=Surplus.SHORTEST,
+            imports=("scipy.optimize",),
         ),
         "gandiva": Policy(
             summary="random pairs that pay stay together, equal time for all (OSDI 2018): a baseline, "
@@ -148,6 +149,7 @@ POLICIES = Registry(
             objective=strategy_proof.objective,
             space_sharing=SpaceSharing.NEVER,
             takes_configurations=True,
+            imports=("scipy.sparse",),
         ),
     },
 )
@@ -166,6 +168,15 @@ def find_policy(name: str) -> Policy:
     if ":" in name:
         return named_policy(name)
     return POLICIES.find(name, ProblemError)
+
+
+def imports_of(policy: str, problem: Problem) -> frozenset[str]:
+    """Large modules that the first such allocation imports. This imports none of these, nor any policy."""
+    row = POLICIES.builtin.get(policy)
+    if row is None:
+        return frozenset({"cvxpy"})
+    of_several_types = any(len(each.gpus) > 1 for job in problem.jobs for each in job.configurations)
+    return frozenset(row.imports) | ({"scipy.sparse"} if of_several_types else frozenset())
 
 
 def allocate(

@@ -1,5 +1,6 @@
 """What a policy's row says that it reads is what its answer depends on, and nothing else."""
 
+import builtins
 import dataclasses
 import functools
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 from ballast_policies.allocation.policy import Reads
 from ballast_policies.allocation.problem import Entity, Job, Problem
-from ballast_policies.allocation.registry import POLICIES, allocate
+from ballast_policies.allocation.registry import POLICIES, allocate, imports_of
+
+from tests.policies.allocation.configurations.instances import problem_of
 
 SEEDS = range(8)
 TYPES = ("a", "b", "c")
@@ -102,3 +105,27 @@ def test_a_policy_reads_what_its_row_says(policy, what):
 def test_a_policy_compares_speeds_where_its_row_says_so(policy):
     """A job whose every speed is multiplied keeps its shares under the others."""
     assert depends(policy, "speeds") == POLICIES[policy].compares_speeds
+
+
+@pytest.mark.parametrize("policy", POLICIES.builtin)
+def test_a_policy_imports_what_its_row_says(policy, monkeypatch):
+    """An allocation imports these of scipy and cvxpy and no others; gangs on several types, scipy.sparse."""
+    imported = set()
+    importing = builtins.__import__
+
+    def recorded(name, globals=None, locals=None, fromlist=(), level=0):
+        if (globals or {}).get("__name__", "").startswith("ballast_policies"):
+            for found in (name, *(f"{name}.{each}" for each in fromlist or ())):
+                imported.update({found} & {"cvxpy", "scipy.optimize", "scipy.sparse"})
+        return importing(name, globals, locals, fromlist, level)
+
+    problems = [random_problem(np.random.default_rng(0))]
+    if POLICIES[policy].takes_configurations:
+        problems.append(problem_of("mixed types", 1))
+    for problem in problems:
+        imported.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(builtins, "__import__", recorded)
+            allocate(policy, problem)
+        assert imported == imports_of(policy, problem)
+    assert imports_of("my_policies:longest_first", problems[0]) == {"cvxpy"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from ballast_policies.allocation.greedy import greedy
 from ballast_policies.allocation.problem import Allocation, Problem
-from ballast_policies.allocation.registry import POLICIES
+from ballast_policies.allocation.registry import imports_of
 
 from ballast_operator.allocator.solving.solver_process import HEADER, encode, preparation
 from ballast_operator.api.policy_conditions import PolicyReason
@@ -56,7 +56,7 @@ class Solver:
         self._settings = settings
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
-        self._has_cvxpy = False
+        self._imported: set[str] = set()
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> "Solver":
@@ -90,9 +90,9 @@ class Solver:
             try:
                 async with asyncio.timeout(self._settings.start_seconds):
                     process = await self._started()
-                    if policy not in POLICIES.builtin and not self._has_cvxpy:
-                        await self._ask(process, preparation("cvxpy"), self._settings.start_seconds)
-                        self._has_cvxpy = True
+                    if missing := imports_of(policy, problem) - self._imported:
+                        await self._ask(process, preparation(*missing), self._settings.start_seconds)
+                        self._imported |= missing
                 asked = time.monotonic()
                 answer = await self._ask(process, (policy, problem, dict(options or {})), limit)
             except asyncio.CancelledError:
@@ -162,7 +162,7 @@ class Solver:
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        self._has_cvxpy = False
+        self._imported.clear()
         await _receive(self._process)
         logger.info("solver process started pid=%d", self._process.pid)
         return self._process

@@ -45,9 +45,6 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the questions end."""
     from ballast_policies.allocation.registry import allocate
 
-    # What policies import when they need it, before the clock of a question's time limit runs.
-    for module in ("scipy.optimize", "scipy.sparse"):
-        importlib.import_module(module)
     last: dict[tuple[str, str], Allocation] = {}
     answers.write(encode("ready"))
     answers.flush()

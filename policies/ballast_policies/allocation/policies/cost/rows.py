@@ -52,6 +52,7 @@ COST_POLICIES = {
         space_sharing=SpaceSharing.NEVER,
         takes_configurations=True,
         surplus=Surplus.COST,
+        imports=("scipy.optimize", "scipy.sparse"),
     ),
     "max-min-fairness-per-dollar": Policy(
         summary="maximise the least `throughput(m, X) cost_m / w_m`, cost_m the USD of a step on the "
