@@ -63,8 +63,8 @@ class Question:
     inputs: CompletedProblem
     classes: PriceClasses
     problem: Problem
-    structure: str
-    values: str
+    structure: tuple[object, ...]
+    values: list[list[object]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,10 @@ class Decider:
             inputs=inputs,
             classes=classes,
             problem=asked.problem,
-            structure=f"{policy.metadata.generation} "
-            + structure(name, asked, snapshot.unmeasured, moment=moment),
+            structure=(
+                policy.metadata.generation,
+                *structure(name, asked, snapshot.unmeasured, moment=moment),
+            ),
             values=values(name, asked.problem),
         )
 

@@ -212,7 +212,7 @@ class TrainingJobStatus(StatusModel):
     @property
     def finished(self) -> bool:
         """Succeeded, or failed for good."""
-        return self.is_true(JobCondition.SUCCEEDED) or self.is_true(JobCondition.FAILED)
+        return any(condition.type in _ENDS and condition.is_true for condition in self.conditions)
 
     @property
     def counted_restarts(self) -> int:
@@ -239,6 +239,8 @@ class TrainingJobStatus(StatusModel):
             return JobState.REPACKING
         return JobState.RUNNING
 
+
+_ENDS = frozenset({JobCondition.SUCCEEDED, JobCondition.FAILED})
 
 COUNTED_CAUSES = frozenset(cause.value for cause in Cause if cause.counts)
 """Keys of ``restarts`` that count toward ``backoffLimit``."""

@@ -6,8 +6,10 @@ steps per second of the whole gang; times in seconds; capacity in GPUs; prices i
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from ballast_policies.allocation.start import Start
 from ballast_policies.configuration import Configuration
@@ -84,12 +86,25 @@ class Job:
         if self.deadline is not None and not math.isfinite(self.deadline):
             raise ProblemError(f"{where}.deadline: {self.deadline} must be finite. To fix: leave it out")
 
+    # As dataclasses do it, without a look at each field: a decision sends thousands of jobs to the solver.
+    def __getstate__(self) -> tuple[Any, ...]:
+        state: tuple[Any, ...] = _STATE(self)
+        return state
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        for name, value in zip(_FIELDS, state, strict=True):
+            object.__setattr__(self, name, value)
+
     def _check_configurations(self, where: str) -> None:
         if self.throughput or self.gpus != 1:
             raise ProblemError(
                 f"{where}.configurations: they state GPUs and speed. To fix: leave out throughput and gpus"
             )
         _refuse_repeated(f"{where}.configurations", [each.name for each in self.configurations])
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Job))
+_STATE = operator.attrgetter(*_FIELDS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ import numpy as np
 from ballast_policies.allocation.problem import Job
 from ballast_policies.rounds.claims import OrderedClaims, Pools, ordered_claims
 from ballast_policies.rounds.explanations import (
+    Explained,
     explain_pinned,
     explain_placement,
-    explain_waiting,
     pool_rooms,
 )
 from ballast_policies.rounds.hysteresis import (
@@ -181,18 +181,13 @@ def _as_round(
     ran, names = state.running, question.names
     extended = tuple(job for job in names if job in ran and placements.get(job) == ran[job])
     column_of = dict(zip(question.pools.names, question.pools.columns, strict=True))
-    rooms = pool_rooms(question.nodes, free)
+    explained = Explained(pool_rooms(question.nodes, free), kept_for)
     reasons = {}
     for name, job in question.jobs.items():
         at = placements.get(name)
         if at is None:
-            reasons[name] = explain_waiting(
-                job,
-                rooms,
-                kept_for,
-                question.not_tolerated.get(name, frozenset()),
-                question.gpus_per_pod.get(name, 1),
-            )
+            barred = question.not_tolerated.get(name, frozenset())
+            reasons[name] = explained.waiting(job, barred, question.gpus_per_pod.get(name, 1))
         elif name in pinned:
             reasons[name] = explain_pinned(at, pinned[name])
         else:

@@ -113,6 +113,27 @@ def explain_waiting(
     return f"waits for {job.gpus} GPUs of one pool{pods}: {where}"
 
 
+class Explained:
+    """The texts of :func:`explain_waiting`: of thousands of jobs that wait, most ask for the same."""
+
+    def __init__(self, rooms: Sequence[PoolRoom], kept_for: Mapping[str, str]) -> None:
+        self._rooms, self._kept_for = rooms, kept_for
+        self._served = frozenset(kept_for.values())
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def waiting(self, job: Job, not_tolerated: frozenset[str], gpus_per_pod: int) -> str:
+        """What the gang lacks."""
+        if job.name in self._served:  # its text alone does not name it
+            return explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod)
+        runs = tuple((gpu_type, rate > 0) for gpu_type, rate in job.throughput.items())
+        asked = (runs, job.gpus, not_tolerated, gpus_per_pod)
+        text = self._known.get(asked)
+        if text is None:
+            text = explain_waiting(job, self._rooms, self._kept_for, not_tolerated, gpus_per_pod)
+            self._known[asked] = text
+        return text
+
+
 def barred_nodes(pool: str, barred: Mapping[str, int], closed: Mapping[str, int]) -> str:
     """``; 2 nodes of pool x have taint ...``: nodes that a gang may not be started on; empty: none.
 

@@ -66,9 +66,11 @@ class Sums:
             from_start: a sum that begins has what its jobs have paid before.
         """
         changed: defaultdict[str, float] = defaultdict(float)
+        seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
         for uid, before in self.by_job.items():
-            seconds = (now - self.at).total_seconds() if self.at is not None else 0.0
             present = by_job.get(uid)
+            if present is not None and present.keys() == before.keys():
+                continue
             for key, amount in before.items():
                 if present is None:
                     changed[key] += amount + self.per_second.get(uid, {}).get(key, 0.0) * seconds
@@ -129,11 +131,12 @@ class Paid:
         rates: dict[str, dict[str, float]] = {}
         team_rates: dict[str, dict[str, float]] = {}
         for view in jobs:
-            team = (view.spec.entity if view.spec is not None else None) or ""
-            gpus[view.uid] = paid = {entry.pool: entry.cost for entry in view.status.pool_costs}
-            data[view.uid] = {entry.pool: entry.data_cost for entry in view.status.pool_costs}
-            by_team[view.uid] = {team: view.status.cost_so_far}
-            allocation, since = view.status.allocation, view.unpaid_since
+            team, status = (view.spec.entity if view.spec is not None else None) or "", view.status
+            gpus[view.uid] = paid = {entry.pool: entry.cost for entry in status.pool_costs}
+            data[view.uid] = {entry.pool: entry.data_cost for entry in status.pool_costs}
+            by_team[view.uid] = {team: status.cost_so_far}
+            allocation = status.allocation
+            since = None if allocation is None else view.unpaid_since
             if allocation is None or since is None:
                 continue
             present = 0.0

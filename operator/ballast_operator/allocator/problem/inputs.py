@@ -11,7 +11,6 @@ A missing value never stops the allocator: it is replaced by a default that cond
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 
 from ballast_policies.allocation.policy import Reads
@@ -169,7 +168,9 @@ def _speed_a_gpu(jobs: tuple[Job, ...], gpu_types: tuple[str, ...]) -> dict[str,
     return {gpu_type: means.get(gpu_type, overall) for gpu_type in gpu_types}
 
 
-def structure(policy: str, inputs: CompletedProblem, unmeasured: frozenset[str], *, moment: float) -> str:
+def structure(
+    policy: str, inputs: CompletedProblem, unmeasured: frozenset[str], *, moment: float
+) -> tuple[object, ...]:
     """Equal while neither the jobs, what they ask for, nor the GPUs change; ``moment`` in epoch seconds.
 
     Speeds, steps and times are not in it: within a round their changes do not call for another solve.
@@ -181,17 +182,17 @@ def structure(policy: str, inputs: CompletedProblem, unmeasured: frozenset[str],
             job.gpus,
             job.weight,
             job.entity,
-            sorted(gpu_type for gpu_type, rate in job.throughput.items() if rate > 0),
+            sorted([gpu_type for gpu_type, rate in job.throughput.items() if rate > 0]),
             job.name in unmeasured,
             None if job.deadline is None else round(moment + job.deadline),
             [(each.name, sorted(each.gpus.items())) for each in job.configurations],
         )
         for job in problem.jobs
     ]
-    return json.dumps([policy, jobs, sorted(problem.capacity.items()), sorted(problem.prices.items())])
+    return policy, jobs, sorted(problem.capacity.items()), sorted(problem.prices.items())
 
 
-def values(policy: str, problem: Problem) -> str:
+def values(policy: str, problem: Problem) -> list[list[object]]:
     """What changes while jobs run, as far as the policy reads it: by two digits, times by three."""
     row = find_policy(policy)
     steps = Reads.STEPS in row.reads
@@ -211,4 +212,4 @@ def values(policy: str, problem: Problem) -> str:
             value = getattr(job, field)
             entry.append(None if value is None else f"{value:.2e}")
         jobs.append(entry)
-    return json.dumps(jobs)
+    return jobs

@@ -222,9 +222,9 @@ def take_snapshot(
         if one.view.key in tenants.refused
     ]
     admitted = [
-        dataclasses.replace(one, gpus=tenants.gpus[one.view.key])
+        one if one.gpus == gpus else dataclasses.replace(one, gpus=gpus)
         for one in admitted
-        if one.view.key in tenants.gpus
+        if (gpus := tenants.gpus.get(one.view.key)) is not None
     ]
     requests = [one.request(capacity.node_sizes) for one in admitted]
     speeds = measurements.estimates(requests, capacity.gpu_types)

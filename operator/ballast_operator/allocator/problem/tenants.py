@@ -62,6 +62,8 @@ def admit_tenants(
         jobs: all there are.
         shrinkable: running jobs that can give back what they hold beyond that size.
     """
+    if _limits_nothing(tenants, len(admitted)):
+        return Tenancy(gpus={view.key: gpus for view, gpus in admitted}, refused={}, rooms=TenantRooms())
     limited = tenants.each_namespace.max_gpus is not None or any(
         own.max_gpus is not None for own in tenants.namespaces.values()
     )
@@ -93,6 +95,13 @@ def admit_tenants(
         },
         rooms=_rooms(tenants, found, asked, jobs),
     )
+
+
+def _limits_nothing(tenants: Tenants, jobs: int) -> bool:
+    """Whether all of so few jobs take part, whoever they belong to."""
+    every = tenants.each_namespace
+    of_gpus = tenants.namespaces or every.max_gpus is not None or every.max_running_jobs is not None
+    return not of_gpus and jobs <= every.max_waiting_jobs
 
 
 def _rooms(

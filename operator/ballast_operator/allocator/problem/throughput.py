@@ -162,19 +162,26 @@ class Measurements:
                     rates[gpu_type][JobType(name=kind, gpus=stages)] = estimate.steps_per_second
         types: dict[str, JobType] = {}
         own: dict[str, dict[str, Estimate]] = {}
-        profiled: set[JobType] = set()
+        profiled: set[tuple[str, int]] = set()
+        unreported: dict[tuple[str, int], str] = {}
+        like: dict[Key, str] = {}
         for job in wanted:
-            name, known = job_id(job.key), self._kind_of(job)
-            types[name] = job_type = JobType(name=known.variant, gpus=job.stages)
-            if job_type not in profiled:
-                profiled.add(job_type)
+            variant, reported = (self._kind_of(job).variant, job.stages), job.key in self._jobs
+            if not reported and variant in unreported:
+                like[job.key] = unreported[variant]  # what is estimated of it is what is known of its type
+                continue
+            name = like[job.key] = job_id(job.key)
+            types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
+            if variant not in profiled:
+                profiled.add(variant)
                 of_kind = self._packed_kind(job)
                 for gpu_type in gpu_types:
                     prior = self._prior(job, of_kind, gpu_type)
                     if prior is not None:
                         rates[gpu_type][job_type] = prior.steps_per_second
-            reports = self.reported_by(job.key)
-            if reports:
+            if not reported:
+                unreported[variant] = name
+            elif reports := self.reported_by(job.key):
                 found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
                 measured = {t: report for t, report in found.items() if report is not None}
                 own[name] = reconcile_with_spec(job, measured)
@@ -185,7 +192,7 @@ class Measurements:
             own=own,
         )
         estimated = estimator.every_job_alone()
-        return {job.key: estimated[job_id(job.key)] for job in wanted}
+        return {key: estimated[name] for key, name in like.items()}
 
     def _prior(self, job: GangRequest, profile: PackedSpeeds, gpu_type: str) -> Estimate | None:
         """What the spec states or, where it states nothing, what others of the kind have reported."""
