@@ -207,7 +207,7 @@ class Observer:
             avoided=self._avoided_by(key),
             blocked=self._blocked_by(key, metadata["uid"], metadata.get("generation", 0)),
             created=parse(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else None,
-            lacks_rights=self._rights.lack(key, metadata["uid"], status),
+            **self._rights.lacking(key, metadata["uid"], status),
         )
         return view
 
@@ -239,9 +239,9 @@ class Observer:
             self._views.pop(view.key, None)
         return why != view.blocked
 
-    def rights_granted(self, view: JobView) -> None:
-        """What the pods of the job's launch need in order to report has been made."""
-        if self._rights.made(view):
+    def rights_granted(self, view: JobView, *, account_of: int = 0) -> None:
+        """What the pods of the job's launch need has been made; or the account of a launch to come."""
+        if self._rights.account_made(view, account_of) if account_of else self._rights.made(view):
             self._views.pop(view.key, None)
 
     def _blocked_by(self, key: Key, uid: str, generation: int) -> Blocked | None:

@@ -13,16 +13,27 @@ class Rights:
 
     def __init__(self) -> None:
         self._made: dict[Key, tuple[str, int]] = {}
+        self._accounts: dict[Key, tuple[str, int]] = {}
 
     def made(self, view: JobView) -> bool:
         """They are there for the launch of ``view``; says whether that is news."""
         self._made[view.key] = (view.uid, view.launch)
         return view.lacks_rights
 
-    def lack(self, key: Key, uid: str, status: TrainingJobStatus) -> bool:
-        """Whether the job has a launch whose pods may lack them."""
-        return status.allocation is not None and self._made.get(key) != (uid, status.allocation.launch)
+    def account_made(self, view: JobView, launch: int) -> bool:
+        """The service account is there for a launch that is being written; says whether that is news."""
+        news = self._accounts.get(view.key) != (view.uid, launch)
+        self._accounts[view.key] = (view.uid, launch)
+        return news
+
+    def lacking(self, key: Key, uid: str, status: TrainingJobStatus) -> dict[str, bool]:
+        """Fields of the job's view: what the pods of its launch may lack; nothing where it has none."""
+        if status.allocation is None or self._made.get(key) == (uid, status.allocation.launch):
+            return {}
+        account = self._accounts.get(key) == (uid, status.allocation.launch)
+        return {"lacks_rights": True, "lacks_account": not account}
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
         self._made.pop(key, None)
+        self._accounts.pop(key, None)

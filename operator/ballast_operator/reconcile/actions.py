@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from typing import Any
 
 from ballast_policies.contract import Plan, plan_config_map_name
 
@@ -55,16 +56,18 @@ async def carry_out_all(
 
     async def in_order(groups: Iterable[Sequence[Action]]) -> None:
         for batch in groups:
-            await _together(carry_out(cluster, caches, view, action, now=now) for action in batch)
+            await together(*(carry_out(cluster, caches, view, action, now=now) for action in batch))
 
-    await _together([in_order(batches(rest)), in_order([action] for action in beside)])
+    await together(in_order(batches(rest)), in_order([action] for action in beside))
 
 
-async def _together(works: Iterable[Awaitable[None]]) -> None:
+async def together(*works: Awaitable[Any]) -> list[Any]:
     """All at the same time; the error of the first that failed is raised once all have ended."""
-    for result in await asyncio.gather(*works, return_exceptions=True):
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             raise result
+    return results
 
 
 async def carry_out(cluster: Cluster, caches: Caches, view: JobView, action: Action, *, now: Time) -> None:

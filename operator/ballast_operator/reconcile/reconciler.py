@@ -11,7 +11,15 @@ from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.read import read_job_status, unknown_fields
 from ballast_operator.api.training_job_status import TrainingJobStatus
-from ballast_operator.errors import Forbidden, NameTaken, NotFound, NotLeader, Rejected, Unavailable
+from ballast_operator.errors import (
+    Forbidden,
+    NameTaken,
+    NotFound,
+    NotLeader,
+    OperatorError,
+    Rejected,
+    Unavailable,
+)
 from ballast_operator.kube.client import Cluster
 from ballast_operator.kube.kinds import JOB, LEASE, POD, Key, Object
 from ballast_operator.metrics import Metrics
@@ -23,7 +31,7 @@ from ballast_operator.observation.status_changes import (
     reconciled,
     status_content,
 )
-from ballast_operator.reconcile.actions import carry_out_all
+from ballast_operator.reconcile.actions import carry_out_all, together
 from ballast_operator.reconcile.new_nodes import not_reached, older_nodes
 from ballast_operator.reconcile.pod_checks import PodChecks
 from ballast_operator.reconcile.room import why_no_room
@@ -115,7 +123,7 @@ class Reconciler:
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             self._avoid_nodes(view, result)
             # 4. Report.
-            again = await self._report(view, item, result)
+            again, _ = await together(self._report(view, item, result), self._prepare(view, result))
             self._observer.holders.reservations.pop(key, None)
         except Unavailable:
             self._unanswered.add(key)  # a launch may have been written: its GPUs stay reserved
@@ -134,6 +142,15 @@ class Reconciler:
             return
         if after.ending.cause is Cause.NOT_BOUND:
             self._observer.avoid(view.key, not_reached(view, before, self._board.pools))
+
+    async def _prepare(self, view: JobView, result: StepResult) -> None:
+        """Make what the launch that is being written needs first; what fails, the next pass tells."""
+        allocation = result.status.allocation
+        if not result.meanwhile or allocation is None:
+            return
+        with contextlib.suppress(OperatorError):
+            await carry_out_all(self._cluster, self._observer.caches, view, result.meanwhile, self._clock())
+            self._observer.rights_granted(view, account_of=allocation.launch)
 
     async def _look_at_pods(self, view: JobView) -> JobView | None:
         """The job with what keeps its pods from being made, if anything does; None: it is gone."""

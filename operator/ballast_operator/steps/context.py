@@ -82,6 +82,7 @@ class StepResult:
     Attributes:
         actions: to carry out in this order; each is safe to repeat.
         status: to write after the actions, if it differs.
+        meanwhile: made while the status is written; the next pass makes what this one could not.
         write_later: the allocator's decision is due, and its status contains all of this one.
         requeue_after_seconds: look again after this long even if nothing changes; None: only on a change.
         allocate: the allocator has something new to decide on.
@@ -92,6 +93,7 @@ class StepResult:
 
     status: TrainingJobStatus
     actions: tuple[Action, ...] = ()
+    meanwhile: tuple[Apply, ...] = ()
     requeue_after_seconds: float | None = None
     allocate: bool = False
     write_later: bool = False

@@ -116,16 +116,18 @@ def ranks_of(
 def _rights(context: ReconcileContext) -> tuple[Apply, ...]:
     """What the launch's pods need in order to report; nothing where that is known to be there.
 
-    No pod can be made without its service account. The rest is made beside the pods: before the API server
-    takes a role or a binding it reads all bindings of the namespace, which takes seconds while it is busy.
-    A binding comes after its role, which has to be there and the job's own.
+    No pod can be made without its service account; the launch has made it where it could. The rest is made
+    beside the pods: before the API server takes a role or a binding it reads all bindings of the namespace,
+    which takes seconds while it is busy. A binding comes after its role, which has to be there and the job's
+    own.
     """
     view = context.view
     if not view.lacks_rights:
         return ()
     account, *access = access_objects(view)
     lease = LEASE, lease_object(view, context.settings.heartbeat_seconds)
-    return (Apply(*account), *(Apply(kind, body, beside=True) for kind, body in (lease, *access)))
+    first = (Apply(*account),) if view.lacks_account else ()
+    return (*first, *(Apply(kind, body, beside=True) for kind, body in (lease, *access)))
 
 
 def _creations(context: ReconcileContext, missing: tuple[str, ...]) -> tuple[CreatePod, ...]:

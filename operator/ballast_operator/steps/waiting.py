@@ -10,7 +10,8 @@ from ballast_operator.api.cause import Cause
 from ballast_operator.api.conditions import JobCondition, JobReason
 from ballast_operator.api.job_allocation import AllocationPart, JobAllocation
 from ballast_operator.api.training_job_status import Decision, TrainingJobStatus
-from ballast_operator.steps.context import ReconcileContext, StepResult, with_condition
+from ballast_operator.desired.access import access_objects
+from ballast_operator.steps.context import Apply, ReconcileContext, StepResult, with_condition
 from ballast_operator.steps.observed import seconds_left
 from ballast_operator.views.assignment import Assignment
 from ballast_operator.views.clock import show
@@ -141,8 +142,10 @@ def launch(context: ReconcileContext, gang: Gang) -> StepResult:
         JobReason.PODS_STARTING,
         f"0 of {len(gang.pods)} pods run",
     )
+    account, *_ = access_objects(context.view)
     return StepResult(
         status=status,
+        meanwhile=(Apply(*account),),  # it holds no GPUs
         requeue_after_seconds=0.0,
         metric_increments=tuple(("launches", part.pool, 1) for part in placement.by_pool),
     )

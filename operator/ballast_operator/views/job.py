@@ -56,6 +56,7 @@ class JobView:
         avoided: nodes on which its pods did not run in time lately.
         blocked: why it is not launched, whatever GPUs are free; None: it may be.
         lacks_rights: its launch's pods may lack what they need in order to report.
+        lacks_account: and their service account, too.
     """
 
     key: Key
@@ -75,6 +76,7 @@ class JobView:
     avoided: frozenset[str] = frozenset()
     blocked: Blocked | None = None
     lacks_rights: bool = False
+    lacks_account: bool = False
 
     def hold(self, now: Time) -> Hold | None:
         """Why the job must hold no GPUs; None: it may."""

@@ -16,7 +16,7 @@ def launched(*, plan=None):
 
 
 def lacking_rights(view):
-    return dataclasses.replace(view, lacks_rights=True)
+    return dataclasses.replace(view, lacks_rights=True, lacks_account=True)
 
 
 def test_a_launch_creates_what_pods_need_and_every_pod():
@@ -28,6 +28,13 @@ def test_a_launch_creates_what_pods_need_and_every_pod():
     pods = [action.body["metadata"]["name"] for action in result.actions if isinstance(action, CreatePod)]
     assert pods == list(PODS)
     assert conditions(result)["Running"] == (False, "PodsStarting")
+
+
+def test_a_service_account_that_the_launch_has_made_is_not_made_again():
+    """It was made while the launch's status was written; the rest is made beside the pods."""
+    view = dataclasses.replace(lacking_rights(without_pods(launched())), lacks_account=False)
+    needed = [a.kind.kind for a in take_step(a_context(view)).actions if isinstance(a, Apply)]
+    assert needed == ["Lease", "Role", "RoleBinding"]
 
 
 def test_a_complete_gang_that_may_lack_rights_is_given_them_before_its_plan():
