@@ -91,3 +91,14 @@ def test_gpus_of_a_suspended_job_count_until_its_pods_are_gone():
     view = waiting()
     found = admit_tenants(tenants({"maxGpus": 4}), [(view, 4)], [view, running("suspended")])
     assert found.gpus[view.key] == 2
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 3])
+@pytest.mark.parametrize("most", [0, 2, 3, 10_000])
+def test_where_nothing_can_be_reached_all_take_part(jobs, most):
+    """What a limit far from everybody says is what no look at the limits says, at the limit itself too."""
+    views = [waiting(f"w{number}") for number in range(jobs)]
+    plain = admitted(tenants({"maxWaitingJobs": most}), *views)
+    looked_at = admitted(tenants({"maxWaitingJobs": most}, other={"maxGpus": 1}), *views)
+    assert (plain.gpus, plain.refused) == (looked_at.gpus, looked_at.refused)
+    assert len(plain.gpus) == min(jobs, most)
