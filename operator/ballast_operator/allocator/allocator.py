@@ -81,7 +81,7 @@ class Allocator:
         self._seen: deque[JobView] = deque(maxlen=MOST_REPORTS)
         self.decider = Decider(metrics)
         self.pace = Pace(settings.debounce_seconds)
-        self._last_solve: tuple[tuple[str, str], Solve] | None = None
+        self._last_solve: tuple[tuple[object, object], Solve] | None = None
         self._next_round: float | None = None
         self._next_read: float | None = None
         self._next_growth: float | None = None

@@ -123,6 +123,7 @@ class Reconciler:
                 result = refused(view, error, now=self._clock(), settings=self._settings)
             self._avoid_nodes(view, result)
             # 4. Report.
+            again: float | None
             again, _ = await together(self._report(view, item, result), self._prepare(view, result))
             self._observer.holders.reservations.pop(key, None)
         except Unavailable:

@@ -12,12 +12,10 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from ballast_policies.contract import Plan
 from ballast_policies.contract.limits import MOST_RATE
-from ballast_policies.rounds import mixed_name
 from ballast_policies.throughput.by_size import rounded
 from ballast_policies.throughput.estimator import Estimator
-from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_speeds, placed_name, speed_on
+from ballast_policies.throughput.placed import PackedSpeeds, bounded, packed_speeds, speed_on
 from ballast_policies.throughput.table import JobType, ThroughputTable
 from ballast_policies.throughput.track import Estimate
 
@@ -31,7 +29,7 @@ from ballast_operator.allocator.problem.size_speeds import (
     size_ratio,
     stated,
 )
-from ballast_operator.allocator.problem.speeds.kinds import kind_of, variant_of
+from ballast_operator.allocator.problem.speeds.kinds import kind_of, measured_on, variant_of
 from ballast_operator.allocator.problem.speeds.node_sizes import NodeSizes
 from ballast_operator.allocator.problem.speeds.requests import (
     NO_NODES,
@@ -39,7 +37,6 @@ from ballast_operator.allocator.problem.speeds.requests import (
     as_prior,
     reconcile_with_spec,
 )
-from ballast_operator.api.job_allocation import JobAllocation
 from ballast_operator.kube.kinds import Key, job_id
 from ballast_operator.views.job import JobView
 from ballast_operator.views.spec import JobSpec
@@ -166,11 +163,11 @@ class Measurements:
         unreported: dict[tuple[str, int], str] = {}
         like: dict[Key, str] = {}
         for job in wanted:
-            variant, reported = (self._kind_of(job).variant, job.stages), job.key in self._jobs
-            if not reported and variant in unreported:
-                like[job.key] = unreported[variant]  # what is estimated of it is what is known of its type
+            own_name, variant = job_id(job.key), (self._kind_of(job).variant, job.stages)
+            name = own_name if job.key in self._jobs else unreported.setdefault(variant, own_name)
+            like[job.key] = name
+            if name in types:  # what is estimated of it is what is known of its type
                 continue
-            name = like[job.key] = job_id(job.key)
             types[name] = job_type = JobType(name=variant[0], gpus=variant[1])
             if variant not in profiled:
                 profiled.add(variant)
@@ -179,9 +176,7 @@ class Measurements:
                     prior = self._prior(job, of_kind, gpu_type)
                     if prior is not None:
                         rates[gpu_type][job_type] = prior.steps_per_second
-            if not reported:
-                unreported[variant] = name
-            elif reports := self.reported_by(job.key):
+            if reports := self.reported_by(job.key):
                 found = {t: self._own(job, self._packed(job, reports), t) for t in gpu_types}
                 measured = {t: report for t, report in found.items() if report is not None}
                 own[name] = reconcile_with_spec(job, measured)
@@ -293,14 +288,3 @@ class Measurements:
             known = _Kind(spec=job.spec, name=kind_of(job.spec), variant=variant_of(job.spec))
             self._kind_by_job[job.key] = known
         return known
-
-
-def measured_on(allocation: JobAllocation, plan: Plan) -> str:
-    """Under which name the gang's speed is remembered: its GPU type with the number of its nodes.
-
-    The speed of a gang in several pools counts for none of their types: it has those of its parts' counts.
-    """
-    if allocation.parts:
-        return mixed_name(allocation.by_pool)
-    node_of = allocation.node_of
-    return placed_name(allocation.gpu_type, len({node_of[pod] for pod in plan.pods if pod in node_of}))
